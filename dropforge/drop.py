@@ -1,0 +1,157 @@
+"""A drop: one upload under `drops/FAMILY/DROP/`, complete when its `_SUCCESS` object exists.
+
+The identity is a function of the bytes: the same files again, under whatever name, are the same drop.
+Bucket, prefix, version ids and times are provenance.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dropforge import layout
+from dropforge.errors import DataError
+from dropforge.store import ObjectInfo, Store
+
+
+class DropFile(BaseModel):
+    """One file of a drop. `content` names the bytes: `sha256:HEX`, or `etag:TAG` where no checksum is known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    size: int
+    content: str
+    etag: str
+    version_id: str | None = None
+
+
+class SuccessEntry(BaseModel):
+    """One line of a `_SUCCESS` that lists the drop's files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    key: str
+    size: int = Field(ge=0)
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+
+
+class Drop(BaseModel):
+    """A complete drop, as the ledger keeps it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    family: str
+    drop: str
+    id: str
+    bucket: str
+    files: tuple[DropFile, ...]
+
+    @property
+    def prefix(self) -> str:
+        return layout.drop_prefix(self.family, self.drop)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def data_files(self) -> tuple[DropFile, ...]:
+        """The files that hold rows."""
+        return tuple(file for file in self.files if file.key != layout.RECIPE)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        return cls.model_validate_json(data)
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(indent=1).encode()
+
+
+def identity(files: Iterable[DropFile]) -> str:
+    """The drop's identity: 32 hexadecimal digits over the sorted (relative key, size, content)."""
+    lines = sorted((file.key, file.size, file.content) for file in files)
+    return hashlib.sha256(json.dumps(lines, ensure_ascii=False).encode()).hexdigest()[:32]
+
+
+def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
+    """Read a `_SUCCESS` object: None when it is empty, else its files by relative key.
+
+    :raises DataError: if it is neither empty nor such a list.
+    """
+    if not data.strip():
+        return None
+    try:
+        entries = [SuccessEntry.model_validate(item) for item in json.loads(data)]
+    except (ValueError, TypeError, ValidationError) as error:
+        raise DataError(
+            layout.SUCCESS,
+            f"it is neither empty nor a JSON list of files with key, size and sha256 ({error})",
+            'Write it empty, or as [{"key": "a.jsonl", "size": 12, "sha256": "..."}]',
+        ) from error
+    return {entry.key: entry for entry in entries}
+
+
+def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
+    """Look at a drop in the store and check that it is complete.
+
+    :raises DataError: if `_SUCCESS` is missing or broken, a listed file is missing or has another size or checksum,
+        or there is no file with rows.
+    """
+    prefix = layout.drop_prefix(family, name)
+    found = {info.key.removeprefix(prefix): info for info in store.list(prefix) if not info.key.endswith("/")}
+    if found.pop(layout.SUCCESS, None) is None:
+        raise DataError(
+            f"drop {family}/{name}",
+            f"there is no {layout.SUCCESS} yet",
+            f"Upload {layout.SUCCESS} as its last object",
+        )
+    listed = parse_success(store.get(prefix + layout.SUCCESS))
+    names = sorted(found if listed is None else listed)
+    for key in names:
+        if key not in found:
+            raise DataError(
+                f"drop {family}/{name}",
+                f"{layout.SUCCESS} lists {key!r}, which is not there",
+                f"Upload the file, then {layout.SUCCESS} again",
+            )
+    files = tuple(_drop_file(store, prefix, found[key], key, (listed or {}).get(key)) for key in names)
+    drop = Drop(family=family, drop=name, id=identity(files), bucket=bucket, files=files)
+    if not drop.data_files:
+        raise DataError(
+            f"drop {family}/{name}", "it holds no file with rows", f"Upload the data before {layout.SUCCESS}"
+        )
+    return drop
+
+
+def _drop_file(store: Store, prefix: str, info: ObjectInfo, key: str, entry: SuccessEntry | None) -> DropFile:
+    head = store.stat(prefix + key) or info
+    checksum = base64.b64decode(head.sha256).hex() if head.sha256 and "-" not in head.sha256 else None
+    if entry is not None and (entry.size != head.size or (checksum and entry.sha256 not in {None, checksum})):
+        raise DataError(
+            f"file {key!r} of the drop",
+            f"{layout.SUCCESS} promises {entry.size} bytes and {entry.sha256 or 'no checksum'},"
+            f" the object has {head.size} and {checksum or 'no checksum'}",
+            f"Upload the file again, then {layout.SUCCESS}",
+        )
+    known = (entry.sha256 if entry else None) or checksum
+    content = f"sha256:{known}" if known else f"etag:{head.etag}"
+    return DropFile(key=key, size=head.size, content=content, etag=head.etag, version_id=head.version_id)
+
+
+def partition_key(bucket_alias: str, drop: Drop) -> str:
+    """The key of the drop's partition event: `BUCKET_ALIAS/FAMILY/DROP/ID`."""
+    return f"{bucket_alias}/{drop.family}/{drop.drop}/{drop.id}"
+
+
+def parse_partition_key(key: str) -> Mapping[str, Any]:
+    """:raises DataError: if `key` is not a drop's partition key."""
+    parts = key.split("/")
+    if len(parts) != 4:
+        raise DataError(f"partition key {key!r}", "it is not BUCKET/FAMILY/DROP/ID", "Start the run from a drop")
+    return {"bucket_alias": parts[0], "family": parts[1], "drop": parts[2], "id": parts[3]}

@@ -1,0 +1,27 @@
+"""The one error that is meant for a person: it names the thing, the cause and the mend."""
+
+from __future__ import annotations
+
+
+class DropforgeError(Exception):
+    """Something a person can mend.
+
+    :param thing: what is wrong, by name ("recipe key `train.learning_rat`").
+    :param cause: why it is wrong.
+    :param mend: what to do about it.
+    """
+
+    def __init__(self, thing: str, cause: str, mend: str) -> None:
+        super().__init__(f"{thing}: {cause}. {mend}")
+        self.thing, self.cause, self.mend = thing, cause, mend
+
+    def __reduce__(self) -> tuple[type[DropforgeError], tuple[str, str, str]]:
+        return type(self), (self.thing, self.cause, self.mend)
+
+
+class RecipeError(DropforgeError):
+    """A recipe that cannot be read, or that asks for what cannot work."""
+
+
+class DataError(DropforgeError):
+    """A drop or dataset that cannot be used."""

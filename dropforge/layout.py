@@ -1,0 +1,152 @@
+"""Where everything lies in the bucket: the only module that spells an S3 key.
+
+::
+
+    drops/FAMILY/DROP/...                    what people upload; complete when _SUCCESS exists
+    ledger/inbox/DIGEST.json                 a queue message that intake has not worked through yet
+    ledger/drops/FAMILY/ID.json              one object per complete drop: the truth
+    ledger/pending/FAMILY/ID.json            the drop is waiting for a run
+    ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
+    datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
+    datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
+    runs/RUN/run.json, checkpoints/, report.json, evaluation.json, model/
+    mlflow/                                  MLflow's artifacts
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dropforge.errors import DataError
+
+DROPS = "drops/"
+SUCCESS = "_SUCCESS"
+RECIPE = "recipe.yaml"
+INBOX = "ledger/inbox/"
+PENDING = "ledger/pending/"
+
+_FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?")
+_DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class DropName(NamedTuple):
+    """The two names in a drop's prefix."""
+
+    family: str
+    drop: str
+
+
+def check_family(family: str) -> str:
+    """Return `family` if it can name a registered model, a key prefix and a Kubernetes label.
+
+    :raises DataError: otherwise.
+    """
+    if not _FAMILY.fullmatch(family):
+        raise DataError(
+            f"family {family!r}",
+            "a family is 1 to 48 lower-case letters, digits and hyphens, with no hyphen at its ends",
+            "Choose a name such as `support-answers`",
+        )
+    return family
+
+
+def check_drop(drop: str) -> str:
+    """Return `drop` if it is a valid name of a drop.
+
+    :raises DataError: otherwise.
+    """
+    if not _DROP.fullmatch(drop):
+        raise DataError(
+            f"drop {drop!r}",
+            "a drop's name is 1 to 100 letters, digits, dots, hyphens and underscores, first a letter or digit",
+            "Choose a name such as `2026-11-21`",
+        )
+    return drop
+
+
+def drop_prefix(family: str, drop: str) -> str:
+    return f"{DROPS}{check_family(family)}/{check_drop(drop)}/"
+
+
+def success_key(family: str, drop: str) -> str:
+    return drop_prefix(family, drop) + SUCCESS
+
+
+def parse_drop_key(key: str) -> tuple[DropName, str] | None:
+    """Split a decoded object key into the drop's names and the file's relative key.
+
+    Returns None for a key that lies outside every drop, a folder marker included.
+    """
+    if not key.startswith(DROPS):
+        return None
+    parts = key.removeprefix(DROPS).split("/", 2)
+    if len(parts) != 3 or not parts[2]:
+        return None
+    family, drop, relative = parts
+    if not _FAMILY.fullmatch(family) or not _DROP.fullmatch(drop):
+        return None
+    return DropName(family, drop), relative
+
+
+def inbox_key(digest: str) -> str:
+    return f"{INBOX}{digest}.json"
+
+
+def ledger_key(family: str, drop_id: str) -> str:
+    return f"ledger/drops/{family}/{drop_id}.json"
+
+
+def pending_key(family: str, drop_id: str) -> str:
+    return f"{PENDING}{family}/{drop_id}.json"
+
+
+def claims_prefix(family: str, drop_id: str) -> str:
+    return f"ledger/claims/{family}/{drop_id}/"
+
+
+def claim_key(family: str, drop_id: str, counter: int) -> str:
+    return f"{claims_prefix(family, drop_id)}{counter}.json"
+
+
+def dataset_prefix(family: str, digest: str) -> str:
+    return f"datasets/{family}/{digest}/"
+
+
+def manifest_key(family: str, digest: str) -> str:
+    return dataset_prefix(family, digest) + "manifest.json"
+
+
+def shard_key(family: str, sha256: str) -> str:
+    return f"datasets/{family}/shards/{sha256}.parquet"
+
+
+def run_prefix(run: str) -> str:
+    return f"runs/{run}/"
+
+
+def run_key(run: str) -> str:
+    return run_prefix(run) + "run.json"
+
+
+def report_key(run: str) -> str:
+    return run_prefix(run) + "report.json"
+
+
+def evaluation_key(run: str) -> str:
+    return run_prefix(run) + "evaluation.json"
+
+
+def model_prefix(run: str) -> str:
+    return run_prefix(run) + "model/"
+
+
+def checkpoints_prefix(run: str) -> str:
+    return run_prefix(run) + "checkpoints/"
+
+
+def checkpoint_prefix(run: str, step: int) -> str:
+    return f"{checkpoints_prefix(run)}step-{step}/"
+
+
+MLFLOW_ARTIFACTS = "mlflow/"

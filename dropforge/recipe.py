@@ -1,0 +1,213 @@
+"""The recipe: what a person asks for, as one strict and frozen model.
+
+Unknown keys are refused with the nearest key (`dropforge.recipes.load`), combinations that cannot work with their
+mend (`dropforge.recipes.rules`). The same model gives the JSON schema of the form in Airflow's UI.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of the recipe: strict, frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Scratch(Section):
+    """A model made from a config, with a tokenizer trained on the drop: for machines without a hub."""
+
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] = "llama"
+    """Model family."""
+    hidden_size: int = Field(default=128, ge=16, multiple_of=8)
+    """Width of the residual stream."""
+    layers: int = Field(default=4, ge=1)
+    """Number of decoder layers."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads."""
+    vocab_size: int = Field(default=4096, ge=300)
+    """Size of the tokenizer's vocabulary, byte-level BPE."""
+    context: int = Field(default=512, ge=32)
+    """Longest sequence in tokens."""
+
+
+class Base(Section):
+    """The model to start from: exactly one of `model` and `scratch`."""
+
+    model: str | None = None
+    """A Hugging Face id, a local folder, or `s3://...` of a folder with safetensors."""
+    revision: str | None = None
+    """Commit of a Hugging Face id; pin it."""
+    scratch: Scratch | None = None
+    """Make a model from a config instead."""
+
+
+class Data(Section):
+    """Which rows there are and how they are split."""
+
+    eval_fraction: float = Field(default=0.05, gt=0, lt=0.5)
+    """Share of the rows kept for evaluation, by content hash."""
+    split_salt: str = "dropforge"
+    """Changes which rows are evaluation rows."""
+    text_column: str = "text"
+    """Column of plain text in CSV and Parquet files."""
+    max_row_bytes: int = Field(default=8_000_000, ge=1_000)
+    """A longer row is quarantined."""
+
+
+class Curation(Section):
+    """How a drop becomes a dataset version."""
+
+    engine: Literal["embedded"] = "embedded"
+    """Where curation runs."""
+    exact_duplicates: Literal["drop", "keep"] = "drop"
+    """What happens to rows with the same normalised content."""
+    min_rows: int = Field(default=20, ge=2)
+    """Fewer rows after curation are an error."""
+    max_quarantined: float = Field(default=0.2, ge=0, le=1)
+    """A larger share of unreadable rows is an error."""
+    workers: int = Field(default=0, ge=0)
+    """Processes; 0 takes what the machine has."""
+
+
+class Lora(Section):
+    """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685)."""
+
+    r: int = Field(default=8, ge=1)
+    """Rank."""
+    alpha: int = Field(default=16, ge=1)
+    """Scale; the adapter's output is multiplied by alpha / r."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the adapter's input."""
+    targets: Annotated[tuple[str, ...], Field(strict=False)] | Literal["all-linear"] = "all-linear"
+    """Modules to adapt."""
+
+
+class Train(Section):
+    """The training itself. Batch sizes are global: the number of ranks is a detail."""
+
+    method: Literal["full", "lora"] = "full"
+    """Train all weights, or adapters."""
+    lora: Lora = Lora()
+    """Settings of the adapters."""
+    sequence_length: int = Field(default=512, ge=16)
+    """Tokens per packed sequence."""
+    packing: Literal["auto", "off"] = "auto"
+    """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
+    tokens_per_step: int = Field(default=4096, ge=16)
+    """Tokens in one optimizer step over all ranks."""
+    micro_batch: int = Field(default=2, ge=1)
+    """Sequences per forward pass and rank."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the training rows; ignored if `max_steps` is set."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps; wins over `epochs`."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Decay after the warm-up."""
+    warmup: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the steps spent warming up."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """On matrices only; norms, biases and embeddings are left alone."""
+    clip: float = Field(default=1.0, gt=0)
+    """Largest global gradient norm."""
+    seed: int = Field(default=17, ge=0)
+    """Seed of weights, order and dropout."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of forward and backward; master weights are fp32 either way."""
+    loss_on: Literal["answers", "all"] = "answers"
+    """Tokens that count in conversations: the assistant's, or all."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0 evaluates before and after only."""
+    checkpoint_every: int = Field(default=25, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints to keep."""
+
+
+class Compute(Section):
+    """What each pod gets."""
+
+    backend: Literal["local", "kubernetes"] = "local"
+    """`local` runs the same PyTorchJob as processes of this machine."""
+    nodes: int = Field(default=1, ge=1)
+    """Pods of the gang."""
+    processes_per_node: int = Field(default=1, ge=1)
+    """Ranks per pod."""
+    cpus: float = Field(default=1, gt=0)
+    """CPU cores per pod."""
+    memory_gb: float = Field(default=2, gt=0)
+    """Memory per pod in gigabytes."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs per pod; one rank each."""
+    image: str = "dropforge-trainer:latest"
+    """Trainer image; the local backend has no use for it."""
+    namespace: str = "default"
+    """Kubernetes namespace."""
+    grace_seconds: int = Field(default=60, ge=5)
+    """Time between SIGTERM and SIGKILL, for the last checkpoint."""
+    deadline_minutes: int = Field(default=720, ge=1)
+    """Longest run time, waiting not included."""
+    retries: int = Field(default=2, ge=0)
+    """Gangs to start after the first one failed for a reason that a retry can mend."""
+
+
+class Evaluate(Section):
+    """How candidate and champion are measured."""
+
+    max_rows: int = Field(default=2000, ge=1)
+    """Evaluation rows to use, chosen by content key."""
+
+
+class Promote(Section):
+    """When the candidate becomes champion."""
+
+    alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
+    """Alias in MLflow's model registry."""
+    metric: Literal["eval/loss", "eval/perplexity", "eval/accuracy"] = "eval/loss"
+    """Deciding metric."""
+    min_improvement: float = Field(default=0.0, ge=-1, lt=1)
+    """Needed gain over the champion, as a fraction; negative tolerates a regression."""
+    better_than_base: bool = True
+    """The candidate must also beat the model it started from."""
+
+
+class Recipe(Section):
+    """What a person asks for."""
+
+    base: Base
+    """The model to start from."""
+    data: Data = Data()
+    """Rows and split."""
+    curation: Curation = Curation()
+    """From drop to dataset version."""
+    train: Train = Train()
+    """Training."""
+    compute: Compute = Compute()
+    """Pods."""
+    evaluate: Evaluate = Evaluate()
+    """Measurement."""
+    promote: Promote = Promote()
+    """Promotion."""
+
+    def plain(self) -> dict[str, Any]:
+        """The resolved recipe as JSON values, the same for equal recipes."""
+        return self.model_dump(mode="json")
+
+    def flat(self) -> dict[str, str]:
+        """Dotted keys and text values, for MLflow's params."""
+        return dict(_flatten(self.plain()))
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            rows += _flatten(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", str(value)))
+    return rows

@@ -1,0 +1,176 @@
+"""From YAML text to a checked recipe: strict YAML, `extends`, overrides, nearest-key errors.
+
+A recipe of a drop is hostile input: only safe YAML, no aliases (a few lines can expand to gigabytes), no duplicate
+keys, at most 64 KiB, and it may extend shipped presets only, never a path.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from dropforge.errors import RecipeError
+from dropforge.recipe import Recipe
+from dropforge.recipes.rules import check_combinations
+
+_FOLDER = Path(__file__).parent
+_LIMIT = 64 * 1024
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML without aliases, merges and duplicate keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed in a recipe")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.YAMLError(f"key {twice[0]!r} stands twice, line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the shipped presets, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Load a preset by name or a recipe file by path.
+
+    :param overrides: nested values that win over the file.
+    :raises RecipeError: with the key, the cause and the mend.
+    """
+    path = Path(source)
+    if str(source) in presets():
+        path = _FOLDER / f"{source}.yaml"
+    elif not path.is_file():
+        raise RecipeError(
+            f"recipe {str(source)!r}", "it is neither a file nor a preset", f"Presets: {', '.join(presets())}"
+        )
+    return parse_recipe(path.read_bytes(), overrides)
+
+
+def parse_recipe(text: bytes | str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe from YAML text.
+
+    :raises RecipeError: with the key, the cause and the mend.
+    """
+    return build_recipe(merge(resolve(read_yaml(text)), overrides or {}))
+
+
+def build_recipe(values: Mapping[str, Any]) -> Recipe:
+    """Check plain values and freeze them. :raises RecipeError: with the key, the cause and the mend."""
+    _check_keys(values, Recipe)
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise RecipeError(
+            f"recipe key `{key}`",
+            f"{first['msg'][:1].lower()}{first['msg'][1:]}" + (f", not {first['input']!r:.60}"),
+            f"See `dropforge plan --help`; {_describe(key)}",
+        ) from None
+    check_combinations(recipe)
+    return recipe
+
+
+def read_yaml(text: bytes | str) -> dict[str, Any]:
+    """One strict YAML mapping. :raises RecipeError: otherwise."""
+    if len(text) > _LIMIT:
+        raise RecipeError("recipe", f"it is larger than {_LIMIT // 1024} KiB", "A recipe holds settings, not data")
+    try:
+        values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        cause = " ".join(str(error).split())
+        raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Mend the line that is named") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise RecipeError("recipe", "it is not a YAML mapping with text keys", "Begin with `base:`")
+    return values
+
+
+def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Replace `extends: PRESET` by the preset's values, under this recipe's own."""
+    rest = {key: value for key, value in values.items() if key != "extends"}
+    name = values.get("extends")
+    if name is None:
+        return rest
+    if name not in presets():
+        near = difflib.get_close_matches(str(name), presets(), 1)
+        raise RecipeError(
+            "recipe key `extends`",
+            f"there is no preset {name!r}",
+            f"Did you mean {near[0]!r}?" if near else f"Presets: {', '.join(presets())}",
+        )
+    if name in seen:
+        raise RecipeError("recipe key `extends`", f"{' -> '.join([*seen, name])} is a circle", "Break it")
+    return merge(resolve(read_yaml((_FOLDER / f"{name}.yaml").read_bytes()), (*seen, name)), rest)
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values of `over` win; mappings are merged, all else is replaced."""
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        result[key] = merge(below, value) if both else value  # type: ignore[arg-type]
+    # One way to begin replaces the other.
+    if "base" in over and isinstance(over["base"], Mapping) and isinstance(result.get("base"), dict):
+        for mine, other in (("model", "scratch"), ("scratch", "model")):
+            if over["base"].get(mine) is not None and over["base"].get(other) is None:
+                result["base"] = {key: value for key, value in result["base"].items() if key != other}
+    return result
+
+
+def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:
+    known = model.model_fields
+    for key, value in values.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), _paths(model), 1, 0.5)
+            elsewhere = [name for name in _paths(Recipe) if name.rpartition(".")[2] == key]
+            hint = f"{path}{near[0]}" if near else elsewhere[0] if elsewhere else None
+            raise RecipeError(
+                f"recipe key `{path}{key}`",
+                "it is unknown",
+                f"Did you mean `{hint}`?" if hint else f"Known here: {', '.join(known)}",
+            )
+        inner = _section(known[key].annotation)
+        if inner is not None and isinstance(value, Mapping):
+            _check_keys(value, inner, f"{path}{key}.")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    options = [annotation, *getattr(annotation, "__args__", ())]
+    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, info in model.model_fields.items():
+        names.append(prefix + key)
+        inner = _section(info.annotation)
+        if inner is not None:
+            names += _paths(inner, f"{prefix}{key}.")
+    return names
+
+
+def _describe(key: str) -> str:
+    model: type[BaseModel] | None = Recipe
+    text = "the key is not in the model"
+    for part in key.split("."):
+        if model is None or part not in model.model_fields:
+            break
+        text = model.model_fields[part].description or text
+        model = _section(model.model_fields[part].annotation)
+    return f"`{key}`: {text}"

@@ -1,0 +1,61 @@
+"""Combinations of settings that cannot work, each with its mend, refused before any pod exists."""
+
+from __future__ import annotations
+
+from dropforge.errors import RecipeError
+from dropforge.recipe import Recipe
+
+
+def check_combinations(recipe: Recipe) -> None:
+    """:raises RecipeError: for the first combination that cannot work."""
+    base, train, compute = recipe.base, recipe.train, recipe.compute
+    if (base.model is None) == (base.scratch is None):
+        given = "both are given" if base.model else "neither is given"
+        raise RecipeError("recipe keys `base.model` and `base.scratch`", given, "Give exactly one of them")
+    if base.scratch is not None:
+        scratch = base.scratch
+        if train.method == "lora":
+            raise RecipeError(
+                "recipe key `train.method`",
+                "adapters on random weights leave those weights random",
+                "Use `method: full` with `base.scratch`",
+            )
+        if scratch.hidden_size % scratch.heads or (scratch.hidden_size // scratch.heads) % 2:
+            raise RecipeError(
+                "recipe key `base.scratch.heads`",
+                f"{scratch.hidden_size} does not divide into {scratch.heads} heads of even width",
+                "Choose heads so that hidden_size / heads is even",
+            )
+        if train.sequence_length > scratch.context:
+            raise RecipeError(
+                "recipe key `train.sequence_length`",
+                f"{train.sequence_length} is longer than the model's context of {scratch.context}",
+                "Raise `base.scratch.context` or shorten the sequence",
+            )
+    if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
+        raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
+    if train.tokens_per_step < train.sequence_length:
+        raise RecipeError(
+            "recipe key `train.tokens_per_step`",
+            f"{train.tokens_per_step} is less than one sequence of {train.sequence_length}",
+            "Raise it to at least `train.sequence_length`",
+        )
+    ranks = compute.nodes * compute.processes_per_node
+    if train.tokens_per_step // train.sequence_length < ranks:
+        raise RecipeError(
+            "recipe key `train.tokens_per_step`",
+            f"{train.tokens_per_step // train.sequence_length} sequences per step leave some of {ranks} ranks idle",
+            "Raise it, or use fewer ranks",
+        )
+    if compute.gpus and compute.gpus != compute.processes_per_node:
+        raise RecipeError(
+            "recipe key `compute.processes_per_node`",
+            f"{compute.processes_per_node} ranks cannot share {compute.gpus} GPUs one to one",
+            f"Set it to {compute.gpus}",
+        )
+    if compute.backend == "local" and compute.image != Recipe.model_fields["compute"].default.image:
+        raise RecipeError(
+            "recipe key `compute.image`",
+            "the local backend runs no image",
+            "Remove it, or use `backend: kubernetes`",
+        )

@@ -1,0 +1,109 @@
+"""A run: one attempt to make a model, and the contract between the DAG and the trainer.
+
+Standard library only, because the trainer's image has no pydantic. Everything a rank needs is in `run.json`;
+the container gets its address as the one argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from dropforge.errors import DropforgeError
+
+TERMINATION_MESSAGE_LIMIT: Final = 2048  # bytes; the kubelet cuts at 4096 and 12 KiB per pod
+
+
+class ExitCode(IntEnum):
+    """How the trainer ends. Anything else is an unknown failure."""
+
+    DONE = 0
+    BAD_RECIPE = 10
+    BAD_DATA = 11
+    DIVERGED = 12
+    PREEMPTED = 20
+    HARDWARE = 21
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The MLflow run that the DAG opened; the trainer only logs into it."""
+
+    uri: str
+    run_id: str
+    experiment_id: str
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The content of `run.json`.
+
+    :param run: the run's name, a function of what went in (`run_name`).
+    :param recipe: the resolved recipe, as plain values.
+    :param root: address of the run's folder (`s3://BUCKET/runs/RUN` or a path): checkpoints, report and model go there.
+    :param dataset: address of the dataset's `manifest.json`; shard keys are relative to `data_root`.
+    :param drop: provenance: family, drop, id, prefix.
+    :param code: digest of the code that trains; `image` is the image reference it runs in.
+    """
+
+    run: str
+    family: str
+    counter: int
+    root: str
+    data_root: str
+    dataset: str
+    dataset_digest: str
+    recipe: Mapping[str, Any]
+    code: str
+    image: str = ""
+    git: str = ""
+    tracking: Tracking | None = None
+    drop: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> RunSpec:
+        """:raises DropforgeError: if the text is not a run."""
+        try:
+            values = json.loads(data)
+            if values.get("tracking"):
+                values["tracking"] = Tracking(**values["tracking"])
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DropforgeError(
+                "run.json", f"it cannot be read ({error!r})", "Write it with this version of Dropforge"
+            ) from error
+
+
+def run_name(family: str, recipe: Mapping[str, Any], dataset_digest: str, code: str, counter: int = 1) -> str:
+    """The run's name: the same recipe, data, code and counter give the same name."""
+    content = json.dumps([recipe, dataset_digest, code, counter], sort_keys=True, separators=(",", ":"))
+    name = f"{family}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    return name if counter == 1 else f"{name}-{counter}"
+
+
+def job_name(run: str, purpose: str = "") -> str:
+    """A PyTorchJob name for a run: DNS-1035 and short enough for `-worker-999` in a 63-character host name."""
+    tail = hashlib.sha256(f"{run}/{purpose}".encode()).hexdigest()[:10]
+    head = re.sub(r"[^a-z0-9]+", "-", f"{purpose}-{run}".lower()).strip("-")[:38].rstrip("-")
+    return f"{head}-{tail}" if head[:1].isalpha() else f"df-{head[:35].rstrip('-')}-{tail}"
+
+
+def termination_message(
+    code: int, message: str, *, rank: int | None = None, step: int | None = None, steps: int | None = None
+) -> bytes:
+    """The pod's termination message: JSON of at most 2,048 bytes; a long message is cut in its middle."""
+    body: dict[str, Any] = {"exit_code": code, "message": message, "rank": rank, "step": step, "steps": steps}
+    data = json.dumps(body, ensure_ascii=False).encode()
+    while len(data) > TERMINATION_MESSAGE_LIMIT:
+        keep = max(0, len(body["message"]) - (len(data) - TERMINATION_MESSAGE_LIMIT) - 16)
+        body["message"] = f"{body['message'][: keep // 2]} ... {body['message'][-(keep - keep // 2) :] if keep else ''}"
+        data = json.dumps(body, ensure_ascii=False).encode()
+    return data

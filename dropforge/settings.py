@@ -1,0 +1,75 @@
+"""Where the services are: read from the environment, so that only it differs between a laptop and production.
+
+Credentials are not here: boto3 and Airflow's connection find them by themselves (`AWS_*`, `AIRFLOW_CONN_*`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dropforge.errors import DropforgeError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    :param bucket: S3 bucket of drops, datasets and runs.
+    :param bucket_alias: its short name in partition keys, which are limited to 250 characters.
+    :param queue_url: SQS queue that the bucket notifies.
+    :param tracking_uri: address of the MLflow server.
+    :param airflow_url: address of Airflow's API server.
+    :param state: folder of the embedded stack.
+    """
+
+    bucket: str
+    bucket_alias: str
+    queue_url: str
+    tracking_uri: str
+    airflow_url: str
+    state: Path
+
+    @property
+    def root(self) -> str:
+        """Address of the bucket."""
+        return f"s3://{self.bucket}"
+
+    def to_env(self) -> dict[str, str]:
+        return {
+            "DROPFORGE_BUCKET": self.bucket,
+            "DROPFORGE_BUCKET_ALIAS": self.bucket_alias,
+            "DROPFORGE_QUEUE_URL": self.queue_url,
+            "DROPFORGE_AIRFLOW_URL": self.airflow_url,
+            "DROPFORGE_STATE": str(self.state),
+            "MLFLOW_TRACKING_URI": self.tracking_uri,
+        }
+
+
+def default_state() -> Path:
+    """The state folder: `DROPFORGE_STATE`, else `.dropforge` in the current folder."""
+    return Path(os.environ.get("DROPFORGE_STATE") or ".dropforge").absolute()
+
+
+def from_env(env: Mapping[str, str] = os.environ) -> Settings:
+    """:raises DropforgeError: naming the variable that is missing."""
+
+    def need(name: str) -> str:
+        if not env.get(name):
+            raise DropforgeError(
+                f"environment variable {name}",
+                "it is not set",
+                "Start the stack with `dropforge up`, or set it",
+            )
+        return env[name]
+
+    bucket = need("DROPFORGE_BUCKET")
+    return Settings(
+        bucket=bucket,
+        bucket_alias=env.get("DROPFORGE_BUCKET_ALIAS") or bucket,
+        queue_url=need("DROPFORGE_QUEUE_URL"),
+        tracking_uri=need("MLFLOW_TRACKING_URI"),
+        airflow_url=env.get("DROPFORGE_AIRFLOW_URL", ""),
+        state=Path(env.get("DROPFORGE_STATE") or ".dropforge").absolute(),
+    )

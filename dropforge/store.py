@@ -1,0 +1,319 @@
+"""Object storage behind one small interface: S3, or a folder that behaves like it.
+
+The trainer must run from a local `run.json` without boto3, so boto3 is imported only for `s3://` addresses.
+Credentials and the endpoint come from the environment (`AWS_*`, `AWS_ENDPOINT_URL`), never from arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from urllib.parse import urlsplit
+
+from dropforge.errors import DropforgeError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+class MissingObjectError(DropforgeError, KeyError):
+    """The object is not there."""
+
+    def __init__(self, uri: str) -> None:
+        DropforgeError.__init__(self, uri, "there is no such object", "Check the address and the bucket")
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.thing,)
+
+    __str__ = Exception.__str__
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """An object's key (relative to the store), size in bytes and entity tag (no quotes)."""
+
+    key: str
+    size: int
+    etag: str
+    version_id: str | None = None
+    sha256: str | None = None
+
+
+class Store(Protocol):
+    """Objects under one root; keys are relative and use `/`."""
+
+    uri: str
+
+    def get(self, key: str) -> bytes:
+        """Read a whole object. :raises MissingObjectError: if it is not there."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, replacing what is there."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless the key is taken; False means that somebody else was first."""
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        """Replace the object whose tag is `etag`; False means that it has changed or is gone."""
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """What is known of an object without reading it; None if it is not there."""
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose keys start with `prefix`, in the order of their keys' UTF-8 bytes."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is no error."""
+
+    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+        """Open an object as a stream of bytes; with `etag`, fail if it changed since it was listed.
+
+        :raises MissingObjectError: if it is not there.
+        """
+
+    def upload(self, path: Path, key: str) -> None:
+        """Copy a local file into the store."""
+
+    def download(self, key: str, path: Path) -> None:
+        """Copy an object to a local file; the file appears whole or not at all."""
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Split `s3://bucket/a/b/file` or `/a/b/file` into (store root, key of the last part)."""
+    root, _, key = uri.rpartition("/")
+    return root, key
+
+
+def open_store(uri: str) -> Store:
+    """Open the store at `s3://bucket[/prefix]`, `file:///folder` or a plain path."""
+    parts = urlsplit(uri)
+    if parts.scheme == "s3":
+        return S3Store(parts.netloc, parts.path.strip("/"))
+    return FolderStore(Path(parts.path if parts.scheme == "file" else uri))
+
+
+def s3_client() -> S3Client:
+    """A boto3 client for the endpoint of the environment, with bounded time-outs and retries."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=10,
+        read_timeout=60,
+        retries={"mode": "standard", "max_attempts": 6},
+        # Path style: an own S3 on 127.0.0.1 has no bucket subdomains.
+        s3={"addressing_style": "path"} if os.environ.get("AWS_ENDPOINT_URL") else {},
+    )
+    return boto3.client("s3", config=config)
+
+
+class S3Store:
+    """A bucket, or a prefix of one, through boto3."""
+
+    def __init__(self, bucket: str, prefix: str = "", client: S3Client | None = None) -> None:
+        self.bucket = bucket
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.client = client or s3_client()
+
+    def get(self, key: str) -> bytes:
+        with self.open(key) as stream:
+            return stream.read()
+
+    def put(self, key: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        return self._put_when(key, data, {"IfNoneMatch": "*"})
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        return self._put_when(key, data, {"IfMatch": etag})
+
+    def _put_when(self, key: str, data: bytes, condition: dict[str, str]) -> bool:
+        from botocore.exceptions import ClientError
+
+        try:
+            self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data, **cast(Any, condition))
+        except ClientError as error:
+            if _code(error) in {
+                "PreconditionFailed",
+                "ConditionalRequestConflict",
+                "NoSuchKey",
+                "412",
+                "409",
+                "404",
+            }:
+                return False
+            raise
+        return True
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        from botocore.exceptions import ClientError
+
+        try:
+            head = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key, ChecksumMode="ENABLED")
+        except ClientError as error:
+            if _code(error) in {"404", "NoSuchKey", "NotFound"}:
+                return None
+            raise
+        return ObjectInfo(
+            key,
+            head["ContentLength"],
+            head["ETag"].strip('"'),
+            head.get("VersionId"),
+            head.get("ChecksumSHA256"),
+        )
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
+        for page in pages:
+            for item in page.get("Contents", []):
+                yield ObjectInfo(item["Key"].removeprefix(self.prefix), item["Size"], item["ETag"].strip('"'))
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
+
+    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+        from botocore.exceptions import ClientError
+
+        condition: Any = {"IfMatch": etag} if etag else {}
+        try:
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, **condition)
+        except ClientError as error:
+            if _code(error) in {"404", "NoSuchKey", "NotFound"}:
+                raise MissingObjectError(f"{self.uri}/{key}") from None
+            if _code(error) in {"412", "PreconditionFailed"}:
+                raise _changed(f"{self.uri}/{key}") from None
+            raise
+        return cast(BinaryIO, answer["Body"])
+
+    def upload(self, path: Path, key: str) -> None:
+        self.client.upload_file(str(path), self.bucket, self.prefix + key)
+
+    def download(self, key: str, path: Path) -> None:
+        _save(self.open(key), path)
+
+
+class FolderStore:
+    """A folder with the same promises, for runs without S3 and for tests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.uri = str(self.root)
+
+    def _path(self, key: str) -> Path:
+        path = self.root / key
+        if ".." in Path(key).parts or Path(key).is_absolute():
+            raise DropforgeError(f"key {key!r}", "it leaves the store's folder", "Use a relative key without `..`")
+        return path
+
+    def get(self, key: str) -> bytes:
+        with self.open(key) as stream:
+            return stream.read()
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        temporary = _temporary(path, data)
+        temporary.replace(path)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        temporary = _temporary(path, data)
+        try:
+            os.link(temporary, path)  # atomic, and fails if the name is taken
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        import fcntl
+
+        path = self._path(key)
+        if not path.is_file():
+            return False
+        with (path.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _etag(path) != etag:
+                return False
+            _temporary(path, data).replace(path)
+        return True
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        path = self._path(key)
+        return ObjectInfo(key, path.stat().st_size, _etag(path)) if path.is_file() else None
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        base = self._path(prefix.rpartition("/")[0])
+        keys = (
+            path.relative_to(self.root).as_posix()
+            for path in base.rglob("*")
+            if path.is_file() and not path.name.startswith(".")
+        )
+        for key in sorted((key for key in keys if key.startswith(prefix)), key=str.encode):
+            path = self.root / key
+            yield ObjectInfo(key, path.stat().st_size, _etag(path))
+
+    def delete(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+
+    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+        path = self._path(key)
+        if not path.is_file():
+            raise MissingObjectError(f"{self.uri}/{key}")
+        if etag and _etag(path) != etag:
+            raise _changed(f"{self.uri}/{key}")
+        return path.open("rb")
+
+    def upload(self, path: Path, key: str) -> None:
+        target = self._path(key)
+        with path.open("rb") as stream:
+            _save(stream, target)
+
+    def download(self, key: str, path: Path) -> None:
+        _save(self.open(key), path)
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _changed(uri: str) -> DropforgeError:
+    return DropforgeError(uri, "it changed while it was being read", "Upload changed data as a new drop")
+
+
+def _etag(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def _temporary(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return Path(name)
+
+
+def _save(stream: BinaryIO, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(handle, "wb") as target:
+            shutil.copyfileobj(stream, target, 1 << 20)
+            target.flush()
+            os.fsync(target.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    finally:
+        stream.close()

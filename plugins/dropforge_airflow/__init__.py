@@ -1,0 +1,1 @@
+"""The parts of Airflow that are Dropforge's own."""

@@ -1,0 +1,1 @@
+"""Distributed training jobs for Airflow: operator, sensor, trigger and links for PyTorchJob."""

@@ -1,0 +1,1 @@
+"""Manifest, checks, observation and backends of a training job; needs no Airflow."""

@@ -1,0 +1,1 @@
+"""A dataset version becomes checkpoints, metrics and a model; runs on every rank."""
