@@ -26,7 +26,7 @@ RECIPE = "recipe.yaml"
 INBOX = "ledger/inbox/"
 PENDING = "ledger/pending/"
 
-_FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?")
+_FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -45,7 +45,7 @@ def check_family(family: str) -> str:
     if not _FAMILY.fullmatch(family):
         raise DataError(
             f"family {family!r}",
-            "a family is 1 to 48 lower-case letters, digits and hyphens, with no hyphen at its ends",
+            "a family is 1 to 40 lower-case letters, digits and hyphens, with no hyphen at its ends",
             "Choose a name such as `support-answers`",
         )
     return family

@@ -1,0 +1,61 @@
+"""What a run's jobs ask of the cluster: the arguments of the PyTorchJob builder, as plain values.
+
+This module knows no Kubernetes client and no builder; `dropforge_airflow` and the command line hand its result to
+`kubeflow_training.jobs.manifest.pytorch_job`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dropforge import layout
+from dropforge.recipe import Recipe
+from dropforge.run import RunSpec, job_name
+
+# Names of the environment variables a pod may need; on Kubernetes they come from one secret, never from the manifest.
+SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
+
+
+def train_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
+    """Arguments for the job that trains the run."""
+    compute = recipe.compute
+    return {
+        **_common(spec, recipe, "train"),
+        "command": ["python", "-m", "trainer.launch", f"{spec.root}/run.json"],
+        "nodes": compute.nodes,
+        "processes_per_node": compute.processes_per_node,
+        "deadline_seconds": compute.deadline_minutes * 60,
+    }
+
+
+def evaluate_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
+    """Arguments for the job that measures candidate and champion: one pod, one process."""
+    return {
+        **_common(spec, recipe, "evaluate"),
+        "command": ["python", "-m", "trainer.evaluate", f"{spec.root}/evaluate.json"],
+        "nodes": 1,
+        "processes_per_node": 1,
+        "deadline_seconds": 3600,
+    }
+
+
+def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
+    compute = recipe.compute
+    return {
+        "name": job_name(spec.run, purpose),
+        "namespace": compute.namespace,
+        "image": compute.image,
+        "cpus": compute.cpus,
+        "memory_gb": compute.memory_gb,
+        "gpus": compute.gpus,
+        "env": {},
+        "secrets": [SECRET] if compute.backend == "kubernetes" else [],
+        "grace_seconds": compute.grace_seconds,
+        "labels": {
+            "app.kubernetes.io/managed-by": "dropforge",
+            "dropforge/family": spec.family,
+            "dropforge/run": spec.run,
+            "dropforge/purpose": purpose,
+        },
+        "annotations": {"dropforge/run-folder": f"{spec.root}/", "dropforge/run-key": layout.run_key(spec.run)},
+    }

@@ -1,0 +1,231 @@
+"""MLflow, as Dropforge uses it: one run per run, however many attempts, and one registered model per family.
+
+The DAG opens and ends runs; the trainer only logs into them. Every function is safe to call again after a crash.
+`mlflow` is imported inside functions: it takes seconds, and DAG files may not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from dropforge.errors import DropforgeError
+from dropforge.promotion import Verdict
+from dropforge.run import RunSpec, Tracking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+TAG_RUN: Final = "dropforge.run"
+TAG_FAMILY: Final = "dropforge.family"
+TAG_DROP: Final = "dropforge.drop"
+TAG_DATASET: Final = "dropforge.dataset"
+TAG_DAG_RUN: Final = "dropforge.dag_run"
+TAG_ATTEMPT: Final = "dropforge.attempt"
+TAG_RESUMED: Final = "dropforge.resumed_from"
+TAG_VERDICT: Final = "dropforge.verdict"
+TAG_VERSION: Final = "dropforge.version"
+TAG_PREVIOUS: Final = "dropforge.previous_champion"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The model version that holds an alias."""
+
+    version: str
+    model: str
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What became of a candidate. `promoted` tells whether the alias now points to it."""
+
+    version: str
+    promoted: bool
+    previous: str | None
+
+
+def client(tracking_uri: str) -> MlflowClient:
+    """A client for the server at `tracking_uri`."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+
+
+def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: Mapping[str, str]) -> Tracking:
+    """Open the run's MLflow run, or the one that an earlier try opened. Parameters are logged once.
+
+    :param params: the flat recipe.
+    :param tags: provenance known to the caller, such as `dropforge.dag_run`.
+    """
+    from mlflow.entities import Param, RunTag
+
+    mlflow = client(tracking_uri)
+    experiment = _experiment(mlflow, spec.family)
+    all_tags = {
+        TAG_RUN: spec.run,
+        TAG_FAMILY: spec.family,
+        TAG_DROP: str(spec.drop.get("id", "")),
+        TAG_DATASET: spec.dataset_digest,
+        "dropforge.git": spec.git,
+        "dropforge.image": spec.image,
+        "mlflow.user": "dropforge",
+        **tags,
+    }
+    run = find_run(mlflow, experiment, spec.run)
+    if run is None:
+        run = mlflow.create_run(experiment, run_name=spec.run, tags=all_tags)
+    else:
+        mlflow.update_run(run.info.run_id, status="RUNNING")
+        mlflow.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in all_tags.items()])
+    known = run.data.params
+    new = [Param(key, value[:6000]) for key, value in params.items() if key not in known]
+    for start in range(0, len(new), 100):  # the server's limit for one call
+        mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
+    return Tracking(uri=tracking_uri, run_id=run.info.run_id, experiment_id=experiment)
+
+
+def close_run(tracking_uri: str, run_id: str, status: Status, tags: Mapping[str, str] | None = None) -> None:
+    """End the MLflow run. A run that failed or was killed is not turned into a finished one."""
+    mlflow = client(tracking_uri)
+    for key, value in (tags or {}).items():
+        mlflow.set_tag(run_id, key, value)
+    current = mlflow.get_run(run_id).info.status
+    if status == "FINISHED" and current in {"FAILED", "KILLED"}:
+        return
+    mlflow.set_terminated(run_id, status)
+
+
+def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:
+    """The version of `family` that holds `alias`; None when there is none."""
+    version = _by_alias(client(tracking_uri), family, alias)
+    return None if version is None else Champion(str(version.version), version.source or "", version.run_id or "")
+
+
+def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any], verdict: Verdict, step: int) -> None:
+    """Put the measurement of candidate and champion, and the verdict, on the MLflow run.
+
+    :param evaluation: the content of `evaluation.json`.
+    :param step: the optimizer step of the final model.
+    """
+    import time
+
+    from mlflow.entities import Metric, RunTag
+
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(f"{side}/{name.removeprefix('eval/')}", float(value), now, step)
+        for side in ("candidate", "champion")
+        for name, value in (evaluation.get(side) or {}).items()
+        if name.startswith("eval/")
+    ]
+    word = "promote" if verdict.promote else "keep champion"
+    mlflow = client(tracking_uri)
+    mlflow.log_batch(run_id, metrics=metrics, tags=[RunTag(TAG_VERDICT, f"{word}: {verdict.reason}"[:4900])])
+    mlflow.log_text(run_id, verdict.as_markdown() + "\n", "verdict.md")
+
+
+def register(
+    tracking_uri: str,
+    spec: RunSpec,
+    report: Mapping[str, Any],
+    verdict: Verdict,
+    *,
+    alias: str,
+    compared_with: str | None,
+) -> Registered:
+    """Register the run's model as a version of its family; move `alias` to it if the verdict says so.
+
+    :param report: the content of `report.json`.
+    :param compared_with: version of the champion the candidate was measured against; None if there was none.
+    :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it.
+    """
+    mlflow = client(tracking_uri)
+    version = _version(mlflow, spec, report)
+    number = str(version.version)
+    current = _by_alias(mlflow, spec.family, alias)
+    holder = str(current.version) if current is not None else None
+    previous = version.tags.get(TAG_PREVIOUS) or None
+    if verdict.promote and holder != number:
+        if holder != compared_with:
+            raise DropforgeError(
+                f"alias {alias!r} of {spec.family}",
+                f"it moved from version {compared_with or 'none'} to {holder or 'none'} since the comparison",
+                "Clear the tasks `evaluate` and after to compare again",
+            )
+        mlflow.set_model_version_tag(spec.family, number, TAG_PREVIOUS, holder or "none")
+        mlflow.set_registered_model_alias(spec.family, alias, number)
+        previous = holder
+    mlflow.set_model_version_tag(spec.family, number, TAG_VERDICT, verdict.reason[:4900])
+    if spec.tracking is not None:
+        mlflow.set_tag(spec.tracking.run_id, TAG_VERSION, number)
+    return Registered(number, verdict.promote, None if previous in {None, "none"} else previous)
+
+
+def find_run(mlflow: MlflowClient, experiment: str, run: str) -> Run | None:
+    """The MLflow run of the run named `run`, the oldest if several were made by accident."""
+    found = mlflow.search_runs(
+        [experiment], f"tags.`{TAG_RUN}` = '{run}'", max_results=1, order_by=["attributes.start_time ASC"]
+    )
+    return found[0] if found else None
+
+
+def _experiment(mlflow: MlflowClient, family: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    experiment = mlflow.get_experiment_by_name(family)
+    if experiment is not None:
+        if experiment.lifecycle_stage != "active":
+            mlflow.restore_experiment(experiment.experiment_id)
+        return str(experiment.experiment_id)
+    try:
+        return str(mlflow.create_experiment(family))
+    except MlflowException:  # another run of the family was first
+        experiment = mlflow.get_experiment_by_name(family)
+        if experiment is None:
+            raise
+        return str(experiment.experiment_id)
+
+
+def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> ModelVersion:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        mlflow.create_registered_model(spec.family, tags={TAG_FAMILY: spec.family})
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
+        if version.tags.get(TAG_RUN) == spec.run:
+            return version
+    model = report["model"]
+    tags = {
+        TAG_RUN: spec.run,
+        TAG_DATASET: spec.dataset_digest,
+        "dropforge.model_digest": str(model["digest"]),
+        "dropforge.method": str(spec.recipe["train"]["method"]),
+    }
+    return mlflow.create_model_version(
+        spec.family,
+        source=str(model["uri"]),
+        run_id=spec.tracking.run_id if spec.tracking else None,
+        tags=tags,
+        description=f"Run {spec.run} on dataset {spec.dataset_digest[:12]}",
+    )
+
+
+def _by_alias(mlflow: MlflowClient, family: str, alias: str) -> ModelVersion | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return mlflow.get_model_version_by_alias(family, alias)
+    except MlflowException as error:
+        if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+            return None
+        raise
