@@ -7,6 +7,9 @@
     ledger/drops/FAMILY/ID.json              one object per complete drop: the truth
     ledger/pending/FAMILY/ID.json            the drop is waiting for a run
     ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
+    ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended
+    ledger/refused/messages/DIGEST.json      a message that is no S3 event, where there is no dead-letter queue
+    ledger/seen/DIGEST                       a _SUCCESS that polling has found, where there is no queue
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
     runs/RUN/run.json, checkpoints/, report.json, evaluation.json, model/
@@ -25,6 +28,8 @@ SUCCESS = "_SUCCESS"
 RECIPE = "recipe.yaml"
 INBOX = "ledger/inbox/"
 PENDING = "ledger/pending/"
+REFUSED = "ledger/refused/"
+SEEN = "ledger/seen/"
 
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -99,6 +104,10 @@ def ledger_key(family: str, drop_id: str) -> str:
 
 def pending_key(family: str, drop_id: str) -> str:
     return f"{PENDING}{family}/{drop_id}.json"
+
+
+def refused_key(family: str, drop: str) -> str:
+    return f"{REFUSED}{family}/{drop}.json"
 
 
 def claims_prefix(family: str, drop_id: str) -> str:

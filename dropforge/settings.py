@@ -18,7 +18,7 @@ class Settings:
     """
     :param bucket: S3 bucket of drops, datasets and runs.
     :param bucket_alias: its short name in partition keys, which are limited to 250 characters.
-    :param queue_url: SQS queue that the bucket notifies.
+    :param queue_url: SQS queue that the bucket notifies; empty where `drops/` is polled instead.
     :param tracking_uri: address of the MLflow server.
     :param airflow_url: address of Airflow's API server.
     :param state: folder of the embedded stack.
@@ -68,7 +68,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         bucket=bucket,
         bucket_alias=env.get("DROPFORGE_BUCKET_ALIAS") or bucket,
-        queue_url=need("DROPFORGE_QUEUE_URL"),
+        queue_url=env.get("DROPFORGE_QUEUE_URL", ""),
         tracking_uri=need("MLFLOW_TRACKING_URI"),
         airflow_url=env.get("DROPFORGE_AIRFLOW_URL", ""),
         state=Path(env.get("DROPFORGE_STATE") or ".dropforge").absolute(),
