@@ -73,7 +73,7 @@ class Manifest:
             values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
             values["inputs"] = tuple(values["inputs"])
             return cls(**values)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError("dataset manifest", f"it cannot be read ({error!r})", "Curate the drop again") from error
 
 

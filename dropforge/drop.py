@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dropforge import layout
 from dropforge.errors import DataError
@@ -39,6 +39,9 @@ class SuccessEntry(BaseModel):
     key: str
     size: int = Field(ge=0)
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+
+
+_ENTRIES = TypeAdapter(list[SuccessEntry])
 
 
 class Drop(BaseModel):
@@ -87,8 +90,8 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
     if not data.strip():
         return None
     try:
-        entries = [SuccessEntry.model_validate(item) for item in json.loads(data)]
-    except (ValueError, TypeError, ValidationError) as error:
+        entries = _ENTRIES.validate_json(data)
+    except ValueError as error:
         raise DataError(
             layout.SUCCESS,
             f"it is neither empty nor a JSON list of files with key, size and sha256 ({error})",

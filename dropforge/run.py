@@ -76,7 +76,7 @@ class RunSpec:
             if values.get("tracking"):
                 values["tracking"] = Tracking(**values["tracking"])
             return cls(**values)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DropforgeError(
                 "run.json", f"it cannot be read ({error!r})", "Write it with this version of Dropforge"
             ) from error

@@ -1,0 +1,72 @@
+"""The few calls of Airflow's REST API that the command line needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from dropforge.errors import DropforgeError
+
+FINETUNE = "dropforge_finetune"
+INTAKE = "dropforge_intake"
+
+
+class Airflow:
+    """A client that logs in when it must; every answer is plain JSON."""
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        self.url = url.rstrip("/")
+        self._login = {"username": user, "password": password}
+        self._http = httpx.Client(base_url=self.url, timeout=20)
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **options)
+            if answer.status_code == 401:
+                token = self._http.post("/auth/token", json=self._login)
+                token.raise_for_status()
+                self._http.headers["Authorization"] = f"Bearer {token.json()['access_token']}"
+                answer = self._http.request(method, path, **options)
+            answer.raise_for_status()
+        except httpx.HTTPStatusError as error:
+            detail = error.response.text[:300]
+            raise DropforgeError(
+                f"Airflow at {self.url}",
+                f"it answered {error.response.status_code} to {path} ({detail})",
+                "See its log",
+            ) from None
+        except httpx.HTTPError as error:
+            raise DropforgeError(
+                f"Airflow at {self.url}", f"it does not answer ({error})", "Start the stack with `dropforge up`"
+            ) from None
+        return answer.json() if answer.content else None
+
+    def dag_run(self, dag: str, run: str) -> dict[str, Any]:
+        """One DAG run."""
+        answer: dict[str, Any] = self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}")
+        return answer
+
+    def task_states(self, dag: str, run: str) -> list[dict[str, Any]]:
+        """The task instances of a DAG run."""
+        answer = self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances", params={"limit": 100})
+        states: list[dict[str, Any]] = answer["task_instances"]
+        return states
+
+    def log(self, dag: str, run: str, task: str, attempt: int) -> list[str]:
+        """The lines of a task's log."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/logs/{attempt}"
+        answer = self._call("GET", path, params={"full_content": "true"}, headers={"Accept": "application/json"})
+        content = answer.get("content", [])
+        return [str(line.get("event", "")) if isinstance(line, dict) else str(line) for line in content]
+
+    def trigger(self, dag: str, conf: dict[str, Any]) -> str:
+        """Start a DAG run as the form does; returns its id."""
+        answer = self._call("POST", f"/api/v2/dags/{dag}/dagRuns", json={"logical_date": None, "conf": conf})
+        return str(answer["dag_run_id"])
+
+
+def _quoted(run: str) -> str:
+    from urllib.parse import quote
+
+    return quote(run, safe="")

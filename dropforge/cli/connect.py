@@ -1,0 +1,44 @@
+"""How a command finds the services: the running stack of the state folder, else the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from dropforge import settings
+from dropforge.cli.airflow import Airflow
+from dropforge.settings import Settings
+from dropforge.stack.state import read_state
+from dropforge.store import S3Store, Store
+
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="Folder of the embedded stack.", envvar="DROPFORGE_STATE", show_default=".dropforge"),
+]
+
+
+class Connection(NamedTuple):
+    """What the commands talk to."""
+
+    settings: Settings
+    store: Store
+    airflow: Airflow
+
+
+def connect(state: Path | None) -> Connection:
+    """Connect to the stack of the state folder, or to the services that the environment names.
+
+    :raises DropforgeError: if neither is there.
+    """
+    stack = read_state(state or settings.default_state())
+    if stack is not None:
+        os.environ.update(stack.env())
+        found = stack.settings
+        login = (stack.airflow_user, stack.airflow_password)
+    else:
+        found = settings.from_env()
+        login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
+    return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))

@@ -1,0 +1,170 @@
+"""Commands for drops and runs: drop, follow, runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from dropforge import layout, ledger, tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.upload import default_name, find_files, upload
+from dropforge.cli.watch import View, follow
+from dropforge.drop import Drop, read_drop
+from dropforge.errors import DropforgeError
+from dropforge.layout import check_family
+from dropforge.recipes import load_recipe
+from dropforge.store import MissingObjectError
+
+console = Console()
+
+
+def drop_command(
+    paths: Annotated[list[Path], typer.Argument(help="Files or a folder with rows.", metavar="PATH...", exists=True)],
+    family: Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")],
+    name: Annotated[str | None, typer.Option(help="Name of the drop.", show_default="the time")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="recipe.yaml of the drop.", exists=True)] = None,
+    watch: Annotated[bool, typer.Option("--follow", help="Follow the run it starts.")] = False,
+    again: Annotated[bool, typer.Option(help="Train again on data that was dropped before.")] = False,
+    state: StateOption = None,
+) -> None:
+    """Upload data as a drop; the upload itself starts the run."""
+    check_family(family)
+    files = find_files(paths)
+    if recipe is not None:
+        load_recipe(recipe)  # a broken recipe is refused here, not half an hour later
+        files[layout.RECIPE] = recipe
+    connection = connect(state)
+    found = send(connection, family, name or default_name(), files)
+    console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
+    known = _known(connection, found)
+    if known is not None and not again:
+        console.print(f"The same data was dropped before; {known}. Nothing is trained twice: use --again to insist.")
+        return
+    run = start_again(connection, found) if known is not None else None
+    if watch:
+        dag_run = run or wait_for_run(connection, found)
+        raise typer.Exit(_show_end(follow(connection, dag_run, f"{found.family}/{found.drop}", console)))
+
+
+def follow_command(
+    run: Annotated[
+        str | None, typer.Argument(help="A run, FAMILY/DROP or an Airflow run id.", show_default="the newest run")
+    ] = None,
+    state: StateOption = None,
+) -> None:
+    """Follow a run to its end."""
+    connection = connect(state)
+    dag_run, title = _find(connection, run)
+    raise typer.Exit(_show_end(follow(connection, dag_run, title, console)))
+
+
+def runs(
+    family: Annotated[str | None, typer.Option("--family", "-f", help="Only this family.")] = None,
+    limit: Annotated[int, typer.Option(help="How many.", min=1)] = 20,
+    state: StateOption = None,
+) -> None:
+    """List runs, the newest first."""
+    connection = connect(state)
+    mlflow = tracking.client(connection.settings.tracking_uri)
+    experiments = [
+        experiment.experiment_id
+        for experiment in mlflow.search_experiments()
+        if family is None or experiment.name == family
+    ]
+    found = mlflow.search_runs(
+        experiments, f"tags.`{tracking.TAG_RUN}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
+    )
+    table = Table("run", "status", "version", "eval loss", "attempts", "verdict", box=None, header_style="bold")
+    for item in found:
+        data = item.data
+        history = mlflow.get_metric_history(item.info.run_id, "eval/loss")
+        points = [point.value for point in sorted(history, key=lambda point: point.step)]
+        table.add_row(
+            data.tags.get(tracking.TAG_RUN, ""),
+            item.info.status,
+            data.tags.get(tracking.TAG_VERSION, "-"),
+            f"{points[0]:.3f} → {points[-1]:.3f}" if points else "-",
+            data.tags.get(tracking.TAG_ATTEMPT, "-"),
+            data.tags.get(tracking.TAG_VERDICT, "-"),
+        )
+    console.print(table if found else "There are no runs yet. Start one with `dropforge drop PATH --family NAME`.")
+
+
+def send(connection: Connection, family: str, name: str, files: dict[str, Path]) -> Drop:
+    """Upload with a progress bar and read the drop back as intake will see it."""
+    bar = Progress(
+        TextColumn("upload"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console, transient=True
+    )
+    with bar:
+        task = bar.add_task("upload", total=sum(path.stat().st_size for path in files.values()))
+        upload(connection.store, family, name, files, lambda sent: bar.advance(task, sent))
+    return read_drop(connection.store, family, name, connection.settings.bucket)
+
+
+def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> str:
+    """Wait until a run has claimed the drop; returns the Airflow run id.
+
+    :raises DropforgeError: if the drop is refused, or nobody takes it in time.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        owner = ledger.owner_of(connection.store, drop.family, drop.id)
+        if owner is not None:
+            return owner
+        time.sleep(0.5)
+    raise DropforgeError(
+        f"drop {drop.family}/{drop.drop}",
+        f"no run took it within {seconds:g} s",
+        f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.url}",
+    )
+
+
+def start_again(connection: Connection, drop: Drop) -> str:
+    """Start a forced re-run, as the form in Airflow does; returns the Airflow run id."""
+    conf = {"family": drop.family, "drop": drop.id, "again": True}
+    return connection.airflow.trigger(FINETUNE, conf)
+
+
+def _known(connection: Connection, drop: Drop) -> str | None:
+    """What is known of the same bytes from before this upload; None if they are new."""
+    try:
+        before = ledger.read(connection.store, drop.family, drop.id)
+    except MissingObjectError:
+        return None
+    if before.drop == drop.drop:
+        return None  # intake has been quicker than this command
+    owner = ledger.owner_of(connection.store, drop.family, drop.id)
+    return f"as {before.family}/{before.drop}" + (f", taken by {owner}" if owner else ", not taken by a run yet")
+
+
+def _find(connection: Connection, run: str | None) -> tuple[str, str]:
+    if run is not None and run.count("/") == 1:
+        family, _, name = run.partition("/")
+        drop = read_drop(connection.store, family, name, connection.settings.bucket)
+        return wait_for_run(connection, drop, 10), run
+    if run is not None and "__" in run:
+        return run, run
+    mlflow = tracking.client(connection.settings.tracking_uri)
+    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
+    name = (run or "").replace("'", "")
+    test = f"= '{name}'" if run else "LIKE '%'"
+    order = ["attributes.start_time DESC"]
+    found = mlflow.search_runs(experiments, f"tags.`{tracking.TAG_RUN}` {test}", max_results=1, order_by=order)
+    if not found:
+        raise DropforgeError(f"run {run or ''}".strip(), "there is no such run", "List them with `dropforge runs`")
+    tags = found[0].data.tags
+    return tags[tracking.TAG_DAG_RUN], tags[tracking.TAG_RUN]
+
+
+def _show_end(view: View) -> int:
+    failed = next((stage for stage in view.stages if stage.state == "failed"), None)
+    if failed is not None:
+        console.print(f"[red]{failed.name} failed[/red]; its log in Airflow names the cause.")
+    return 0 if view.state == "success" else 1

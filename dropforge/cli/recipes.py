@@ -1,0 +1,137 @@
+"""Commands that look at a recipe and start nothing: render, plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from dropforge.estimate import Estimate, estimate
+from dropforge.job import evaluate_job, train_job
+from dropforge.layout import check_family, run_prefix
+from dropforge.provenance import code_digest
+from dropforge.recipe import Recipe
+from dropforge.recipes import load_recipe, presets
+from dropforge.run import RunSpec, run_name
+
+
+def _complete(incomplete: str) -> list[str]:
+    return [name for name in presets() if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A preset's name or a recipe file.", autocompletion=_complete, metavar="RECIPE")
+]
+FamilyOption = Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")]
+
+
+def render(
+    recipe: RecipeArgument,
+    family: FamilyOption = "example",
+    bucket: Annotated[str, typer.Option(help="Bucket of the run's folder.")] = "dropforge",
+    job: Annotated[str, typer.Option(help="Which job: train or evaluate.")] = "train",
+) -> None:
+    """Print the PyTorchJob that a recipe becomes."""
+    from kubeflow_training.jobs.manifest import pytorch_job
+
+    if job not in {"train", "evaluate"}:
+        raise typer.BadParameter("choose train or evaluate", param_hint="--job")
+    loaded = load_recipe(recipe)
+    builder = train_job if job == "train" else evaluate_job
+    manifest = pytorch_job(**builder(_example_run(loaded, check_family(family), bucket), loaded))
+    typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
+
+
+def plan(
+    recipe: RecipeArgument,
+    data: Annotated[Path | None, typer.Option(help="The data, to count the steps.", exists=True)] = None,
+) -> None:
+    """Print steps, tokens, memory per rank and what would be done; starts nothing."""
+    loaded = load_recipe(recipe)
+    size = None
+    if data is not None:
+        size = sum(item.stat().st_size for item in ([data] if data.is_file() else data.rglob("*")) if item.is_file())
+    Console().print(_plan_table(loaded, estimate(loaded, size)))
+
+
+def _example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
+    digest = "0" * 64  # the dataset is not known yet, so the names here are examples
+    run = run_name(family, recipe.plain(), digest, code_digest())
+    root = f"s3://{bucket}/{run_prefix(run)}".rstrip("/")
+    return RunSpec(
+        run=run,
+        family=family,
+        counter=1,
+        root=root,
+        data_root=f"s3://{bucket}",
+        dataset=f"s3://{bucket}/datasets/{family}/{digest}/manifest.json",
+        dataset_digest=digest,
+        recipe=recipe.plain(),
+        code=code_digest(),
+    )
+
+
+def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
+    train, compute = recipe.train, recipe.compute
+    base = recipe.base.model or f"a new {recipe.base.scratch.architecture if recipe.base.scratch else ''} model"
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    unknown = "unknown until the base model's config is here"
+    steps = f"{figures.steps:,}" if figures.steps else "follows from the data: give --data"
+    rows = [
+        ("base", base),
+        ("method", f"{train.method}, {train.precision}"),
+        ("parameters", f"{figures.parameters:,}" if figures.parameters else unknown),
+        ("trained", f"{figures.trained:,}" if figures.trained else unknown),
+        ("steps", steps),
+        ("tokens", f"{figures.tokens:,}" if figures.tokens else "follow from the steps"),
+        (
+            "one step",
+            f"{figures.sequences_per_step} sequences of {train.sequence_length} tokens over {figures.ranks} rank(s), "
+            f"{figures.accumulation} forward pass(es) each",
+        ),
+        ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
+        ("memory per rank", _memory(figures, compute.memory_gb / compute.processes_per_node)),
+        ("checkpoint", f"about {_size(figures.checkpoint_bytes)} every {train.checkpoint_every} steps"),
+        (
+            "then",
+            f"evaluate on up to {recipe.evaluate.max_rows:,} rows, register, and move alias "
+            f"{recipe.promote.alias!r} if {recipe.promote.metric} beats the champion's",
+        ),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _memory(figures: Estimate, available_gb: float) -> str:
+    if figures.rank_bytes is None:
+        return "unknown until the base model's config is here"
+    runtime = 700_000_000  # torch and transformers themselves, as seen on CPU
+    needed = figures.rank_bytes + runtime
+    parts = {
+        "weights": figures.weights_bytes,
+        "gradients and optimizer": figures.optimizer_bytes,
+        "activations": figures.activation_bytes,
+        "runtime": runtime,
+    }
+    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
+    fits = needed < available_gb * 1e9
+    verdict = "fits" if fits else "DOES NOT FIT; raise compute.memory_gb or lower train.micro_batch"
+    return f"about {_size(needed)} of {available_gb:g} GB: {told}: {verdict}"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "?"
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

@@ -1,0 +1,68 @@
+"""Upload a drop: the files first, `_SUCCESS` with their sizes and checksums last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dropforge import layout
+from dropforge.errors import DataError
+from dropforge.store import Store
+
+
+def find_files(paths: list[Path]) -> dict[str, Path]:
+    """Files to upload by their relative key; hidden files are left out.
+
+    :raises DataError: if a path is missing, nothing is left, or two files would get one key.
+    """
+    files: dict[str, Path] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = (item for item in sorted(path.rglob("*")) if item.is_file())
+            found = {item.relative_to(path).as_posix(): item for item in inside}
+        elif path.is_file():
+            found = {path.name: path}
+        else:
+            raise DataError(f"path {str(path)!r}", "it is neither a file nor a folder", "Check the spelling")
+        for key, item in found.items():
+            if any(part.startswith(".") for part in key.split("/")) or key == layout.SUCCESS:
+                continue
+            if key in files:
+                raise DataError(f"file {key!r}", f"it comes from both {files[key]} and {item}", "Rename one of them")
+            files[key] = item
+    if not [key for key in files if key != layout.RECIPE]:
+        raise DataError("drop", f"there is no data file in {', '.join(map(str, paths))}", "Name files with rows")
+    return files
+
+
+def upload(
+    store: Store,
+    family: str,
+    name: str,
+    files: dict[str, Path],
+    progress: Callable[[int], None] = lambda _bytes: None,
+) -> str:
+    """Upload `files` as the drop FAMILY/NAME and complete it; returns the key of `_SUCCESS`.
+
+    :raises DataError: if the drop is complete already: a changed upload is a new drop.
+    """
+    prefix = layout.drop_prefix(family, name)
+    if store.stat(prefix + layout.SUCCESS) is not None:
+        raise DataError(f"drop {family}/{name}", "it is complete already", "Choose another name with --name")
+    entries = []
+    for key, path in sorted(files.items()):
+        with path.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        store.upload(path, prefix + key)
+        entries.append({"key": key, "size": path.stat().st_size, "sha256": sha256})
+        progress(path.stat().st_size)
+    store.put(prefix + layout.SUCCESS, json.dumps(entries, indent=1).encode())
+    return prefix + layout.SUCCESS
+
+
+def default_name() -> str:
+    """A drop's name from the time of day."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")

@@ -1,0 +1,203 @@
+"""The live view of one run: stages, training progress, falling loss, tokens per second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dropforge import tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.connect import Connection
+from dropforge.errors import DropforgeError
+
+STAGES = ("plan", "curate", "check_data", "open_run", "train", "evaluate", "decide", "register", "report", "close_run")
+ENDED = frozenset({"success", "failed"})
+_MARKS = {
+    "success": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "upstream_failed": ("✗", "red"),
+    "skipped": ("-", "dim"),
+    "running": ("▶", "cyan"),
+    "deferred": ("▶", "cyan"),
+    "up_for_retry": ("↻", "yellow"),
+}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One task of the DAG run."""
+
+    name: str
+    state: str = ""
+    seconds: float | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything the live view shows, and nothing else."""
+
+    title: str
+    state: str
+    stages: tuple[Stage, ...]
+    step: int | None = None
+    steps: int | None = None
+    losses: tuple[float, ...] = ()
+    tokens_per_second: float | None = None
+    evals: tuple[float, ...] = ()
+    attempt: str = ""
+    note: str = ""
+
+
+@dataclass
+class Watcher:
+    """Looks at one DAG run; every look is a fresh and whole picture."""
+
+    connection: Connection
+    dag_run: str
+    title: str
+    mlflow_run: str | None = field(default=None, init=False)
+
+    def look(self) -> View:
+        airflow = self.connection.airflow
+        run = airflow.dag_run(FINETUNE, self.dag_run)
+        tasks = {task["task_id"]: task for task in airflow.task_states(FINETUNE, self.dag_run)}
+        stages = tuple(_stage(name, tasks.get(name)) for name in STAGES)
+        view = View(title=self.title, state=str(run["state"]), stages=stages)
+        return self._with_training(view)
+
+    def _with_training(self, view: View) -> View:
+        opened = next(stage for stage in view.stages if stage.name == "open_run")
+        if opened.state != "success":
+            return view
+        mlflow = tracking.client(self.connection.settings.tracking_uri)
+        if self.mlflow_run is None:
+            self.mlflow_run = find_mlflow_run(self.connection, self.dag_run)
+        if self.mlflow_run is None:
+            return view
+        data = mlflow.get_run(self.mlflow_run).data
+        losses = mlflow.get_metric_history(self.mlflow_run, "train/loss")
+        evals = mlflow.get_metric_history(self.mlflow_run, "eval/loss")
+        last = max((point.step for point in losses), default=None)
+        return View(
+            title=view.title,
+            state=view.state,
+            stages=view.stages,
+            step=last,
+            steps=_number(data.tags.get("dropforge.steps")) or _number(data.params.get("train.max_steps")),
+            losses=tuple(value for _, value in sorted({point.step: point.value for point in losses}.items())),
+            tokens_per_second=data.metrics.get("train/tokens_per_second"),
+            evals=tuple(value for _, value in sorted({point.step: point.value for point in evals}.items())),
+            attempt=data.tags.get(tracking.TAG_ATTEMPT, ""),
+            note=f"resumed from step {data.tags[tracking.TAG_RESUMED]}" if data.tags.get(tracking.TAG_RESUMED) else "",
+        )
+
+
+def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
+    """The MLflow run that a DAG run opened."""
+    mlflow = tracking.client(connection.settings.tracking_uri)
+    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
+    quoted = dag_run.replace("'", "")
+    found = mlflow.search_runs(experiments, f"tags.`{tracking.TAG_DAG_RUN}` = '{quoted}'", max_results=1)
+    return found[0].info.run_id if found else None
+
+
+def follow(connection: Connection, dag_run: str, title: str, console: Console, seconds: float = 1.0) -> View:
+    """Show the run until it ends; returns the last picture."""
+    watcher = Watcher(connection, dag_run, title)
+    view = watcher.look()
+    shown: dict[str, str] = {}
+    with Live(draw(view), console=console, refresh_per_second=4, transient=False) as live:
+        while True:
+            live.update(draw(view))
+            if not console.is_terminal:
+                _tell(view, shown, console)
+            if view.state in ENDED:
+                return view
+            time.sleep(seconds)
+            try:
+                view = watcher.look()
+            except DropforgeError:
+                continue  # Airflow may be away for a moment while it is restarted
+
+
+def draw(view: View) -> RenderableType:
+    """The picture of one look."""
+    table = Table.grid(padding=(0, 2))
+    for stage in view.stages:
+        mark, style = _MARKS.get(stage.state, ("·", "dim"))
+        took = f"{stage.seconds:5.0f} s" if stage.seconds is not None else ""
+        tries = f"try {stage.attempt}" if stage.attempt > 1 else ""
+        extra = _training(view) if stage.name == "train" and view.step is not None else Text("")
+        table.add_row(Text(mark, style=style), Text(stage.name, style=style), took, tries, extra)
+    head = Text.assemble((view.title, "bold"), f"  {view.state}", (f"  {view.note}" if view.note else "", "yellow"))
+    return Group(head, table)
+
+
+def _training(view: View) -> RenderableType:
+    row = Table.grid(padding=(0, 1))
+    steps = view.steps or view.step or 1
+    loss = f"loss {view.losses[-1]:.3f}" if view.losses else ""
+    speed = f"{view.tokens_per_second:,.0f} tok/s" if view.tokens_per_second else ""
+    evals = f"eval {view.evals[0]:.3f} → {view.evals[-1]:.3f}" if view.evals else ""
+    row.add_row(
+        ProgressBar(total=steps, completed=view.step or 0, width=24),
+        f"{view.step}/{steps}",
+        Text(sparkline(view.losses, 24), style="magenta"),
+        loss,
+        speed,
+        evals,
+    )
+    return row
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of `values` in `width` characters, each the mean of its share."""
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return ""
+    width = min(width, len(finite))
+    means = []
+    for place in range(width):
+        part = finite[place * len(finite) // width : (place + 1) * len(finite) // width]
+        means.append(sum(part) / len(part))
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+
+
+def _tell(view: View, shown: dict[str, str], console: Console) -> None:
+    """Without a terminal the picture cannot move, so changes are told line by line."""
+    for stage in view.stages:
+        word = f"{stage.state} try {stage.attempt}" if stage.attempt > 1 else stage.state
+        if stage.state and shown.get(stage.name) != word:
+            shown[stage.name] = word
+            console.print(f"{stage.name}: {word}", highlight=False)
+    quarter = str((view.step or 0) * 4 // (view.steps or 1))
+    if view.losses and shown.get("quarter") != quarter:
+        shown["quarter"] = quarter
+        console.print(f"train: step {view.step}/{view.steps}, loss {view.losses[-1]:.3f}", highlight=False)
+
+
+def _stage(name: str, task: dict[str, Any] | None) -> Stage:
+    if task is None:
+        return Stage(name)
+    start, end = task.get("start_date"), task.get("end_date")
+    seconds = None
+    if start:
+        began = datetime.fromisoformat(start)
+        seconds = ((datetime.fromisoformat(end) if end else datetime.now(began.tzinfo)) - began).total_seconds()
+    return Stage(name, str(task.get("state") or ""), seconds, int(task.get("try_number") or 0))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None

@@ -1,0 +1,56 @@
+"""What tests share: a real S3 and SQS interface on 127.0.0.1, and stores on it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dropforge.store import FolderStore, S3Store, Store, s3_client
+
+
+@pytest.fixture(scope="session")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a moto server; the environment points boto3 to it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    values = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    yield values["AWS_ENDPOINT_URL"]
+    for key, value in before.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+    server.stop()
+
+
+@pytest.fixture
+def s3_store(aws: str) -> S3Store:
+    """A store on a bucket of its own."""
+    client = s3_client()
+    bucket = f"test-{uuid.uuid4().hex[:12]}"
+    client.create_bucket(Bucket=bucket)
+    return S3Store(bucket, client=client)
+
+
+@pytest.fixture(params=["s3", "folder"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Every kind of store: what is promised must hold for each."""
+    if request.param == "s3":
+        found: S3Store = request.getfixturevalue("s3_store")
+        return found
+    return FolderStore(tmp_path / "store")

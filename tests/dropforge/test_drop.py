@@ -1,0 +1,108 @@
+"""A drop's identity is its bytes; it is complete when `_SUCCESS` says so truthfully."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from dropforge import layout
+from dropforge.drop import Drop, parse_partition_key, parse_success, partition_key, read_drop
+from dropforge.errors import DataError
+from dropforge.store import S3Store, Store
+
+
+def put(store: Store, name: str, files: dict[str, bytes], listed: bool = True, family: str = "fam") -> Drop:
+    prefix = layout.drop_prefix(family, name)
+    for key, data in files.items():
+        store.put(prefix + key, data)
+    entries = [
+        {"key": key, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for key, data in files.items()
+    ]
+    store.put(prefix + layout.SUCCESS, json.dumps(entries).encode() if listed else b"")
+    return read_drop(store, family, name, "bucket")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_same_bytes_under_another_name_are_the_same_drop(store: Store, listed: bool) -> None:
+    one = put(store, "one", {"a.jsonl": b"1", "sub/b.csv": b"2"}, listed)
+    two = put(store, "two", {"sub/b.csv": b"2", "a.jsonl": b"1"}, listed)
+    assert one.id == two.id
+    assert put(store, "three", {"a.jsonl": b"1", "sub/b.csv": b"3"}, listed).id != one.id
+    assert put(store, "four", {"renamed.jsonl": b"1", "sub/b.csv": b"2"}, listed).id != one.id
+
+
+def test_s3_s_own_checksum_is_identity(s3_store: S3Store) -> None:
+    prefix = layout.drop_prefix("fam", "d")
+    s3_store.client.put_object(Bucket=s3_store.bucket, Key=prefix + "a.jsonl", Body=b"1", ChecksumAlgorithm="SHA256")
+    s3_store.put(prefix + layout.SUCCESS, b"")
+    assert read_drop(s3_store, "fam", "d").files[0].content == "sha256:" + hashlib.sha256(b"1").hexdigest()
+
+
+def test_a_drop_without_success_is_incomplete(store: Store) -> None:
+    store.put(layout.drop_prefix("fam", "d") + "a.jsonl", b"1")
+    with pytest.raises(DataError, match="there is no _SUCCESS yet"):
+        read_drop(store, "fam", "d")
+
+
+def test_a_listed_file_that_is_missing_is_named(store: Store) -> None:
+    prefix = layout.drop_prefix("fam", "d")
+    store.put(prefix + layout.SUCCESS, json.dumps([{"key": "late.jsonl", "size": 1}]).encode())
+    with pytest.raises(DataError, match=r"lists 'late.jsonl', which is not there"):
+        read_drop(store, "fam", "d")
+
+
+def test_a_file_of_another_size_is_half_an_upload(store: Store) -> None:
+    prefix = layout.drop_prefix("fam", "d")
+    store.put(prefix + "a.jsonl", b"123")
+    store.put(prefix + layout.SUCCESS, json.dumps([{"key": "a.jsonl", "size": 9}]).encode())
+    with pytest.raises(DataError, match="promises 9 bytes"):
+        read_drop(store, "fam", "d")
+
+
+def test_a_drop_of_nothing_is_refused(store: Store) -> None:
+    with pytest.raises(DataError, match="no file with rows"):
+        put(store, "d", {"recipe.yaml": b"extends: tiny"})
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[1]", b"nope", b'[{"key": "a"}]', b'[{"key": "a", "size": -1}]', b"\xff"])
+def test_a_broken_success_is_refused(text: bytes) -> None:
+    with pytest.raises(DataError, match="neither empty nor a JSON list"):
+        parse_success(text)
+
+
+def test_an_empty_success_lists_nothing() -> None:
+    assert parse_success(b" \n") is None
+
+
+def test_partition_keys_there_and_back(store: Store) -> None:
+    drop = put(store, "d", {"a.jsonl": b"1"})
+    key = partition_key("alias", drop)
+    assert parse_partition_key(key) == {"bucket_alias": "alias", "family": "fam", "drop": "d", "id": drop.id}
+    assert len(partition_key("b" * 63, drop.model_copy(update={"family": "f" * 40, "drop": "d" * 100}))) <= 250
+    with pytest.raises(DataError):
+        parse_partition_key("a/b")
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("drops/f/d/a.jsonl", (("f", "d"), "a.jsonl")),
+        ("drops/f/d/sub/a", (("f", "d"), "sub/a")),
+        ("drops/f/d/", None),
+        ("drops/f/a.jsonl", None),
+        ("datasets/f/d/a", None),
+        ("drops/../d/a", None),
+        ("drops/F/d/a", None),
+        ("", None),
+    ],
+)
+def test_keys_are_taken_apart(key: str, expected: object) -> None:
+    assert layout.parse_drop_key(key) == expected
+
+
+@pytest.mark.parametrize("name", ["", "-a", "A", "a/b", "a" * 41, "ä", "a b", "a."])
+def test_bad_family_names_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match="family"):
+        layout.check_family(name)

@@ -1,0 +1,70 @@
+"""The promotion rule, case by case."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dropforge.promotion import Policy, decide
+
+LOSS = "eval/loss"
+
+
+def loss(value: float) -> dict[str, float]:
+    return {LOSS: value}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "champion", "base", "policy", "promote"),
+    [
+        (2.0, None, 3.0, Policy(), True),
+        (2.0, None, None, Policy(), True),
+        (3.5, None, 3.0, Policy(), False),
+        (3.5, None, 3.0, Policy(better_than_base=False), True),
+        (2.0, 2.5, 3.0, Policy(), True),
+        (2.5, 2.5, 3.0, Policy(), False),
+        (2.6, 2.5, 3.0, Policy(), False),
+        (2.6, 2.5, 3.0, Policy(min_improvement=-0.05), True),
+        (2.45, 2.5, 3.0, Policy(min_improvement=0.05), False),
+        (2.3, 2.5, 3.0, Policy(min_improvement=0.05), True),
+        (math.nan, 2.5, 3.0, Policy(), False),
+        (math.inf, None, None, Policy(), False),
+        (2.0, math.nan, 3.0, Policy(), True),
+    ],
+)
+def test_losses(candidate: float, champion: float | None, base: float | None, policy: Policy, promote: bool) -> None:
+    verdict = decide(
+        loss(candidate),
+        None if champion is None else loss(champion),
+        None if base is None else loss(base),
+        policy,
+    )
+    assert verdict.promote is promote, verdict.reason
+    assert verdict.reason
+
+
+def test_higher_is_better_where_the_policy_says_so() -> None:
+    policy = Policy(metric="eval/accuracy", direction="higher")
+    assert decide({"eval/accuracy": 0.8}, {"eval/accuracy": 0.7}, None, policy).promote
+    assert not decide({"eval/accuracy": 0.6}, {"eval/accuracy": 0.7}, None, policy).promote
+
+
+def test_a_missing_metric_never_promotes() -> None:
+    assert not decide({}, None, None, Policy()).promote
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_two_models_cannot_each_replace_the_other(one: float, two: float) -> None:
+    policy = Policy(better_than_base=False)
+    assert not (
+        decide(loss(one), loss(two), None, policy).promote and decide(loss(two), loss(one), None, policy).promote
+    )
+
+
+def test_the_table_shows_every_check() -> None:
+    text = decide(loss(2.0), loss(2.5), loss(3.0), Policy()).as_markdown()
+    assert "better than champion | 2.0000 | 2.5000 | yes" in text
+    assert text.count("\n") == 4

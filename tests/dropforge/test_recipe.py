@@ -1,0 +1,111 @@
+"""A recipe is strict, names the nearest key, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dropforge.errors import RecipeError
+from dropforge.recipe import Recipe
+from dropforge.recipes import load_recipe, parse_recipe, presets
+
+SCRATCH = "base: {scratch: {}}\n"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_loads(name: str) -> None:
+    assert isinstance(load_recipe(name), Recipe)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SCRATCH + "train: {learning_rat: 1.0}",
+            r"`train.learning_rat`: it is unknown. Did you mean `train.learning_rate`",
+        ),
+        (SCRATCH + "learning_rate: 1.0", r"Did you mean `train.learning_rate`"),
+        (SCRATCH + "trian: {}", r"Did you mean `train`"),
+        ("base: {scratch: {hiden_size: 64}}", r"`base.scratch.hiden_size`.*`base.scratch.hidden_size`"),
+        (SCRATCH + "zzzz: 1", r"Known here: base, data"),
+        (SCRATCH + "train: {epochs: many}", r"`train.epochs`: .*valid number"),
+        (SCRATCH + "train: {max_steps: true}", r"`train.max_steps`"),
+        (SCRATCH + "train: {learning_rate: -1.0}", r"greater than 0"),
+        (SCRATCH + "train: 3", r"`train`"),
+        ("base: {}", r"neither is given. Give exactly one"),
+        ("base: {model: x, scratch: {}}", r"both are given"),
+        ("train: {}", r"`base`"),
+        (SCRATCH + "train: {method: lora}", r"adapters on random weights"),
+        ("base: {scratch: {hidden_size: 64, heads: 7}}", r"does not divide into 7 heads"),
+        ("base: {scratch: {context: 64}}", r"longer than the model's context of 64"),
+        ("base: {model: /a/b, revision: abc}", r"only a Hugging Face id has revisions"),
+        (SCRATCH + "train: {tokens_per_step: 256}", r"less than one sequence of 512"),
+        (SCRATCH + "compute: {nodes: 9}", r"leave some of 9 ranks idle"),
+        (SCRATCH + "compute: {gpus: 8}", r"1 ranks cannot share 8 GPUs"),
+        (SCRATCH + "compute: {image: mine}", r"the local backend runs no image"),
+        (SCRATCH + "curation: {engine: spark}", r"`curation.engine`"),
+        ("extends: sampel", r"Did you mean 'sample'"),
+        ("extends: /etc/passwd", r"there is no preset"),
+        ("- 1", r"not a YAML mapping"),
+        ("a: [", r"not a YAML mapping"),
+        ("a: &x 1\nb: *x", r"aliases are not allowed"),
+        (SCRATCH + SCRATCH, r"stands twice"),
+        ("!!python/object/apply:os.system ['true']", r"not a YAML mapping"),
+        ("#" + "x" * 70_000, r"larger than 64 KiB"),
+    ],
+)
+def test_a_bad_recipe_is_refused_with_the_mend(text: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text)
+    assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_extends_and_overrides_win_in_order() -> None:
+    recipe = parse_recipe("extends: tiny\ntrain: {max_steps: 7}", {"train": {"seed": 3}})
+    assert (recipe.train.max_steps, recipe.train.seed) == (7, 3)
+    assert recipe.train.sequence_length == load_recipe("tiny").train.sequence_length
+
+
+def test_another_base_replaces_the_preset_s() -> None:
+    recipe = parse_recipe("extends: sample\nbase: {model: /models/mine}")
+    assert recipe.base.scratch is None
+
+
+def test_an_unknown_file_names_the_presets(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="Presets: full, lora, sample, tiny"):
+        load_recipe(tmp_path / "none.yaml")
+
+
+def test_plain_values_give_the_same_recipe_again() -> None:
+    recipe = load_recipe("sample")
+    assert Recipe.model_validate(recipe.plain()) == recipe
+    assert recipe.flat()["train.max_steps"] == "120"
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_recipe_or_a_recipe_error(text: str) -> None:
+    try:
+        parse_recipe(text)
+    except RecipeError as error:
+        assert error.mend  # noqa: PT017 - either outcome is right
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.dictionaries(
+            st.sampled_from(["base", "scratch", "model", "train", "extends", "lora", "x"]), inner, max_size=4
+        ),
+        max_leaves=8,
+    )
+)
+def test_any_overrides_give_a_recipe_or_a_recipe_error(values: object) -> None:
+    if isinstance(values, dict):
+        try:
+            parse_recipe("extends: tiny", values)
+        except RecipeError as error:
+            assert error.thing  # noqa: PT017 - either outcome is right

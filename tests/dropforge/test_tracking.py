@@ -1,0 +1,126 @@
+"""Tracking against a real MLflow server: one run per run, one version per run, an alias that moves by the rule."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from dropforge import tracking
+from dropforge.errors import DropforgeError
+from dropforge.promotion import Policy, Verdict, decide
+from dropforge.run import RunSpec
+
+REPORT = {"model": {"uri": "s3://b/runs/r/model", "digest": "abc"}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/m.db", "--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=1)
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def spec() -> RunSpec:
+    family = f"fam-{uuid.uuid4().hex[:8]}"
+    recipe = {"train": {"method": "full"}}
+    return RunSpec(f"{family}-1", family, 1, "s3://b/runs/r", "s3://b", "m", "d" * 64, recipe, "c", drop={"id": "x"})
+
+
+def verdict(promote: bool) -> Verdict:
+    return decide({"eval/loss": 1.0 if promote else 9.0}, None, {"eval/loss": 5.0}, Policy())
+
+
+def opened(server: str, spec: RunSpec) -> RunSpec:
+    return replace(spec, tracking=tracking.open_run(server, spec, {"train.seed": "1"}, {tracking.TAG_DAG_RUN: "x"}))
+
+
+def test_opening_twice_gives_one_run(server: str, spec: RunSpec) -> None:
+    many = {f"key.{number}": "v" * 7000 for number in range(150)}
+    first = tracking.open_run(server, spec, many, {tracking.TAG_DAG_RUN: "one"})
+    tracking.close_run(server, first.run_id, "FAILED")
+    second = tracking.open_run(server, spec, many, {tracking.TAG_DAG_RUN: "two"})
+    assert first == second
+    run = tracking.client(server).get_run(first.run_id)
+    assert run.info.status == "RUNNING"
+    assert len(run.data.params) == 150
+    assert run.data.tags[tracking.TAG_DAG_RUN] == "two"
+
+
+def test_a_failed_run_is_not_turned_into_a_finished_one(server: str, spec: RunSpec) -> None:
+    run = opened(server, spec).tracking
+    assert run is not None
+    tracking.close_run(server, run.run_id, "KILLED", {"why": "test"})
+    tracking.close_run(server, run.run_id, "FINISHED")
+    assert tracking.client(server).get_run(run.run_id).info.status == "KILLED"
+
+
+def test_the_alias_moves_only_by_the_rule(server: str, spec: RunSpec) -> None:
+    one = opened(server, spec)
+    assert tracking.champion(server, spec.family) is None
+    done = tracking.register(server, one, REPORT, verdict(True), alias="champion", compared_with=None)
+    assert (done.version, done.promoted, done.previous) == ("1", True, None)
+    two = opened(server, replace(spec, run=f"{spec.family}-2"))
+    kept = tracking.register(server, two, REPORT, verdict(False), alias="champion", compared_with="1")
+    assert (kept.version, kept.promoted) == ("2", False)
+    champion = tracking.champion(server, spec.family)
+    assert champion is not None
+    assert (champion.version, champion.model) == ("1", "s3://b/runs/r/model")
+    three = opened(server, replace(spec, run=f"{spec.family}-3"))
+    moved = tracking.register(server, three, REPORT, verdict(True), alias="champion", compared_with="1")
+    assert (moved.version, moved.previous) == ("3", "1")
+
+
+def test_registering_twice_gives_one_version(server: str, spec: RunSpec) -> None:
+    run = opened(server, spec)
+    for _ in range(2):
+        done = tracking.register(server, run, REPORT, verdict(True), alias="champion", compared_with=None)
+        assert (done.version, done.previous) == ("1", None)
+
+
+def test_a_champion_that_changed_meanwhile_stops_the_promotion(server: str, spec: RunSpec) -> None:
+    tracking.register(server, opened(server, spec), REPORT, verdict(True), alias="champion", compared_with=None)
+    late = opened(server, replace(spec, run=f"{spec.family}-2"))
+    with pytest.raises(DropforgeError, match="moved from version none to 1"):
+        tracking.register(server, late, REPORT, verdict(True), alias="champion", compared_with=None)
+    champion = tracking.champion(server, spec.family)
+    assert champion is not None
+    assert champion.version == "1"
+
+
+def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
+    run = opened(server, spec).tracking
+    assert run is not None
+    evaluation = {"candidate": {"eval/loss": 1.0, "rows": 3}, "champion": None}
+    tracking.log_evaluation(server, run.run_id, evaluation, verdict(True), 7)
+    data = tracking.client(server).get_run(run.run_id).data
+    assert data.metrics == {"candidate/loss": 1.0}
+    assert data.tags[tracking.TAG_VERDICT].startswith("promote")
