@@ -1,0 +1,71 @@
+# Everything a person types here. The environment is made on first use and again when its requirements change.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := dropforge curation trainer plugins dags tests bench
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up down doctor test test-fast e2e lint format lock bench clean
+
+help:  ## List the commands
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(READY)  ## Make the project's environment in .venv
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "error: $$($(PYTHON) --version) is not supported. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "error: $(PYTHON) cannot make environments. Install its venv module (Debian: apt install python3-venv)"; exit 1; }
+	@echo "Installing into $(VENV): a few minutes the first time, PyTorch is large"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$$(sed -n 's/^uv==//p' requirements/uv.txt)
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/dev.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps $(addprefix --find-links=,$(PIP_FIND_LINKS)) -e .
+	@touch $@
+
+demo: $(READY)  ## Start everything, drop sample data, follow the run to the registered model (ARGS=--exit to stop after)
+	@$(BIN)/dropforge demo $(ARGS)
+
+up: $(READY)  ## Start the stack and keep it in the foreground
+	@$(BIN)/dropforge up $(ARGS)
+
+down: $(READY)  ## Stop a stack that was left behind
+	@$(BIN)/dropforge down $(ARGS)
+
+doctor: $(READY)  ## Check this machine
+	@$(BIN)/dropforge doctor $(ARGS)
+
+test: $(READY)  ## Run all tests that need no cluster
+	@$(BIN)/pytest -m "not cluster" $(ARGS)
+
+test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
+	@$(BIN)/pytest -m "not cluster and not e2e and not dist" $(ARGS)
+
+e2e: $(READY)  ## Run only the tests that start the whole stack
+	@$(BIN)/pytest -m e2e $(ARGS)
+
+lint: $(READY)  ## Check style, types and the arrows between the packages
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(READY)  ## Put the code into shape
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+lock:  ## Compile requirements/*.txt from pyproject.toml, without URLs or hashes
+	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
+	@for part in dev airflow trainer curation; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+	    --no-emit-find-links --extra $$part $$(test $$part = dev || echo "--constraint requirements/dev.txt") \
+	    pyproject.toml -o requirements/$$part.txt || exit 1; done
+	@$(BIN)/uv pip list --python $(BIN)/python 2>/dev/null | awk '$$1 == "uv" {print "uv==" $$2}' > requirements/uv.txt
+
+bench: $(READY)  ## Run the benches: every claim of speed beside a peer
+	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## Remove caches; the environment and the stack's state stay
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.venv/*' -exec rm -rf {} +
