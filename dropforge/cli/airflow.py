@@ -17,14 +17,14 @@ class Airflow:
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self.url = url.rstrip("/")
-        self._login = {"username": user, "password": password}
+        self.user, self.password = user, password
         self._http = httpx.Client(base_url=self.url, timeout=20)
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
         try:
             answer = self._http.request(method, path, **options)
             if answer.status_code == 401:
-                token = self._http.post("/auth/token", json=self._login)
+                token = self._http.post("/auth/token", json={"username": self.user, "password": self.password})
                 token.raise_for_status()
                 self._http.headers["Authorization"] = f"Bearer {token.json()['access_token']}"
                 answer = self._http.request(method, path, **options)
