@@ -1,0 +1,33 @@
+"""The way in: whatever arrived in the inbox becomes one partition event per complete drop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import AirflowSkipException
+from dropforge_airflow.assets import DROPS, FINETUNE_DAG, INBOX, INTAKE_DAG
+
+with DAG(
+    INTAKE_DAG,
+    schedule=INBOX,
+    catchup=False,
+    max_active_runs=1,
+    tags=["dropforge"],
+    doc_md=__doc__,
+    default_args={"owner": "dropforge", "retries": 3},
+):
+
+    @task(outlets=[DROPS])
+    def take_in(**context: Any) -> dict[str, int]:
+        """Work through the inbox and announce the drops that wait."""
+        from dropforge_airflow.tasks.intake import run_intake
+
+        done = run_intake(context["ti"], FINETUNE_DAG)
+        if not done.keys:
+            # An outlet event without a partition key would be logged as an error by the scheduler.
+            raise AirflowSkipException(done.summary())
+        context["outlet_events"][DROPS].add_partitions(done.keys)
+        return done.counts()
+
+    take_in()

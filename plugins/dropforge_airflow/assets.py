@@ -1,0 +1,24 @@
+"""The assets that tie the DAGs together."""
+
+from __future__ import annotations
+
+from airflow.sdk import Asset, AssetWatcher
+
+from dropforge_airflow.triggers.drops import DropTrigger
+
+INTAKE_DAG = "dropforge_intake"
+FINETUNE_DAG = "dropforge_finetune"
+
+INBOX = Asset(
+    name="dropforge_inbox",
+    uri="dropforge://inbox",
+    group="dropforge",
+    watchers=[AssetWatcher(name="dropforge_drops", trigger=DropTrigger())],
+)
+"""Something arrived, or waits too long: events only wake."""
+
+DROPS = Asset(name="dropforge_drops", uri="dropforge://drops", group="dropforge")
+"""One partition event per complete drop; the key is `dropforge.drop.partition_key`."""
+
+MODELS = Asset(name="dropforge_models", uri="dropforge://models", group="dropforge")
+"""A model version was registered; the event says which, and whether it became champion."""

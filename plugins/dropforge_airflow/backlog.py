@@ -1,0 +1,53 @@
+"""When waiting work deserves another nudge: pure rules, one per place where an event can be lost.
+
+Airflow loses triggers in a burst and drops partition events of a paused DAG. The objects under `ledger/` stay, so
+whatever waits longer than it should is woken again, each time a little later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+
+@dataclass
+class Backlog:
+    """Remembers what has been waiting, by its key; used by the trigger, whose process lives long.
+
+    :param after: seconds that a key may wait before the first nudge; the pause doubles with each nudge.
+    :param longest: the longest pause, in seconds.
+    """
+
+    after: float = 20.0
+    longest: float = 60.0
+    _due: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def overdue(self, keys: Iterable[str], now: float) -> int:
+        """Note which keys wait at `now` (any clock that only goes forward); the number that deserve a nudge."""
+        waiting = set(keys)
+        self._due = {key: value for key, value in self._due.items() if key in waiting}
+        late = 0
+        for key in waiting:
+            due, pause = self._due.setdefault(key, (now + self.after, self.after))
+            if now >= due:
+                late += 1
+                pause = min(2 * pause, self.longest)
+                self._due[key] = (now + pause, pause)
+        return late
+
+
+@dataclass(frozen=True)
+class Nudged:
+    """How often, and when last, the event of a waiting drop was sent."""
+
+    times: int = 0
+    last: datetime | None = None
+
+
+def deserves_event(nudged: Nudged, now: datetime, *, after: float = 20.0, longest: float = 600.0) -> bool:
+    """Whether the event of an unclaimed drop is to be sent (again): at once, then after pauses that double."""
+    if nudged.last is None or nudged.times == 0:
+        return True
+    pause = min(after * 2.0 ** min(nudged.times - 1, 30), longest)
+    return now - nudged.last >= timedelta(seconds=pause)

@@ -1,0 +1,1 @@
+"""Bodies of the DAGs' tasks, one subject each; the DAG files only wire them."""

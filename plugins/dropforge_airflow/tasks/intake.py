@@ -1,0 +1,166 @@
+"""From the inbox to the ledger, and from the ledger to partition events.
+
+Every step may be repeated: a message that is read twice, a drop that is entered twice and an event that is sent
+twice change nothing, because the ledger in S3 decides.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dropforge import layout, ledger
+from dropforge.drop import Drop, partition_key, read_drop
+from dropforge.errors import DropforgeError
+from dropforge.layout import DropName
+from dropforge.settings import from_env
+from dropforge.store import MissingObjectError, ObjectInfo, Store
+from dropforge_airflow import connection, events
+from dropforge_airflow.backlog import Nudged, deserves_event
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the fine-tune DAG has before it: whether it is paused, and how many of its runs have not begun."""
+
+    paused: bool = False
+    queued: int = 0
+
+
+@dataclass
+class Intake:
+    """What one intake did."""
+
+    entered: list[Drop] = field(default_factory=list)
+    known: list[Drop] = field(default_factory=list)
+    refused: dict[DropName, str] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "entered": len(self.entered),
+            "known": len(self.known),
+            "refused": len(self.refused),
+            "announced": len(self.keys),
+        }
+
+    def summary(self) -> str:
+        return ", ".join(f"{number} {word}" for word, number in self.counts().items())
+
+
+def run_intake(ti: Any, finetune_dag: str) -> Intake:
+    """The intake as a task: with the settings of the environment and Airflow's own view of the line.
+
+    :param ti: the running task instance.
+    """
+    settings = from_env()
+
+    def line() -> Line:
+        return Line(ti.get_dag(finetune_dag).is_paused, ti.get_dr_count(finetune_dag, states=["queued"]))
+
+    done = take_in(connection.open_store(settings.bucket), settings.bucket, settings.bucket_alias, line)
+    log.info("Intake: %s", done.summary())
+    return done
+
+
+def take_in(store: Store, bucket: str, bucket_alias: str, line: Callable[[], Line]) -> Intake:
+    """Work through the inbox, then collect the partition keys whose events are to be sent.
+
+    :param line: asked only when a drop waits.
+    """
+    done = Intake()
+    # Again until it is empty: what comes in meanwhile need not wait for another run.
+    while entries := list(store.list(layout.INBOX)):
+        for entry in entries:
+            for name in _read_entry(store, entry.key, bucket):
+                _enter(store, name, bucket, done)
+            # Only now: a crash before this repeats the entry.
+            store.delete(entry.key)
+    done.keys = _events_to_send(store, bucket_alias, line)
+    return done
+
+
+def _read_entry(store: Store, key: str, bucket: str) -> tuple[DropName, ...]:
+    try:
+        body = json.loads(store.get(key))["body"]
+        return events.finished_drops(events.read_message(body), bucket)
+    except MissingObjectError:
+        return ()  # another intake was faster
+    except (ValueError, KeyError, TypeError, events.NotAnEventError) as error:
+        log.error("Inbox entry %s cannot be read and is removed: %s", key, error)
+        return ()
+
+
+def _enter(store: Store, name: DropName, bucket: str, done: Intake) -> None:
+    try:
+        drop = read_drop(store, name.family, name.drop, bucket)
+    except DropforgeError as error:
+        record = {"reason": str(error), "thing": error.thing, "cause": error.cause, "mend": error.mend}
+        record["at"] = datetime.now(UTC).isoformat()
+        store.put(layout.refused_key(*name), json.dumps(record, indent=1, ensure_ascii=False).encode())
+        done.refused[name] = str(error)
+        log.warning("Drop %s/%s is refused for now. %s", *name, error)
+        return
+    store.delete(layout.refused_key(*name))
+    if ledger.record(store, drop):
+        done.entered.append(drop)
+        log.info("Drop %s/%s is entered: %d files, %d bytes, id %s", *name, len(drop.files), drop.total_bytes, drop.id)
+    else:
+        done.known.append(drop)
+        log.info("Drop %s/%s holds the same bytes as one that was entered before (id %s)", *name, drop.id)
+
+
+def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line]) -> list[str]:
+    waiting = list(store.list(layout.PENDING))
+    if not waiting:
+        return []
+    ahead = line()
+    if ahead.paused:
+        # Airflow drops the events of a paused DAG; sending them would only raise the pauses between them.
+        log.warning("%d drops wait: the fine-tune DAG is paused. Unpause it; they start within a minute", len(waiting))
+        return []
+    now = datetime.now(UTC)
+    states = [(info, _read_pending(store, info)) for info in waiting]
+    sent = sum(1 for _, state in states if state is not None and state.times)
+    keys: list[str] = []
+    for info, state in states:
+        if state is None:
+            continue  # claimed meanwhile
+        # As many runs stand in line as drops were announced: no event was lost, they only wait their turn.
+        if state.times and ahead.queued >= sent:
+            continue
+        if deserves_event(state, now) and (key := _announce(store, info, state, now, bucket_alias)):
+            keys.append(key)
+    return keys
+
+
+def _announce(store: Store, info: ObjectInfo, state: Nudged, now: datetime, bucket_alias: str) -> str | None:
+    """The key to send for a waiting drop, noted in its marker; None if it was claimed meanwhile."""
+    family, _, file = info.key.removeprefix(layout.PENDING).partition("/")
+    try:
+        drop = ledger.read(store, family, file.removesuffix(".json"))
+    except MissingObjectError:
+        return None  # its entry in the inbox, which is still there, will bring it again
+    note = {"drop": drop.drop, "times": state.times + 1, "last": now.isoformat()}
+    # Conditional, so that a claim which removes the marker at this moment is not undone.
+    if not store.put_if_match(info.key, json.dumps(note).encode(), info.etag):
+        return None
+    if state.times:
+        log.warning("Drop %s/%s has no run yet: its event is sent again", drop.family, drop.drop)
+    return partition_key(bucket_alias, drop)
+
+
+def _read_pending(store: Store, info: ObjectInfo) -> Nudged | None:
+    try:
+        values = json.loads(store.get(info.key))
+        return Nudged(int(values.get("times", 0)), datetime.fromisoformat(values["last"]) if "last" in values else None)
+    except MissingObjectError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Nudged()  # an unreadable marker counts as never announced

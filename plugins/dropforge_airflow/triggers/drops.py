@@ -1,0 +1,162 @@
+"""The watcher of the asset `dropforge_inbox`: wakes the intake DAG when a drop is finished.
+
+At least once, by order of writing: the message goes to the inbox in S3, then one small event wakes, and only when
+Airflow has stored that event is the message deleted from the queue. The inbox is the truth, so an event that Airflow
+loses afterwards costs time, never a drop: whatever waits too long is woken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+
+from dropforge_airflow.backlog import Backlog
+from dropforge_airflow.connection import CONNECTION
+from dropforge_airflow.triggers.patience import Patience, in_thread
+
+if TYPE_CHECKING:
+    from dropforge_airflow.triggers.post import Post
+
+log = logging.getLogger(__name__)
+
+
+class DropTrigger(BaseEventTrigger):
+    """Emits a wake event when drops are finished or have waited too long; the payload holds nothing but counts.
+
+    Addresses that are not given are read from the environment where the trigger runs (`DROPFORGE_BUCKET`,
+    `DROPFORGE_QUEUE_URL`), so that another port or queue changes neither the DAG nor the stored trigger.
+
+    :param queue_url: SQS queue that the bucket notifies. Where there is none, the prefix `drops/` is polled.
+    :param bucket: S3 bucket of the drops.
+    :param aws_conn_id: Airflow connection for S3 and SQS; credentials live there, never here.
+    :param nudge_after: seconds after which something that still waits is woken again; the pause doubles to a minute.
+    :param poll_every: seconds between two looks at `drops/` where there is no queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue_url: str | None = None,
+        bucket: str | None = None,
+        aws_conn_id: str = CONNECTION,
+        nudge_after: float = 20.0,
+        poll_every: float = 5.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.queue_url = queue_url
+        self.bucket = bucket
+        self.aws_conn_id = aws_conn_id
+        self.nudge_after = nudge_after
+        self.poll_every = poll_every
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "dropforge_airflow.triggers.drops.DropTrigger",
+            {
+                "queue_url": self.queue_url,
+                "bucket": self.bucket,
+                "aws_conn_id": self.aws_conn_id,
+                "nudge_after": self.nudge_after,
+                "poll_every": self.poll_every,
+            },
+        )
+
+    def shared_stream_key(self) -> Hashable:
+        return ("dropforge-drops", self.queue_url, self.bucket, self.aws_conn_id, self.nudge_after, self.poll_every)
+
+    @classmethod
+    def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> SharedStreamProducer:
+        return DropProducer(**kwargs)
+
+    async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
+        async for counts in shared_stream:
+            yield TriggerEvent(counts)  # type: ignore[no-untyped-call]
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        # Without the acknowledging stream there is no moment at which a message may be deleted.
+        raise NotImplementedError("DropTrigger needs the shared event streams of Airflow 3.3")
+        yield
+
+
+class DropProducer(SharedStreamProducer):
+    """Reads the queue and deletes what Airflow has stored. Troubles are waited out here, with one line each."""
+
+    def __init__(
+        self,
+        *,
+        queue_url: str | None,
+        bucket: str | None,
+        aws_conn_id: str = CONNECTION,
+        nudge_after: float = 20.0,
+        poll_every: float = 5.0,
+    ) -> None:
+        self._where = (queue_url, bucket, aws_conn_id)
+        self._nudge_after = nudge_after
+        self._poll_every = poll_every
+        self._post: Post | None = None
+
+    async def open_stream(self) -> AsyncIterator[tuple[dict[str, int], tuple[str, ...]]]:
+        """Yield (counts, receipts of the messages behind them) for ever."""
+        patience = Patience("Drop intake", log)
+        backlog = Backlog(after=self._nudge_after)
+        while True:
+            try:
+                if self._post is None:
+                    self._post = await in_thread(_open_post, *self._where)
+                post = self._post
+                every = self._nudge_after / 2 if post.queue_url else self._poll_every
+                check = 0.0
+                while True:
+                    if post.queue_url:
+                        batch = await in_thread(post.collect, max(1.0, min(20.0, check - time.monotonic())))
+                        if batch.receipts:
+                            yield {"messages": len(batch.receipts)}, batch.receipts
+                        if batch.error is not None:
+                            raise batch.error
+                    if time.monotonic() >= check:
+                        found = 0 if post.queue_url else await in_thread(post.look)
+                        if found:
+                            yield {"found": found}, ()
+                        late = backlog.overdue(await in_thread(post.waiting), time.monotonic())
+                        if late and not found:
+                            log.info("%d waiting in the ledger: waking intake again", late)
+                            yield {"waiting": late}, ()
+                        check = time.monotonic() + every
+                    if not post.queue_url:
+                        await asyncio.sleep(every)
+                    patience.over()
+            except Exception as error:
+                if self._post is not None:
+                    self._post.forget()
+                await asyncio.sleep(patience.pause(error))
+
+    async def advance(self, batch: Sequence[AdvanceItem]) -> None:
+        """Delete the messages whose event is stored; the others come again by themselves."""
+        receipts = [receipt for item in batch if item.outcome.is_clean for receipt in item.broker_payload]
+        if not receipts or self._post is None:
+            return
+        try:
+            await in_thread(self._post.delete, receipts)
+        except Exception as error:
+            # Raising would end the stream; the message merely comes again and finds its work done.
+            log.warning("%d messages could not be deleted and will come again: %s", len(receipts), error)
+
+    def get_advance_lane(self, broker_payload: Any) -> Hashable:
+        return tuple(broker_payload)  # no order to keep: no batch waits for another
+
+    async def aclose(self) -> None:
+        if self._post is not None:
+            self._post.close()
+
+
+def _open_post(queue_url: str | None, bucket: str | None, aws_conn_id: str) -> Post:
+    """Open the queue and the bucket; slow imports happen here, off the event loop."""
+    from dropforge_airflow.triggers.post import Post
+
+    return Post.open(queue_url, bucket, aws_conn_id)

@@ -1,0 +1,188 @@
+"""The trigger's dealings with the world: queue, dead letters, inbox. Blocking; called from threads."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from dropforge import layout
+from dropforge.errors import DropforgeError
+from dropforge.settings import from_env
+from dropforge_airflow import connection, events
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+    from dropforge.store import S3Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Receipts of messages that now lie in the inbox; `error` is what befell the others, which come again."""
+
+    receipts: tuple[str, ...] = ()
+    error: Exception | None = None
+
+
+class Post:
+    """One queue and one bucket."""
+
+    def __init__(self, queue_url: str, store: S3Store, client: SQSClient | None) -> None:
+        self.queue_url = queue_url
+        self._store = store
+        self._client = client
+        self._dead_letters: str | None = None
+        self._seen: set[str] | None = None
+        self._closed = False
+
+    @classmethod
+    def open(cls, queue_url: str | None, bucket: str | None, aws_conn_id: str) -> Post:
+        """:raises DropforgeError: if an address is neither given nor in the environment."""
+        if queue_url is None or bucket is None:
+            settings = from_env()
+            queue_url = settings.queue_url if queue_url is None else queue_url
+            bucket = bucket or settings.bucket
+        client = connection.sqs(aws_conn_id) if queue_url else None
+        return cls(queue_url, connection.open_store(bucket, aws_conn_id), client)
+
+    def collect(self, wait: float) -> Batch:
+        """Wait up to `wait` seconds for messages and sort them: inbox, dead letters, or of no use."""
+        try:
+            answer = self._sqs.receive_message(
+                QueueUrl=self.queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=round(wait)
+            )
+        except ClientError as error:
+            raise self._explain(error) from None
+        messages = answer.get("Messages", [])
+        if self._closed:  # the trigger moved on during the long poll: whoever reads next shall have them at once
+            for message in messages:
+                self._sqs.change_message_visibility(
+                    QueueUrl=self.queue_url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+                )
+            return Batch()
+        receipts: list[str] = []
+        useless: list[str] = []
+        problem: Exception | None = None
+        for message in messages:
+            try:
+                (receipts if self._sort(message) else useless).append(message["ReceiptHandle"])
+            except Exception as error:
+                problem = error
+        if useless:
+            self.delete(useless)
+        return Batch(tuple(receipts), problem)
+
+    def _sort(self, message: Any) -> bool:
+        """Put a message where it belongs; True if it lies in the inbox now."""
+        body = message.get("Body", "")
+        try:
+            drops = events.finished_drops(events.read_message(body), self._store.bucket)
+        except events.NotAnEventError as error:
+            self._bury(message, str(error))
+            return False
+        if drops:
+            self._put_inbox(body)
+        return bool(drops)
+
+    def _put_inbox(self, body: str) -> None:
+        entry = {"body": body, "at": datetime.now(UTC).isoformat()}
+        self._store.put_if_absent(layout.inbox_key(events.digest(body)), json.dumps(entry).encode())
+
+    def _bury(self, message: Any, reason: str) -> None:
+        """Send a message to the dead-letter queue with its reason; into the bucket where there is no such queue."""
+        body, number = message.get("Body") or " ", message.get("MessageId", "")
+        if self._dead_letters is None:
+            self._dead_letters = self._find_dead_letters()
+        if self._dead_letters:
+            text = "".join(char if " " <= char <= "~" else "?" for char in reason)[:500]
+            self._sqs.send_message(
+                QueueUrl=self._dead_letters,
+                MessageBody=body,
+                MessageAttributes={"dropforge.reason": {"DataType": "String", "StringValue": text}},
+            )
+            where = self._dead_letters
+        else:
+            key = f"{layout.REFUSED}messages/{events.digest(body)}.json"
+            record = {"reason": reason, "message": number, "body": body, "at": datetime.now(UTC).isoformat()}
+            self._store.put(key, json.dumps(record, indent=1).encode())
+            where = f"{self._store.uri}/{key}"
+        log.warning("Message %s of %s was put aside: %s. It lies in %s", number, self.queue_url, reason, where)
+
+    def _find_dead_letters(self) -> str:
+        answer = self._sqs.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=["RedrivePolicy"])
+        policy = json.loads(answer.get("Attributes", {}).get("RedrivePolicy") or "{}")
+        arn = policy.get("deadLetterTargetArn")
+        if not arn:
+            return ""
+        account, name = arn.split(":")[-2:]
+        return str(self._sqs.get_queue_url(QueueName=name, QueueOwnerAWSAccountId=account)["QueueUrl"])
+
+    def delete(self, receipts: Sequence[str]) -> None:
+        """Delete messages. :raises DropforgeError: if some could not be deleted."""
+        for start in range(0, len(receipts), 10):  # the service's limit for one call
+            part = receipts[start : start + 10]
+            answer = self._sqs.delete_message_batch(
+                QueueUrl=self.queue_url,
+                Entries=[{"Id": str(number), "ReceiptHandle": receipt} for number, receipt in enumerate(part)],
+            )
+            if failed := answer.get("Failed"):
+                cause = f"{len(failed)} messages were not deleted ({failed[0].get('Message') or failed[0]['Code']})"
+                raise DropforgeError(f"queue {self.queue_url}", cause, "Allow sqs:DeleteMessage on it")
+
+    def waiting(self) -> list[str]:
+        """Keys of what waits in the ledger: unread messages and unclaimed drops."""
+        return [info.key for prefix in (layout.INBOX, layout.PENDING) for info in self._store.list(prefix)]
+
+    def look(self) -> int:
+        """Look for `_SUCCESS` objects that were never seen and put them into the inbox; their number.
+
+        Each one is remembered by a small object under `ledger/seen/`, so that a restart does not begin anew.
+        """
+        if self._seen is None:
+            self._seen = {info.key.removeprefix(layout.SEEN) for info in self._store.list(layout.SEEN)}
+        found = 0
+        pages = self._store.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._store.bucket, Prefix=layout.DROPS
+        )
+        for item in (item for page in pages for item in page.get("Contents", [])):
+            parsed = layout.parse_drop_key(item["Key"])
+            if parsed is None or parsed[1] != layout.SUCCESS:
+                continue
+            body = events.found_body(self._store.bucket, item["Key"], item["ETag"], item["LastModified"].isoformat())
+            name = events.digest(body)
+            if name in self._seen:
+                continue
+            self._put_inbox(body)  # first, so that a crash between the two repeats instead of forgetting
+            self._store.put(layout.SEEN + name, item["Key"].encode())
+            self._seen.add(name)
+            found += 1
+        return found
+
+    def forget(self) -> None:
+        """Drop what was learned about the queue; after a trouble it may be another one."""
+        self._dead_letters = None
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def _sqs(self) -> SQSClient:
+        if self._client is None:
+            raise DropforgeError("drop intake", "it has no queue", "Set DROPFORGE_QUEUE_URL")
+        return self._client
+
+    def _explain(self, error: ClientError) -> Exception:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code in {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}:
+            return DropforgeError(
+                f"queue {self.queue_url}", "it does not exist", "Create it, or mend DROPFORGE_QUEUE_URL"
+            )
+        return error
