@@ -10,8 +10,9 @@ import typer
 
 from dropforge import settings
 from dropforge.cli.airflow import Airflow
+from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
-from dropforge.stack.state import read_state
+from dropforge.stack.state import is_running, read_state
 from dropforge.store import S3Store, Store
 
 StateOption = Annotated[
@@ -33,11 +34,14 @@ def connect(state: Path | None) -> Connection:
 
     :raises DropforgeError: if neither is there.
     """
-    stack = read_state(state or settings.default_state())
-    if stack is not None:
+    folder = state or settings.default_state()
+    stack = read_state(folder)
+    if stack is not None and is_running(folder):
         os.environ.update(stack.env())
         found = stack.settings
-        login = (stack.airflow_user, stack.airflow_password)
+        login = stack.login
+    elif stack is not None:
+        raise DropforgeError(f"stack in {folder}", "it is not running", "Start it with `dropforge up`")
     else:
         found = settings.from_env()
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
