@@ -9,10 +9,12 @@
     ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
     ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended
     ledger/refused/messages/DIGEST.json      a message that is no S3 event, where there is no dead-letter queue
+    ledger/turns/FAMILY.json                 the run that compares and promotes now; one at a time
     ledger/seen/DIGEST                       a _SUCCESS that polling has found, where there is no queue
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
-    runs/RUN/run.json, checkpoints/, report.json, evaluation.json, model/
+    runs/RUN/run.json, checkpoints/, report.json, model/
+    runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     mlflow/                                  MLflow's artifacts
 """
 
@@ -110,6 +112,10 @@ def refused_key(family: str, drop: str) -> str:
     return f"{REFUSED}{family}/{drop}.json"
 
 
+def turn_key(family: str) -> str:
+    return f"ledger/turns/{family}.json"
+
+
 def claims_prefix(family: str, drop_id: str) -> str:
     return f"ledger/claims/{family}/{drop_id}/"
 
@@ -140,6 +146,14 @@ def run_key(run: str) -> str:
 
 def report_key(run: str) -> str:
     return run_prefix(run) + "report.json"
+
+
+def evaluate_key(run: str) -> str:
+    return run_prefix(run) + "evaluate.json"
+
+
+def verdict_key(run: str) -> str:
+    return run_prefix(run) + "verdict.json"
 
 
 def evaluation_key(run: str) -> str:
