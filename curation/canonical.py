@@ -1,0 +1,207 @@
+"""One canonical row from the many shapes that people use.
+
+==========================  ==================================================================================
+row                         becomes
+==========================  ==================================================================================
+messages, conversations...  messages: lists of {role, content} or {from, value}; also as JSON text in one cell
+prompt + completion...      a user's and an assistant's message; `system` in front if there is one
+text                        text
+==========================  ==================================================================================
+
+Roles human, gpt and so on become user and assistant; neighbours with the same role become one message. Names of
+fields are compared without case when nothing fits exactly. What cannot be mapped is rejected with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from curation.reasons import Reason, RejectError
+from curation.tokens import invisible, neutralise
+
+LISTS: Final = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns")
+PAIRS: Final = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("instruction", "completion"),
+    ("query", "response"),
+    ("query", "answer"),
+    ("input", "output"),
+    ("user", "assistant"),
+)
+ROLES: Final = {
+    **dict.fromkeys(("user", "human", "prompter", "customer", "question"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "model", "chatbot", "ai", "answer"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool"),
+}
+SYSTEM: Final = ("system", "system_prompt")
+GROUPS: Final = ("group", "group_id", "conversation_id")
+#: Every field that is looked at besides `text`; columns of Parquet files outside this list are never read.
+FIELDS: Final = frozenset({*LISTS, *(name for pair in PAIRS for name in pair), *SYSTEM, *GROUPS, "label", "source"})
+
+
+class Row(NamedTuple):
+    """A canonical row. Either `roles` and `contents` (same length) or `text` is set.
+
+    :param neutralised: control tokens made harmless.
+    :param invisible: it holds characters that change what a person sees.
+    """
+
+    roles: tuple[str, ...]
+    contents: tuple[str, ...]
+    text: str | None
+    label: str | None
+    source: str | None
+    group: str | None
+    neutralised: int
+    invisible: bool
+
+
+def canonical(fields: Mapping[str, Any], text_column: str = "text") -> Row:
+    """Map a row's fields. :raises RejectError: if they hold no usable text."""
+    messages = _messages(fields, text_column)
+    text = fields.get(text_column) if messages is None else None
+    if messages is None and text is None:
+        # People also write `Question` and ` Answer`.
+        folded = {name.strip().lower(): value for name, value in fields.items() if isinstance(name, str)}
+        messages = _messages(folded, text_column.lower())
+        text = folded.get(text_column.lower()) if messages is None else None
+        if messages is None and text is None:
+            known = fields.keys() if any(value is not None for value in fields.values()) else ()
+            detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
+            raise RejectError(Reason.NO_CONTENT, detail)
+        fields = {**folded, **fields}
+    touched = 0
+    unseen = False
+    label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
+    group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
+    if messages is None:
+        if not isinstance(text, str):
+            raise RejectError(Reason.BAD_FIELD, f"`{text_column}` is {_kind(text)}")
+        if not text.strip():
+            raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
+        clean, touched = _clean(text)
+        return Row((), (), clean, label, source, group, touched, invisible(clean))
+    roles, contents = zip(*_ordered(messages), strict=True)
+    cleaned = []
+    for content in contents:
+        clean, count = _clean(content)
+        touched += count
+        unseen = unseen or invisible(clean)
+        cleaned.append(clean)
+    return Row(roles, tuple(cleaned), None, label, source, group, touched, unseen)
+
+
+def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, str]] | None:
+    """Roles and contents as they were written, or None if the row is no conversation."""
+    # A text column that the recipe names wins over everything else.
+    if text_column != "text" and fields.get(text_column) is not None:
+        return None
+    for name in LISTS:
+        value = fields.get(name)
+        if value is not None:
+            return _parse_list(value, name)
+    for asked, answered in PAIRS:
+        if fields.get(asked) is not None and answered in fields:
+            question, answer = fields[asked], fields[answered]
+            if asked == "instruction" and isinstance(fields.get("input"), str) and fields["input"].strip():
+                question = f"{_content(question, asked)}\n\n{fields['input']}"
+            turns = _side(question, asked, "user") + _side(answer, answered, "assistant")
+            system = next((fields[name] for name in SYSTEM if fields.get(name)), None)
+            return ([("system", _content(system, "system"))] if system is not None else []) + turns
+    return None
+
+
+def _side(value: Any, name: str, role: str) -> list[tuple[str, str]]:
+    """One side of a pair: text, or a list of messages."""
+    return _parse_list(value, name) if isinstance(value, list) else [(role, _content(value, name))]
+
+
+def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` is text, but not a JSON list") from None
+    if not isinstance(value, list) or not value:
+        raise RejectError(
+            Reason.BAD_MESSAGES, f"`{name}` is {'empty' if isinstance(value, list) else _kind(value)}, not a list"
+        )
+    found = []
+    for message in value:
+        if not isinstance(message, dict):
+            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` holds {_kind(message)}, not an object")
+        role, content = message.get("role"), message.get("content")
+        if role is None:
+            role = message.get("from")
+        if content is None:
+            content = message.get("value")
+        if not isinstance(role, str):
+            raise RejectError(Reason.BAD_MESSAGES, "a message has no role")
+        known = ROLES.get(role) or ROLES.get(role.strip().lower())
+        if known is None:
+            raise RejectError(Reason.UNKNOWN_ROLE, f"role {role[:40]!r}")
+        found.append((known, _content(content, f"content of {known}")))
+    return found
+
+
+def _content(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
+        parts = [part.get("text") for part in value if part.get("type", "text") == "text"]
+        if len(parts) == len(value) and all(isinstance(part, str) for part in parts):
+            return "".join(map(str, parts))
+    raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")
+
+
+def _ordered(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Check the order that chat templates ask for, and join neighbours of one role."""
+    joined: list[tuple[str, str]] = []
+    for role, content in messages:
+        if not content.strip():
+            if role == "assistant":
+                raise RejectError(Reason.NO_ANSWER, "an answer is empty")
+            if role != "system":
+                raise RejectError(Reason.EMPTY, f"a message of {role} is empty")
+            continue
+        if joined and joined[-1][0] == role and role != "tool":
+            joined[-1] = (role, f"{joined[-1][1]}\n\n{content}")
+        else:
+            joined.append((role, content))
+    roles = [role for role, _ in joined]
+    body = roles[1:] if roles[:1] == ["system"] else roles
+    if "assistant" not in body:
+        raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
+    if body[0] != "user":
+        raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}")
+    if "system" in body:
+        raise RejectError(Reason.BAD_ORDER, "a system message in the middle")
+    return joined
+
+
+def _clean(text: str) -> tuple[str, int]:
+    if "\0" in text:
+        raise RejectError(Reason.NUL, "a NUL character in the text")
+    return neutralise(text)
+
+
+def _name(value: Any, name: str) -> str | None:
+    """A label, source or group as text; a structure becomes canonical JSON."""
+    if value is None or value == "":
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    if "\0" in text:
+        raise RejectError(Reason.NUL, f"a NUL character in `{name}`")
+    return text
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text"}
+    return names.get(type(value), "a list" if isinstance(value, list) else "an object")

@@ -1,0 +1,277 @@
+"""The dataset card: one HTML page that needs nothing else, and the same facts as JSON.
+
+Everything that comes from the drop is escaped, and a content policy in the page forbids scripts and addresses.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from curation.plots import Bar, bars, histogram, short
+from curation.reasons import MENDS, Reason, quarantined
+from curation.statistics import Statistics
+from dropforge.dataset import Manifest
+from dropforge.drop import Drop
+
+_COLOURS: Final = {"train": "--train", "eval": "--eval", "duplicate": "--copy"}
+
+
+def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Sequence[str]) -> dict[str, Any]:
+    """All facts of the card as plain values."""
+    return {
+        "schema": 1,
+        "family": drop.family,
+        "drop": {
+            "name": drop.drop,
+            "id": drop.id,
+            "prefix": drop.prefix,
+            "bytes": drop.total_bytes,
+        },
+        "digest": manifest.digest,
+        "counts": dict(manifest.counts),
+        "rules": dict(manifest.rules),
+        "inputs": [dict(item) for item in manifest.inputs],
+        "shards": [asdict(shard) for shard in manifest.shards],
+        "warnings": list(warnings),
+        "statistics": asdict(statistics),
+        "unicode": unicodedata.unidata_version,
+    }
+
+
+def render(card: Mapping[str, Any]) -> str:
+    """The page."""
+    sections = [
+        _head(card),
+        _tiles(card),
+        _section("Where every row went", _flow(card), "Each input row has exactly one end; the ledger lists them all."),
+        _section("Lengths", _lengths(card)),
+        _section("Sources", _sources(card)),
+        _section("Rows as the model sees them", _samples(card)),
+        _section("Quarantine", _quarantine(card), "Rows that could not be used, with their place in the file."),
+        _section("Copies", _clusters(card), "The content that came most often; one row of each was kept."),
+        _section("Files", _files(card)),
+        _section("Rules and identity", _rules(card)),
+    ]
+    style = files("curation").joinpath("card.css").read_text(encoding="utf-8")
+    title = f"{escape(card['family'])} · {card['digest'][:12]}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>Dataset {title}</title><style>{style}</style></head><body><main>{''.join(sections)}"
+        "<footer>Written by Dropforge's curation. The machine-readable card lies beside this page.</footer>"
+        "</main></body></html>\n"
+    )
+
+
+def _head(card: Mapping[str, Any]) -> str:
+    warnings = "".join(f"<li>{escape(text)}</li>" for text in card["warnings"][:50])
+    notes = f'<aside class="warn"><strong>Worth a look</strong><ul>{warnings}</ul></aside>' if warnings else ""
+    return (
+        f'<header><p class="kind">Dataset version</p><h1>{escape(card["family"])}</h1>'
+        f'<p class="sub">from drop <strong>{escape(card["drop"]["name"])}</strong>'
+        f' · <code title="{card["digest"]}">{card["digest"][:16]}</code></p></header>{notes}'
+    )
+
+
+def _tiles(card: Mapping[str, Any]) -> str:
+    counts, statistics = card["counts"], card["statistics"]
+    totals = statistics["totals"].values()
+    bad = sum(quarantined(counts).values())
+    tiles = [
+        ("rows in", f"{counts['input']:,}", f"{len(card['inputs'])} files, {_bytes(card['drop']['bytes'])}"),
+        ("train", f"{counts['train']:,}", _share(counts["train"], counts["input"])),
+        ("eval", f"{counts['eval']:,}", _share(counts["eval"], counts["input"])),
+        ("duplicates", f"{counts.get('duplicate', 0):,}", _share(counts.get("duplicate", 0), counts["input"])),
+        ("quarantined", f"{bad:,}", _share(bad, counts["input"])),
+        ("words", short(sum(total["words"] for total in totals)), f"median {statistics['medians']['words']:,} a row"),
+    ]
+    cells = "".join(
+        f'<div class="tile t-{name.split()[0]}"><span>{name}</span><b>{value}</b><small>{note}</small></div>'
+        for name, value, note in tiles
+    )
+    return f'<section class="tiles">{cells}</section>'
+
+
+def _flow(card: Mapping[str, Any]) -> str:
+    counts = card["counts"]
+    bad = sum(quarantined(counts).values())
+    usable = counts["input"] - bad
+    kept = counts["train"] + counts["eval"]
+    funnel = [
+        Bar("read", [("--ink-2", counts["input"], f"{counts['input']:,} rows")], f"{counts['input']:,}"),
+        Bar(
+            "usable",
+            [("--ink-2", usable, f"{usable:,} usable"), ("--bad", bad, f"{bad:,} quarantined")],
+            f"{usable:,}",
+        ),
+        Bar(
+            "distinct",
+            [
+                ("--ink-2", kept, f"{kept:,} kept"),
+                ("--copy", counts.get("duplicate", 0), f"{counts.get('duplicate', 0):,} duplicates"),
+            ],
+            f"{kept:,}",
+        ),
+        Bar(
+            "split",
+            [(_COLOURS[name], counts[name], f"{name}: {counts[name]:,}") for name in ("train", "eval")],
+            f"{counts['train']:,} + {counts['eval']:,}",
+        ),
+    ]
+    reasons = [
+        Bar(reason, [("--bad", rows, f"{reason}: {rows:,} rows")], f"{rows:,} · {_share(rows, counts['input'])}")
+        for reason, rows in quarantined(counts).items()
+    ]
+    below = f"<h3>Rows by reason</h3><figure>{bars(reasons, 'rows by reason')}</figure>" if reasons else ""
+    return f"<figure>{bars(funnel, 'funnel')}</figure>{_LEGEND}{below}"
+
+
+_LEGEND: Final = (
+    '<p class="legend"><i style="background:var(--train)"></i>train <i style="background:var(--eval)"></i>eval '
+    '<i style="background:var(--copy)"></i>duplicate <i style="background:var(--bad)"></i>quarantined</p>'
+)
+
+
+def _lengths(card: Mapping[str, Any]) -> str:
+    statistics = card["statistics"]
+    parts = []
+    for name, title in (("chars", "Characters a row"), ("words", "Words a row")):
+        plot = histogram(statistics["histograms"][name], statistics["edges"], _COLOURS, title)
+        parts.append(f"<div><h3>{title}</h3><figure>{plot}</figure><p>median {statistics['medians'][name]:,}</p></div>")
+    return f'<div class="two">{"".join(parts)}</div>'
+
+
+def _sources(card: Mapping[str, Any]) -> str:
+    statistics = card["statistics"]
+    rows = [
+        Bar(name, [("--train", train, f"train: {train:,}"), ("--eval", held, f"eval: {held:,}")], f"{train + held:,}")
+        for name, train, held in statistics["sources"]
+    ]
+    text = f"<figure>{bars(rows, 'rows by source')}</figure>"
+    if statistics["labels"]:
+        labels = [Bar(name, [("--ink-2", rows, f"{rows:,}")], f"{rows:,}") for name, rows in statistics["labels"]]
+        text += f"<h3>Labels</h3><figure>{bars(labels, 'rows by label')}</figure>"
+    shapes = statistics["shapes"]
+    facts = [f"{shapes['messages']:,} conversations", f"{shapes['text']:,} plain texts"]
+    facts += [f"{statistics['groups']:,} groups, each whole on one side"] if statistics["groups"] else []
+    touched = statistics["touched"]
+    facts += (
+        [f"{touched['neutralised']:,} rows with control tokens made harmless"] if touched.get("neutralised") else []
+    )
+    facts += (
+        [f"{touched['invisible']:,} rows with invisible or reordering characters"] if touched.get("invisible") else []
+    )
+    facts += [f"{touched['blank']:,} blank lines passed over"] if touched.get("blank") else []
+    return text + f"<p>{' · '.join(facts)}</p>"
+
+
+def _samples(card: Mapping[str, Any]) -> str:
+    cells = []
+    for row in card["statistics"]["samples"]:
+        turns = row["messages"] or [{"role": "text", "content": row["text"] or ""}]
+        body = "".join(
+            f'<p class="turn {escape(turn["role"])}"><b>{escape(turn["role"])}</b>{escape(turn["content"])}</p>'
+            for turn in turns
+        )
+        tag = f'<span class="tag t-{row["split"]}">{row["split"]}</span>'
+        cells.append(f"<article>{tag}<small>{escape(row['source'])}</small>{body}</article>")
+    return f'<div class="cards">{"".join(cells)}</div>'
+
+
+def _quarantine(card: Mapping[str, Any]) -> str:
+    examples = card["statistics"]["quarantine"]
+    parts = []
+    for reason, rows in quarantined(card["counts"]).items():
+        found = "".join(
+            f"<tr><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td><td>{escape(item['detail'])}</td>"
+            f"<td><code>{escape(_visible(item['head']))}</code></td></tr>"
+            for item in examples
+            if item["reason"] == reason
+        )
+        parts.append(
+            f"<details open><summary><code>{reason}</code> {rows:,} rows. {escape(MENDS[Reason(reason)])}.</summary>"
+            f'<div class="scroll"><table><thead><tr><th>place</th><th>why</th><th>first bytes</th></tr></thead>'
+            f"<tbody>{found}</tbody></table></div></details>"
+        )
+    return "".join(parts)
+
+
+def _clusters(card: Mapping[str, Any]) -> str:
+    if not card["counts"].get("duplicate"):
+        return ""
+    rows = "".join(
+        f"<tr><td class=n>{item['copies']:,}</td><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
+        f"<td>{escape(_visible(item['excerpt']))}</td></tr>"
+        for item in card["statistics"]["clusters"]
+    )
+    return (
+        '<div class="scroll"><table><thead><tr><th class=n>copies</th><th>kept row</th><th>content</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _files(card: Mapping[str, Any]) -> str:
+    rows = []
+    for item, ends in list(zip(card["inputs"], card["statistics"]["by_file"], strict=True))[:200]:
+        bad = sum(quarantined(ends).values())
+        numbers = (item["rows"], ends.get("train", 0), ends.get("eval", 0), ends.get("duplicate", 0), bad)
+        cells = "".join(f"<td class=n>{number:,}</td>" for number in numbers)
+        rows.append(
+            f"<tr><td><code>{escape(item['key'])}</code></td><td class=n>{_bytes(item['size'])}</td>{cells}</tr>"
+        )
+    names = ("rows", "train", "eval", "duplicate", "quarantined")
+    head = "".join(f"<th class=n>{name}</th>" for name in names)
+    more = f"<p>and {len(card['inputs']) - 200:,} more files</p>" if len(card["inputs"]) > 200 else ""
+    return (
+        f'<div class="scroll"><table><thead><tr><th>file</th><th class=n>size</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{more}"
+    )
+
+
+def _rules(card: Mapping[str, Any]) -> str:
+    facts = {
+        "digest": card["digest"],
+        "drop": f"{card['drop']['prefix']} ({card['drop']['id']})",
+        **card["rules"],
+        "shards": f"{len(card['shards'])} Parquet files, {_bytes(sum(shard['bytes'] for shard in card['shards']))}",
+        "Unicode": card["unicode"],
+    }
+    rows = "".join(
+        f"<tr><th>{escape(name.replace('_', ' '))}</th><td><code>{escape(str(value))}</code></td></tr>"
+        for name, value in facts.items()
+    )
+    return f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>'
+
+
+def _section(title: str, body: str, lead: str = "") -> str:
+    if not body:
+        return ""
+    first = f'<p class="lead">{lead}</p>' if lead else ""
+    return f"<section><h2>{title}</h2>{first}{body}</section>"
+
+
+def _visible(text: str) -> str:
+    """Control, reordering and unseen characters as codes, so that an example cannot fool its reader."""
+    return "".join(
+        char
+        if char == " " or unicodedata.category(char) not in {"Cc", "Cf", "Zl", "Zp", "Co"}
+        else f"\\u{ord(char):04x}"
+        for char in text
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "0%"
+
+
+def _bytes(size: int) -> str:
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= limit:
+            return f"{size / limit:.1f} {unit}"
+    return f"{size} B"

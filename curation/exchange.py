@@ -1,0 +1,211 @@
+"""What needs all rows at once: winners among duplicates, the split, the ledger, the order of the shards.
+
+Each step is one statement over int64, binary and text columns, in the subset of SQL that DuckDB and Spark share and
+in which both mean the same: no floats, no functions on text, `cast(sum(x) as bigint)`. Keys travel, text does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+
+from curation.kernel import Task
+from dropforge.errors import DropforgeError
+
+#: Rows with one key: the smallest rank survives, whatever the order of files and workers.
+WINNERS: Final = """
+create table winners as
+select r.key, r.rank, r.file, r.position
+from rows r join (select key, min(rank) as rank from rows group by key) m on r.key = m.key and r.rank = m.rank
+"""
+KEPT: Final = {
+    "drop": "create table kept as select r.key, r.rank, r.unit"
+    " from rows r join winners w on r.key = w.key and r.rank = w.rank",
+    "keep": "create table kept as select key, rank, unit from rows",
+}
+#: Content that occurs in several groups ties them together: they fall on the same side.
+TIES: Final = """
+create table ties as
+select distinct k.key, k.unit
+from kept k join (select key from kept group by key having min(unit) <> max(unit)) m on k.key = m.key
+"""
+LABELS: Final = "create table labels_0 as select unit, min(unit) as label from ties group by unit"
+SPREAD: Final = """
+create table labels_{next} as
+select t.unit, min(n.label) as label
+from ties t
+join (select t.key, min(l.label) as label from ties t join labels_{now} l on t.unit = l.unit group by t.key) n
+  on t.key = n.key
+group by t.unit
+"""
+JUMP: Final = """
+create table jumped as
+select a.unit, b.label from labels_{next} a join labels_{next} b on a.label = b.unit
+"""
+MOVED: Final = """
+select count(*) from labels_{now} a join labels_{next} b on a.unit = b.unit where a.label <> b.label
+"""
+PLACED: Final = """
+create table placed as
+select k.key, k.rank, coalesce(l.label, k.unit) as unit
+from kept k left join labels_{now} l on k.unit = l.unit
+"""
+SIDES: Final = """
+create table sides as
+select p.key, p.rank, case when p.unit < c.cut then 1 else 0 end as side from placed p cross join cut c
+"""
+ENDS: Final = """
+create table ends as
+select r.file, r.position, r.key,
+       case when s.rank is null then 'duplicate' when s.side = 1 then 'eval' else 'train' end as ending,
+       case when s.rank is null then w.file end as of_file,
+       case when s.rank is null then w.position end as of_position
+from rows r
+join winners w on r.key = w.key
+left join sides s on r.key = s.key and r.rank = s.rank
+union all
+select file, position, cast(null as {binary}) as key, reason as ending, cast(null as bigint), cast(null as bigint)
+from faults
+"""
+COUNTS: Final = "select ending, count(*) as rows from ends group by ending"
+COUNTS_BY_FILE: Final = "select file, ending, count(*) as rows from ends group by file, ending"
+LEDGER: Final = "select file, position, ending, key, of_file, of_position from ends order by file, position"
+KEYS: Final = "select key, rank from sides where side = {side} order by key, rank"
+SHARDS: Final = """
+select r.chars as weight, r.key, r.messages, r.text, r.label, r.source, r."group"
+from rows r join sides s on r.key = s.key and r.rank = s.rank
+where s.side = {side}
+order by r.key, r.rank
+"""
+QUARANTINE: Final = "select file, position, reason, detail, head from faults order by file, position"
+
+
+def eval_cut(per_million: int, low: bytes, high: bytes) -> bytes:
+    """Units below the cut are evaluation.
+
+    The cut depends on the recipe alone, so a row stays on its side when data is added; only where a side would be
+    empty does it move: the smallest unit is then the evaluation, or the largest the training.
+
+    :param low: smallest unit. :param high: largest unit (both 16 bytes, salted, uniform).
+    """
+    cut = (per_million * (1 << 128) // 1_000_000).to_bytes(16, "big")
+    if low == high:
+        return low  # One unit cannot be on both sides: it is trained on, and the check before training says so.
+    if low >= cut:
+        return low + b"\0"
+    return high if high < cut else cut
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What DuckDB may hold before it spills to disk."""
+
+    limit: str = "512MB"
+    threads: int = 2
+
+
+DEFAULT_MEMORY: Final = Memory()
+
+
+class Exchange:
+    """The statements above on DuckDB, over the files that the workers wrote."""
+
+    def __init__(self, tasks: Sequence[Task], spill: Path, duplicates: str, memory: Memory = Memory()) -> None:
+        spill.mkdir(parents=True, exist_ok=True)
+        self.duplicates = duplicates
+        self.db = duckdb.connect(
+            config={
+                "memory_limit": memory.limit,
+                "threads": max(1, min(memory.threads, os.cpu_count() or 1)),
+                "temp_directory": str(spill),
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+        self._view("rows", [str(task.rows) for task in tasks])
+        self._view("faults", [str(task.faults) for task in tasks])
+
+    def _view(self, name: str, paths: list[str]) -> None:
+        self.db.read_parquet(paths).create_view(name)
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.db.close()
+
+    def _do(self, statement: str) -> None:
+        try:
+            self.db.execute(statement)
+        except duckdb.Error as error:
+            raise _explain(error) from error
+
+    def one(self, statement: str) -> tuple[Any, ...]:
+        return self.all(statement)[0]
+
+    def all(self, statement: str) -> list[tuple[Any, ...]]:
+        try:
+            return self.db.execute(statement).fetchall()
+        except duckdb.Error as error:
+            raise _explain(error) from error
+
+    def batches(self, statement: str, rows: int = 4096) -> Iterator[pa.RecordBatch]:
+        """Stream a result as Arrow batches of at most about `rows` rows.
+
+        By `sql`, never by `execute`: with DuckDB 2.0, `execute(...).to_arrow_reader()` gives sorted rows out of order.
+        """
+        try:
+            yield from self.db.sql(statement).to_arrow_reader(rows)
+        except duckdb.Error as error:
+            raise _explain(error) from error
+
+    def settle(self, per_million: int) -> None:
+        """Find winners, put every kept row on a side and give every input row its end."""
+        self._do(WINNERS)
+        self._do(KEPT[self.duplicates])
+        self._do(TIES)
+        now = self._tie()
+        self._do(PLACED.format(now=now))
+        low, high = self.one("select min(unit), max(unit) from placed")
+        self._do("create table cut (cut blob)")
+        self.db.execute("insert into cut values (?)", [eval_cut(per_million, low, high)])
+        self._do(SIDES)
+        self._do(ENDS.format(binary="blob"))
+
+    def _tie(self) -> int:
+        """Smallest unit of each component, by spreading labels over ties; jumps keep long chains short."""
+        now = 0
+        self._do(LABELS)
+        while True:
+            step = {"now": now, "next": now + 1}
+            self._do(SPREAD.format(**step))
+            self._do(JUMP.format(**step))
+            self._do(f"drop table labels_{now + 1}")
+            self._do(f"alter table jumped rename to labels_{now + 1}")
+            moved = self.one(MOVED.format(**step))[0]
+            self._do(f"drop table labels_{now}")
+            now += 1
+            if not moved:
+                return now
+
+    def counts(self) -> dict[str, int]:
+        """The ledger's totals: `input`, `train`, `eval` and the other ends that occur."""
+        ends = {"train": 0, "eval": 0, **{str(end): int(rows) for end, rows in self.all(COUNTS)}}
+        return {"input": sum(ends.values()), **dict(sorted(ends.items()))}
+
+
+def _explain(error: duckdb.Error) -> DropforgeError:
+    cause = " ".join(str(error).split())[:300]
+    full = "No space left" in cause or "max_temp_directory_size" in cause
+    return DropforgeError(
+        "curation's sorting",
+        f"DuckDB stopped: {cause}",
+        "Free space in the work folder" if full else "Give it more memory, or a larger disk for the work folder",
+    )

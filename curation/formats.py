@@ -1,0 +1,169 @@
+"""What a file is: its first bytes decide, its name only breaks ties."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+from curation.reasons import Reason
+from curation.streams import Compression, Limits, TornError, chunks
+
+Kind = Literal["jsonl", "array", "values", "csv", "parquet", "text"]
+
+_COMPRESSED: Final = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_KINDS: Final[dict[str, Kind]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "array",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+}
+_FOREIGN: Final = {
+    b"%PDF": "PDF",
+    b"PK\x03\x04": "a ZIP archive (or an office document)",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"7z\xbc\xaf": "7z",
+    b"\x7fELF": "a program",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"ARROW1": "Arrow IPC",
+    b"Obj\x01": "Avro",
+    b"ORC": "ORC",
+    b"SQLite format": "an SQLite database",
+}
+HEAD_BYTES: Final = 1 << 16
+BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How to read a file.
+
+    :param fault: set when it cannot be read at all: reason and detail.
+    :param warnings: what a person should know although the file is readable.
+    """
+
+    kind: Kind
+    compression: Compression = "none"
+    fault: tuple[Reason, str] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def sniff(path: Path, name: str) -> Format:
+    """Look at a local file. :param name: its name in the drop, for the extension."""
+    with path.open("rb") as stream:
+        magic = stream.read(8)
+        stream.seek(0)
+        compression = _compression(magic)
+        try:
+            head = b""
+            for piece in chunks(stream, compression, path.stat().st_size, Limits()):
+                head += piece
+                if len(head) >= HEAD_BYTES:
+                    break
+        except TornError:
+            pass  # The reader will meet the tear again and give it a record.
+    return decide(head, name, compression)
+
+
+def decide(head: bytes, name: str, compression: Compression = "none") -> Format:
+    """The format of a file whose first decompressed bytes are `head`."""
+    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
+    claimed = _COMPRESSED.get(suffixes[-1], "none") if suffixes else "none"
+    if claimed != "none":
+        suffixes.pop()
+    extension = suffixes[-1] if suffixes else ""
+    warnings = [] if claimed == compression else [f"the name says {_word(claimed)}, the bytes are {_word(compression)}"]
+    expected = _KINDS.get(extension)
+    foreign = _foreign(head, compression)
+    if foreign:
+        return Format(expected or "text", compression, (Reason.BAD_FORMAT, f"it is {foreign}"), tuple(warnings))
+    if _utf16(head):
+        cause = (Reason.BAD_ENCODING, "it is UTF-16 or UTF-32")
+        return Format(expected or "text", compression, cause, tuple(warnings))
+    kind = _kind(head, expected)
+    family = {"array": "JSON", "values": "JSON", "jsonl": "JSON", "csv": "CSV", "parquet": "Parquet", "text": "text"}
+    if expected and family[kind] != family[expected]:
+        warnings.append(f"the name says {family[expected]}, the bytes are {family[kind]}")
+    return Format(kind, compression, None, tuple(warnings))
+
+
+def _compression(magic: bytes) -> Compression:
+    if magic.startswith(b"\x1f\x8b"):
+        return "gzip"
+    skippable = magic[1:4] == b"\x2a\x4d\x18" and 0x50 <= magic[0] <= 0x5F
+    return "zstd" if magic.startswith(b"\x28\xb5\x2f\xfd") or skippable else "none"
+
+
+def _foreign(head: bytes, compression: Compression) -> str | None:
+    if compression != "none" and _compression(head[:8]) != "none":
+        return "compressed twice"
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            return what
+    start = head.removeprefix(BOM).lstrip()[:64].lower()
+    if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
+        return "a web page or XML"
+    # Text has hardly any control bytes; a few NULs in otherwise good rows are the rows' own trouble.
+    sample = head[:4096]
+    if not head.startswith(b"PAR1") and not _utf16(head):
+        control = sum(sample.count(bytes([code])) for code in (0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19, 20))
+        if control * 10 > len(sample):
+            return "binary data of an unknown kind"
+    return None
+
+
+def _utf16(head: bytes) -> bool:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")):
+        return True
+    sample = head[:4096]
+    even, odd = sample[0::2], sample[1::2]
+    zeros = sorted((even.count(0) * 10, odd.count(0) * 10))
+    # Without a mark: nearly every second byte of ASCII text is zero, and the others are not.
+    return len(sample) >= 16 and zeros[1] > 7 * len(odd) and zeros[0] < len(odd)
+
+
+def _kind(head: bytes, expected: Kind | None) -> Kind:
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    body = head.removeprefix(BOM).lstrip()
+    first, _, rest = body.partition(b"\n")
+    first = first.strip()
+    value = _json(first)
+    if body.startswith(b"[") and expected not in {"csv", "text"}:
+        # Lines that are whole arrays of scalars are (bad) JSON lines, all else is one array of rows.
+        rows = not isinstance(value, list) or not value or any(isinstance(item, dict) for item in value)
+        return "array" if rows or (expected == "array" and not rest.strip()) else "jsonl"
+    if body.startswith(b"[") and isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "array"
+    if body.startswith(b"{"):
+        if first == b"{" and expected != "jsonl":
+            return "values"
+        if isinstance(value, dict) or expected in {"jsonl", "array"}:
+            return "jsonl"
+        if expected is None and b'"' in first[:200] and len(first) >= HEAD_BYTES - 3:
+            return "jsonl"
+    if expected in {"jsonl", "array"}:
+        return "jsonl"
+    if expected in {"csv", "text"}:
+        return expected
+    return "text"
+
+
+def _json(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _word(compression: str) -> str:
+    return "not compressed" if compression == "none" else compression

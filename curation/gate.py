@@ -1,0 +1,81 @@
+"""The gate before training: is this dataset version fit to train on?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from curation.reasons import MENDS, Reason, quarantined
+from dropforge.dataset import SPLITS, Manifest
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule and how it went.
+
+    :param found: what was measured. :param wanted: what the rule asks for.
+    """
+
+    name: str
+    ok: bool
+    found: str
+    wanted: str
+    mend: str = ""
+
+
+def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
+    """All rules, passed or not."""
+    counts, rules = manifest.counts, recipe.curation
+    kept = counts.get("train", 0) + counts.get("eval", 0)
+    bad = quarantined(counts)
+    share = sum(bad.values()) / max(1, counts.get("input", 0))
+    worst = next(iter(bad), None)
+    adds_up = counts.get("input", 0) == sum(number for name, number in counts.items() if name != "input")
+    held = {split: manifest.rows(split) for split in SPLITS}
+    return (
+        Check(
+            "enough rows",
+            kept >= rules.min_rows,
+            f"{kept:,} rows after curation",
+            f"at least {rules.min_rows:,}",
+            "Drop more data, or lower `curation.min_rows`",
+        ),
+        Check(
+            "few rows quarantined",
+            share <= rules.max_quarantined,
+            f"{share:.2%} of {counts.get('input', 0):,} rows" + (f", mostly {worst} ({bad[worst]:,})" if worst else ""),
+            f"at most {rules.max_quarantined:.2%}",
+            (f"{MENDS[Reason(worst)]}; or" if worst else "Mend the rows, or") + " raise `curation.max_quarantined`",
+        ),
+        Check(
+            "both splits have rows",
+            all(counts.get(split, 0) > 0 for split in SPLITS),
+            f"{counts.get('train', 0):,} train, {counts.get('eval', 0):,} eval",
+            "at least one each",
+            "Give rows of more than one group, or no `group` at all" if kept > 1 else "Drop more data",
+        ),
+        Check(
+            "the ledger adds up",
+            adds_up and all(held[split] == counts.get(split, 0) for split in SPLITS),
+            f"{counts.get('input', 0):,} rows read, shards hold {held['train']:,} + {held['eval']:,}",
+            "every row has exactly one end",
+            "Curate the drop again; if it stays, report it as a bug",
+        ),
+    )
+
+
+def check(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
+    """All rules, if the dataset passes them.
+
+    :raises DataError: for the first rule that it fails.
+    """
+    result = checks(manifest, recipe)
+    for item in result:
+        if not item.ok:
+            raise DataError(
+                f"dataset {manifest.family}/{manifest.digest[:12]}, rule `{item.name}`",
+                f"{item.found}, wanted: {item.wanted}",
+                item.mend,
+            )
+    return result

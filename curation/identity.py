@@ -1,0 +1,67 @@
+"""The names of a row: what it says, what it is byte for byte, and which side of the split it falls on.
+
+All are blake2b over bytes that do not depend on the machine, its locale or the order of rows.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from hashlib import blake2b
+from typing import Final
+
+from curation.canonical import Row
+from curation.reasons import Reason, RejectError
+
+KEY_BYTES: Final = 16
+RANK_BYTES: Final = 28
+
+
+def fold(text: str) -> str:
+    """The form in which two texts count as the same: NFC, every run of white space one space.
+
+    Only keys are made of it; the text that is trained on stays as it was written.
+    """
+    return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
+
+
+def names(row: Row) -> tuple[bytes, bytes, int]:
+    """(content key, exact name, words): 16 bytes each, and the number of runs without white space.
+
+    The key covers roles and folded text; the exact name covers text, label, source and group as they are.
+
+    :raises RejectError: if a text is not Unicode (a lone surrogate).
+    """
+    # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
+    if row.text is None:
+        folded = "m" + "\x1e".join(
+            f"{role}\x1f{fold(content)}" for role, content in zip(row.roles, row.contents, strict=True)
+        )
+    else:
+        folded = f"t{fold(row.text)}"
+    parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
+    exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
+    try:
+        words = folded.count(" ") + max(1, len(row.contents))
+        return _hash(folded.encode()), _hash(f"{len(row.roles)};{exact}".encode()), words
+    except UnicodeEncodeError:
+        raise RejectError(Reason.LONE_SURROGATE, "half of a surrogate pair") from None
+
+
+def rank(exact: bytes, file: int, position: int) -> bytes:
+    """The order among rows of one key, unique per input row (28 bytes): the smallest survives."""
+    return exact + file.to_bytes(4, "big") + position.to_bytes(8, "big")
+
+
+def unit(row: Row, key: bytes, salt: bytes) -> bytes:
+    """What must not be torn apart by the split, as a salted and therefore uniform name (16 bytes)."""
+    name = b"k" + key if row.group is None else b"g" + row.group.encode()
+    return blake2b(name, digest_size=KEY_BYTES, key=salt).digest()
+
+
+def salt_bytes(salt: str) -> bytes:
+    """The recipe's salt as a key for blake2b."""
+    return _hash(salt.encode())
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=KEY_BYTES).digest()

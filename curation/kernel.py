@@ -1,0 +1,237 @@
+"""The kernel: one split becomes one file of canonical rows, one of faults, and counters.
+
+It needs nothing but the split and the rules, so any number of workers, in any order, give the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from curation.canonical import Row, canonical
+from curation.identity import names, rank, salt_bytes, unit
+from curation.readers import read
+from curation.reasons import Reason, RejectError
+from curation.records import HEAD, Blank, Fault, Found, Split
+from curation.streams import DEFAULT_LIMITS, Limits
+
+#: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
+VERSION: Final = 1
+
+MESSAGES: Final = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+ROWS: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("rank", pa.binary()),
+        ("unit", pa.binary()),
+        ("file", pa.int64()),
+        ("position", pa.int64()),
+        ("chars", pa.int64()),
+        ("words", pa.int64()),
+        ("messages", MESSAGES),
+        ("text", pa.string()),
+        ("label", pa.string()),
+        ("source", pa.string()),
+        ("group", pa.string()),
+    ]
+)
+FAULTS: Final = pa.schema(
+    [
+        ("file", pa.int64()),
+        ("position", pa.int64()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("head", pa.binary()),
+    ]
+)
+_FLUSH_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What shapes rows and split. Integers and text only: it is part of the digest."""
+
+    eval_per_million: int
+    split_salt: str
+    text_column: str
+    max_row_bytes: int
+    exact_duplicates: str
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Task:
+    """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop."""
+
+    id: str
+    split: Split
+    file: int
+    name: str
+    rules: Rules
+    folder: Path
+    limits: Limits = DEFAULT_LIMITS
+
+    @property
+    def rows(self) -> Path:
+        return self.folder / f"{self.id}.rows.parquet"
+
+    @property
+    def faults(self) -> Path:
+        return self.folder / f"{self.id}.faults.parquet"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / f"{self.id}.json"
+
+
+@dataclass
+class Report:
+    """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched."""
+
+    file: int
+    records: int = 0
+    rows: int = 0
+    faults: int = 0
+    blank: int = 0
+    neutralised: int = 0
+    invisible: int = 0
+
+
+def run(task: Task) -> Report:
+    """Work on a split, or take the result that an earlier try left; its report is written last."""
+    if task.report.is_file():
+        return Report(**json.loads(task.report.read_bytes()))
+    report = Report(task.file)
+    rows, faults = _part(task.rows), _part(task.faults)
+    with (
+        pq.ParquetWriter(rows, ROWS, compression="lz4", use_dictionary=["source"], write_statistics=False) as row_file,
+        pq.ParquetWriter(faults, FAULTS, compression="lz4") as fault_file,
+    ):
+        batch = _Batch()
+        for item in _curated(task, report):
+            if isinstance(item, Fault):
+                batch.faults.append((task.file, item.position, item.reason, _printable(item.detail), item.head))
+            else:
+                batch.add(task, *item)
+            if batch.weight > _FLUSH_BYTES or len(batch.faults) > 50_000:
+                batch.write(row_file, fault_file)
+                batch = _Batch()
+        batch.write(row_file, fault_file)
+    rows.replace(task.rows)
+    faults.replace(task.faults)
+    temporary = _part(task.report)
+    temporary.write_text(json.dumps(report.__dict__))
+    temporary.replace(task.report)
+    return report
+
+
+def _part(path: Path) -> Path:
+    # The process id keeps a worker that was given up from writing into its successor's file.
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
+Curated = tuple[int, Row, bytes, bytes, bytes, int]
+
+
+def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
+    """Each input row once: (position, row, key, rank, unit, words), or the fault that it ends in."""
+    rules, salt = task.rules, salt_bytes(task.rules.split_salt)
+    records = read(task.split, max_row_bytes=rules.max_row_bytes, text_column=rules.text_column, limits=task.limits)
+    for record in records:
+        if isinstance(record, Blank):
+            report.blank += 1
+            continue
+        report.records += 1
+        if isinstance(record, Fault):
+            report.faults += 1
+            yield record
+            continue
+        try:
+            row = canonical(record.fields, rules.text_column)
+            key, exact, words = names(row)
+        except RejectError as error:
+            report.faults += 1
+            yield Fault(record.position, error.reason, error.detail, _head(record))
+            continue
+        report.rows += 1
+        report.neutralised += row.neutralised > 0
+        report.invisible += row.invisible
+        yield record.position, row, key, rank(exact, task.file, record.position), unit(row, key, salt), words
+
+
+def _head(record: Found) -> bytes:
+    """First bytes of a rejected row; a row of Parquet is shown as Python shows it."""
+    if record.head:
+        return record.head
+    shown = {name: value for name, value in record.fields.items() if value is not None}
+    return repr(shown)[:HEAD].encode("utf-8", "backslashreplace")
+
+
+def _printable(text: str) -> str:
+    """Names of fields come from outside and may hold what is no Unicode."""
+    return text[:240].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+@dataclass
+class _Batch:
+    """Rows on their way to a row group."""
+
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ROWS.names})
+    offsets: list[int] = field(default_factory=lambda: [0])
+    valid: list[bool] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    contents: list[str] = field(default_factory=list)
+    faults: list[tuple[int, int, Reason, str, bytes]] = field(default_factory=list)
+    weight: int = 0
+
+    def add(self, task: Task, position: int, row: Row, key: bytes, name: bytes, whole: bytes, words: int) -> None:
+        chars = len(row.text) if row.text is not None else sum(map(len, row.contents))
+        # A row that names no source comes from its file; the exact name does not cover this.
+        columns = self.columns
+        columns["key"].append(key)
+        columns["rank"].append(name)
+        columns["unit"].append(whole)
+        columns["file"].append(task.file)
+        columns["position"].append(position)
+        columns["chars"].append(chars)
+        columns["words"].append(words)
+        columns["text"].append(row.text)
+        columns["label"].append(row.label)
+        columns["source"].append(row.source if row.source is not None else task.name)
+        columns["group"].append(row.group)
+        self.valid.append(row.text is None)
+        self.roles += row.roles
+        self.contents += row.contents
+        self.offsets.append(len(self.roles))
+        # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
+        self.weight += 4 * chars + 200
+
+    def write(self, row_file: pq.ParquetWriter, fault_file: pq.ParquetWriter) -> None:
+        if self.valid:
+            row_file.write_batch(self._record_batch())
+        if self.faults:
+            arrays = [
+                pa.array(list(values), type=kind)
+                for values, kind in zip(zip(*self.faults, strict=True), FAULTS.types, strict=True)
+            ]
+            fault_file.write_batch(pa.RecordBatch.from_arrays(arrays, schema=FAULTS))
+
+    def _record_batch(self) -> pa.RecordBatch:
+        flat = pa.StructArray.from_arrays(
+            [pa.array(self.roles, pa.string()), pa.array(self.contents, pa.string())], names=["role", "content"]
+        )
+        offsets = pa.array(self.offsets, pa.int32())
+        mask = pa.array([not valid for valid in self.valid], pa.bool_())
+        messages = pa.ListArray.from_arrays(offsets, flat, type=MESSAGES, mask=mask)
+        arrays = [
+            messages if name == "messages" else pa.array(self.columns[name], kind)
+            for name, kind in zip(ROWS.names, ROWS.types, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=ROWS)

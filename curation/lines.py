@@ -1,0 +1,60 @@
+"""Lines of a byte stream with their offsets, in bounded memory however long a line is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from curation.formats import BOM
+from curation.reasons import Reason
+from curation.records import HEAD, Fault, Line
+from curation.streams import TornError
+
+
+def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None = None) -> Iterator[Line | Fault]:
+    """Split a stream at line feeds, and at nothing else (U+2028 and lone carriage returns stay inside).
+
+    A line longer than `limit` bytes becomes one `Fault`, and so does everything behind a tear. A byte order mark at
+    offset 0 is skipped.
+
+    :param start: offset of the stream's first byte.
+    :param end: stop before the first line that begins at or after this offset.
+    """
+    position, offset = start, start  # of the current line's first byte; of the next byte to arrive
+    held: list[bytes] = []
+    size = 0
+    skipping = False
+    try:
+        for piece in pieces:
+            at = 0
+            if offset == 0 and piece.startswith(BOM):
+                at = position = len(BOM)
+            while (stop := piece.find(b"\n", at)) >= 0:
+                size += stop - at
+                if size > limit:
+                    head = piece[at:stop] if not held else b"".join(held)
+                    yield Fault(position, Reason.TOO_LARGE, f"{size} bytes", head[:HEAD])
+                elif held:
+                    held.append(piece[at:stop])
+                    yield Line(position, b"".join(held))
+                else:
+                    yield Line(position, piece[at:stop])
+                held, size, skipping = [], 0, False
+                at = stop + 1
+                position = offset + at
+                if end is not None and position >= end:
+                    return
+            rest = len(piece) - at
+            size += rest
+            offset += len(piece)
+            if rest and not skipping:
+                held.append(piece[at:] if at else piece)
+                if size > limit:
+                    # Only the head is kept of a line that is too long already.
+                    held, skipping = [b"".join(held)[:HEAD]], True
+    except TornError as tear:
+        yield Fault(position, tear.reason, tear.detail, b"".join(held)[:HEAD])
+        return
+    if size > limit:
+        yield Fault(position, Reason.TOO_LARGE, f"{size} bytes", b"".join(held)[:HEAD])
+    elif size:
+        yield Line(position, b"".join(held))

@@ -1,0 +1,308 @@
+"""From a drop to a dataset version: fetch, read, settle, write, publish.
+
+Nothing is visible before the manifest, which is written last by a conditional PUT. Whoever comes second with the same
+data takes the first one's manifest. A run that was cut off leaves objects that no manifest names, and the next one
+writes the same objects again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+
+from curation.card import render, summary
+from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS, Exchange, Memory
+from curation.kernel import Report, Rules, Task
+from curation.plan import fetch, make_rules, readable, tasks
+from curation.pool import run_all
+from curation.reasons import MENDS, Reason, quarantined
+from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
+from curation.statistics import measure
+from curation.streams import DEFAULT_LIMITS, Limits
+from dropforge import dataset, layout
+from dropforge.dataset import SPLITS, Manifest, Shard
+from dropforge.drop import Drop, DropFile
+from dropforge.errors import DataError, DropforgeError
+from dropforge.recipe import Recipe
+from dropforge.store import Store
+
+Progress = Callable[[str, int, int], None]
+
+#: Below this many bytes a pool of processes costs more than it brings.
+POOL_FROM_BYTES: Final = 24 << 20
+_SIDES: Final = {"train": 0, "eval": 1}
+
+
+def curate(
+    store: Store,
+    drop: Drop,
+    recipe: Recipe,
+    *,
+    workdir: Path,
+    progress: Progress | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    memory: Memory | None = None,
+) -> Manifest:
+    """Make the drop's dataset version, or find it made.
+
+    The digest is the same for any number of workers and any order of files.
+
+    :param store: where the drop lies and the dataset goes.
+    :param workdir: local folder for the drop's files and everything unfinished; about three times the drop's size
+        (decompressed). A second try in the same folder goes on where the first one ended.
+    :param progress: called with (stage, done, total); stages are fetch, read, settle, write and publish.
+    :raises DataError: if no row can be used, or an object is not what the drop recorded.
+    :raises DropforgeError: if the disk is full, or the ledger does not add up.
+    """
+    tell = progress or _silent
+    try:
+        return _curate(store, drop, recipe, workdir, tell, limits, memory)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DropforgeError(
+                f"work folder {workdir}", "the disk is full", "Free space, or choose another folder"
+            ) from error
+        raise
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def _curate(
+    store: Store, drop: Drop, recipe: Recipe, workdir: Path, tell: Progress, limits: Limits, memory: Memory | None
+) -> Manifest:
+    rules = make_rules(recipe)
+    files, hidden = readable(drop)
+    names = [file.key for file in files]
+    paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
+    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits))
+    reports = _read(work, recipe.curation.workers, tell)
+    if not sum(report.rows for _, report in reports):
+        raise _nothing(drop, names, work)
+
+    tell("settle", 0, 1)
+    with Exchange(work, workdir / "spill", rules.exact_duplicates, memory or Memory()) as exchange:
+        exchange.settle(rules.eval_per_million)
+        counts = exchange.counts()
+        facts = {**asdict(rules), "exact": _exact(exchange)}
+        digest = dataset.digest({split: _keys(exchange, split) for split in SPLITS}, counts, facts)
+        tell("settle", 1, 1)
+        found = find(store, drop.family, digest)
+        if found is not None:
+            return found
+        out = workdir / "out"
+        shards = _write(exchange, out, names, counts, tell)
+        _balance(exchange, out / "ledger.parquet", names, reports, counts, shards)
+        if dataset.digest({split: _shard_keys(shards[split]) for split in SPLITS}, counts, facts) != digest:
+            raise DropforgeError(
+                "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
+            )
+        touched = {name: sum(getattr(report, name) for _, report in reports) for name in _TOUCHED}
+        statistics = measure(exchange, names, touched)
+
+    read = _records(reports, len(files))
+    inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))
+    manifest = Manifest(
+        family=drop.family,
+        digest=digest,
+        counts=counts,
+        rules=facts,
+        shards=tuple(
+            Shard(split, layout.shard_key(drop.family, shard.sha256), shard.sha256, shard.rows, shard.bytes)
+            for split in SPLITS
+            for shard in shards[split]
+        ),
+        inputs=inputs,
+    )
+    card = summary(drop, manifest, statistics, _warnings(work, files, hidden, read))
+    (out / "card.json").write_text(json.dumps(card, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
+    (out / "card.html").write_text(render(card), encoding="utf-8")
+    return _publish(store, drop, manifest, [shard for split in SPLITS for shard in shards[split]], out, tell)
+
+
+_TOUCHED: Final = ("blank", "neutralised", "invisible")
+
+
+def find(store: Store, family: str, digest: str) -> Manifest | None:
+    """The published dataset version with this digest, if there is one."""
+    key = layout.manifest_key(family, digest)
+    return Manifest.from_json(store.get(key)) if store.stat(key) is not None else None
+
+
+def _read(work: Sequence[Task], workers: int, tell: Progress) -> list[tuple[Task, Report]]:
+    sizes = {task.id: _size(task) for task in work}
+    total, done = sum(sizes.values()), 0
+    count = workers or (min(len(os.sched_getaffinity(0)), 8) if total >= POOL_FROM_BYTES else 1)
+    reports = []
+    tell("read", 0, total)
+    for task, report in run_all(work, count):
+        reports.append((task, report))
+        done += sizes[task.id]
+        tell("read", done, total)
+    return reports
+
+
+def _size(task: Task) -> int:
+    split = task.split
+    if split.end is not None and split.format.kind == "jsonl":
+        return split.end - split.start
+    return split.path.stat().st_size
+
+
+def _records(reports: Sequence[tuple[Task, Report]], files: int) -> list[int]:
+    """Input rows per file, as the readers counted them."""
+    read = [0] * files
+    for task, report in reports:
+        read[task.file] += report.records
+    return read
+
+
+def _keys(exchange: Exchange, split: str) -> Iterator[bytes]:
+    """The split's content keys in order, many at a time: the digest sees one stream of bytes."""
+    for batch in exchange.batches(KEYS.format(side=_SIDES[split]), 65_536):
+        yield b"".join(batch.column("key").to_pylist())
+
+
+def _shard_keys(shards: Sequence[LocalShard]) -> Iterator[bytes]:
+    """The keys as they were written: the digest must hold for what a reader will find."""
+    for shard in shards:
+        for batch in pq.ParquetFile(shard.path).iter_batches(65_536, columns=["key"]):
+            yield b"".join(batch.column("key").to_pylist())
+
+
+def _exact(exchange: Exchange) -> str:
+    """What the kept rows are byte for byte. Keys fold white space; a changed indentation or label is new data."""
+    state = hashlib.sha256()
+    for split in SPLITS:
+        state.update(split.encode())
+        for batch in exchange.batches(KEYS.format(side=_SIDES[split]), 65_536):
+            # The rank begins with the exact name; the rest is the row's place, which is no part of what it is.
+            state.update(b"".join(rank[:16] for rank in batch.column("rank").to_pylist()))
+    return state.hexdigest()
+
+
+def _write(
+    exchange: Exchange, out: Path, names: Sequence[str], counts: Mapping[str, int], tell: Progress
+) -> dict[str, list[LocalShard]]:
+    out.mkdir(parents=True, exist_ok=True)
+    total, done = counts["train"] + counts["eval"], 0
+
+    def more(rows: int) -> None:
+        nonlocal done
+        done += rows
+        tell("write", done, total)
+
+    tell("write", 0, total)
+    shards = {
+        split: write_shards(exchange.batches(SHARDS.format(side=_SIDES[split]), 1024), out / split, Size(), more)
+        for split in SPLITS
+    }
+    write_ledger(exchange.batches(LEDGER, 65_536), out / "ledger.parquet", names)
+    write_quarantine(exchange.batches(QUARANTINE), out / "quarantine.jsonl", names)
+    return shards
+
+
+def _balance(
+    exchange: Exchange,
+    ledger: Path,
+    names: Sequence[str],
+    reports: Sequence[tuple[Task, Report]],
+    counts: Mapping[str, int],
+    shards: Mapping[str, Sequence[LocalShard]],
+) -> None:
+    """Compare what the readers counted with the ledger that was written, file by file.
+
+    :raises DropforgeError: if a row is missing or counted twice.
+    """
+    exchange.db.read_parquet(str(ledger)).create_view("written")
+    written: dict[str, int] = dict(exchange.all("select file, count(*) from written group by file"))
+    twice = exchange.one(
+        "select count(*) from (select file, position from written group by file, position having count(*) > 1) t"
+    )[0]
+    read = _records(reports, len(names))
+    wrong = [
+        f"{name!r} has {rows} rows, the ledger {written.get(name, 0)}"
+        for name, rows in zip(names, read, strict=True)
+        if written.get(name, 0) != rows
+    ]
+    wrong += [f"{twice} rows have two ends"] if twice else []
+    for split in SPLITS:
+        held = sum(shard.rows for shard in shards[split])
+        wrong += [f"{split} shards hold {held} rows, the ledger {counts[split]}"] if held != counts[split] else []
+    if wrong or counts["input"] != sum(read):
+        cause = "; ".join(wrong[:3]) or f"{sum(read)} rows were read, {counts['input']} have an end"
+        raise DropforgeError("curation's ledger", f"it does not add up: {cause}", "This is a bug; keep the drop")
+
+
+def _input(file: DropFile, rows: int) -> dict[str, Any]:
+    return {
+        "key": file.key,
+        "size": file.size,
+        "etag": file.etag,
+        "version_id": file.version_id,
+        "content": file.content,
+        "rows": rows,
+    }
+
+
+def _warnings(work: Sequence[Task], files: Sequence[DropFile], hidden: Sequence[str], read: Sequence[int]) -> list[str]:
+    """What people should know of their files, beyond the quarantine."""
+    told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
+    told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
+    told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
+    told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}
+    return list(told)
+
+
+def _nothing(drop: Drop, names: Sequence[str], work: Sequence[Task]) -> DataError:
+    """No row could be used: say which files, why, and what to do."""
+    counts: dict[str, int] = {}
+    for task in work:
+        for batch in pq.ParquetFile(task.faults).iter_batches(columns=["reason", "detail"]):
+            for reason in batch.column("reason").to_pylist():
+                counts[reason] = counts.get(reason, 0) + 1
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
+    if not counts:
+        return DataError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
+    worst = next(iter(quarantined(counts)))
+    total = sum(counts.values())
+    cause = f"none of {total:,} rows can be used; most often the reason is {worst} ({counts[worst]:,} rows)"
+    return DataError(thing, cause, MENDS[Reason(worst)])
+
+
+def _publish(
+    store: Store, drop: Drop, manifest: Manifest, shards: Sequence[LocalShard], out: Path, tell: Progress
+) -> Manifest:
+    """Upload everything under names made of content, then the manifest; a lost race takes the winner's."""
+    prefix = layout.dataset_prefix(drop.family, manifest.digest)
+    uploads = {layout.shard_key(drop.family, shard.sha256): shard.path for shard in shards}
+    files = {}
+    for name in ("ledger.parquet", "quarantine.jsonl", "card.html", "card.json"):
+        stem, _, kind = name.partition(".")
+        key = f"{prefix}{stem}-{file_sha256(out / name)[:16]}.{kind}"
+        files[name.replace(".", "_") if stem == "card" else stem] = key
+        uploads[key] = out / name
+    total = len(uploads) + 1
+    for done, (key, path) in enumerate(uploads.items()):
+        tell("publish", done, total)
+        known = store.stat(key)
+        if known is None or known.size != path.stat().st_size:
+            store.upload(path, key)
+    complete = Manifest(**{**manifest.__dict__, "files": files})
+    won = store.put_if_absent(layout.manifest_key(drop.family, manifest.digest), complete.to_json())
+    tell("publish", total, total)
+    winner = complete if won else find(store, drop.family, manifest.digest)
+    return winner or complete
+
+
+__all__ = ["Rules", "curate", "find"]

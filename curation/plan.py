@@ -1,0 +1,129 @@
+"""Which files are read, fetched once and pinned to what the drop promised, and cut into byte-bounded splits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from curation.formats import sniff
+from curation.kernel import Rules, Task
+from curation.parquet import row_groups
+from curation.records import Split
+from curation.streams import DEFAULT_LIMITS, STEP, Limits
+from dropforge.drop import Drop, DropFile
+from dropforge.errors import DataError, DropforgeError
+from dropforge.recipe import Recipe
+from dropforge.store import Store
+
+SPLIT_BYTES: Final = 32 << 20
+
+
+def make_rules(recipe: Recipe) -> Rules:
+    """The part of the recipe that shapes rows and split."""
+    data = recipe.data
+    return Rules(
+        # A whole number, because floats have no place under a digest.
+        eval_per_million=max(1, round(data.eval_fraction * 1_000_000)),
+        split_salt=data.split_salt,
+        text_column=data.text_column,
+        max_row_bytes=data.max_row_bytes,
+        exact_duplicates=recipe.curation.exact_duplicates,
+    )
+
+
+def readable(drop: Drop) -> tuple[list[DropFile], list[str]]:
+    """(files to read in the order of their names' bytes, names that are passed over).
+
+    Names with a part that begins with `_` or `.` are other programs' markers, as everywhere around S3.
+    """
+    files = sorted(drop.data_files, key=lambda file: file.key.encode())
+    hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
+    return [file for file in files if file.key not in set(hidden)], hidden
+
+
+def fetch(
+    store: Store, drop: Drop, files: list[DropFile], folder: Path, progress: Callable[[int, int], None]
+) -> list[Path]:
+    """Copy the files into `folder`, each under the tag that the drop recorded, and check size and checksum.
+
+    :raises DataError: if an object is gone or is not what the drop promised.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    total = sum(file.size for file in files)
+    done = 0
+    paths = []
+    with ThreadPoolExecutor(4) as pool:
+        for file, path in zip(files, pool.map(lambda file: _fetch(store, drop, file, folder), files), strict=True):
+            done += file.size
+            progress(done, total)
+            paths.append(path)
+    return paths
+
+
+def _fetch(store: Store, drop: Drop, file: DropFile, folder: Path) -> Path:
+    name = hashlib.sha256(f"{file.content}\0{file.etag}\0{file.size}".encode()).hexdigest()[:32]
+    path = folder / name
+    if path.is_file() and path.stat().st_size == file.size:
+        return path
+    # Two files with the same bytes share a name, and both may be on their way.
+    temporary = folder / f"{name}.{hashlib.sha256(file.key.encode()).hexdigest()[:8]}.part"
+    state = hashlib.sha256()
+    try:
+        with store.open(drop.prefix + file.key, file.etag) as source, temporary.open("wb") as target:
+            while piece := source.read(STEP):
+                state.update(piece)
+                target.write(piece)
+    except DropforgeError as error:
+        raise DataError(f"file {file.key!r} of the drop", error.cause, error.mend) from error
+    found, size = f"sha256:{state.hexdigest()}", temporary.stat().st_size
+    if size != file.size or (file.content.startswith("sha256:") and found != file.content):
+        raise DataError(
+            f"file {file.key!r} of the drop",
+            f"it has {size} bytes and {found}, the drop recorded {file.size} bytes and {file.content}",
+            "Upload changed data as a new drop",
+        )
+    temporary.replace(path)
+    return path
+
+
+def tasks(
+    drop: Drop,
+    files: list[DropFile],
+    paths: list[Path],
+    rules: Rules,
+    folder: Path,
+    split_bytes: int = SPLIT_BYTES,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Task]:
+    """The splits of all files. A split's id is a function of what is read and how."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (file, path) in enumerate(zip(files, paths, strict=True)):
+        for split in cut(path, file.key, split_bytes):
+            what = f"{drop.id}\0{number}\0{file.content}\0{split.start}\0{split.end}\0{rules}\0{limits}"
+            name = hashlib.sha256(what.encode()).hexdigest()[:24]
+            yield Task(name, split, number, file.key, rules, folder, limits)
+
+
+def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES) -> list[Split]:
+    """Cut a file where rows can be found again: plain JSONL anywhere, Parquet between row groups, else not at all."""
+    format_, size = sniff(path, name), path.stat().st_size
+    whole = Split(path, format_)
+    if size == 0:
+        return []
+    if format_.fault is None and format_.kind == "jsonl" and format_.compression == "none" and size > split_bytes:
+        starts = range(0, size, split_bytes)
+        return [Split(path, format_, start, min(size, start + split_bytes)) for start in starts]
+    if format_.fault is None and format_.kind == "parquet":
+        found: list[Split] = []
+        first = held = 0
+        groups = row_groups(path)
+        for index, weight in enumerate(groups):
+            held += weight
+            if held >= split_bytes or index == len(groups) - 1:
+                found.append(Split(path, format_, first, index + 1))
+                first, held = index + 1, 0
+        return found or [whole]
+    return [whole]

@@ -1,0 +1,153 @@
+"""Rows of a file, each with its place: one `Found` per input row, whether it can be used or not.
+
+A reader never raises for what a file holds. Places are byte offsets of the decompressed file, row numbers in Parquet.
+Blank lines are no rows; they are counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from curation.csv_rows import csv_rows
+from curation.lines import lines
+from curation.parquet import read_parquet
+from curation.reasons import Reason, RejectError
+from curation.records import HEAD, Blank, Fault, Fields, Found, Line, Record, Split
+from curation.streams import DEFAULT_LIMITS, STEP, Limits, chunks
+from curation.values import values
+
+
+def read(
+    split: Split, *, max_row_bytes: int, text_column: str = "text", limits: Limits = DEFAULT_LIMITS
+) -> Iterator[Record]:
+    """All records of a split, in the order of their places."""
+    kind = split.format.kind
+    if split.format.fault is not None:
+        reason, detail = split.format.fault
+        with split.path.open("rb") as stream:
+            yield Fault(0, reason, detail, stream.read(HEAD))
+        return
+    if kind == "parquet":
+        yield from read_parquet(split.path, split.start, split.end, text_column, max_row_bytes, limits)
+        return
+    size = split.path.stat().st_size
+    with split.path.open("rb") as stream:
+        start = split.start
+        if start:
+            start = _next_line(stream, start)
+            if split.end is not None and start >= split.end:
+                return
+        pieces = chunks(stream, split.format.compression, size, limits)
+        if kind in {"array", "values"}:
+            yield from _json_rows(values(pieces, max_row_bytes, array=kind == "array"))
+            return
+        found = lines(pieces, max_row_bytes, start, split.end)
+        if kind == "jsonl":
+            yield from _json_rows(found)
+        elif kind == "csv":
+            yield from csv_rows(found, max_row_bytes)
+        else:
+            yield from _paragraphs(found, text_column, max_row_bytes)
+
+
+def _next_line(stream: Any, start: int) -> int:
+    """Go to the first line that begins at or after `start`; returns its offset."""
+    stream.seek(start - 1)
+    offset = start - 1
+    while piece := stream.read(STEP):
+        at = piece.find(b"\n")
+        if at >= 0:
+            stream.seek(offset + at + 1)
+            return int(offset + at + 1)
+        offset += len(piece)
+    return int(offset)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RejectError(Reason.DUPLICATE_FIELD, f"field {twice[:60]!r} stands twice")
+    return fields
+
+
+def _no_constant(text: str) -> Any:
+    raise RejectError(Reason.BAD_NUMBER, f"{text} is no JSON number")
+
+
+_decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
+
+
+def parse_json(data: bytes) -> Fields:
+    """One JSON row, strictly. :raises RejectError: with the reason."""
+    try:
+        row = _decode(data.decode())
+    except UnicodeDecodeError as error:
+        raise RejectError(Reason.BAD_ENCODING, f"byte {error.start} of the row is not UTF-8") from None
+    except RecursionError:
+        raise RejectError(Reason.TOO_DEEP, "brackets are nested too deeply") from None
+    except ValueError as error:
+        if b"\0" in data:
+            raise RejectError(Reason.NUL, "a NUL byte in the row") from None
+        raise RejectError(Reason.BAD_JSON, str(error)[:120]) from None
+    if not isinstance(row, dict):
+        raise RejectError(Reason.NOT_AN_OBJECT, f"the row is a {type(row).__name__}")
+    return row
+
+
+def _json_rows(found: Iterator[Line | Fault]) -> Iterator[Record]:
+    for item in found:
+        if isinstance(item, Fault):
+            yield item
+            continue
+        position, data = item
+        try:
+            fields = parse_json(data)
+        except RejectError as error:
+            if data.strip():
+                yield Fault(position, error.reason, error.detail, data[:HEAD])
+            else:
+                yield Blank()
+        else:
+            yield Found(position, fields, data[:HEAD])
+
+
+def _paragraphs(found: Iterator[Line | Fault], text_column: str, limit: int) -> Iterator[Record]:
+    """Text: one row per paragraph, that is, per run of lines that are not blank."""
+    held: list[bytes] = []
+    start = size = 0
+
+    def paragraph() -> Iterator[Record]:
+        if held:
+            data = b"\n".join(held)
+            held.clear()
+            if len(data) > limit:
+                yield Fault(start, Reason.TOO_LARGE, f"{size} bytes", data[:HEAD])
+                return
+            try:
+                yield Found(start, {text_column: data.decode()}, data[:HEAD])
+            except UnicodeDecodeError as error:
+                detail = f"byte {error.start} of the paragraph is not UTF-8"
+                yield Fault(start, Reason.BAD_ENCODING, detail, data[:HEAD])
+
+    for item in found:
+        if isinstance(item, Fault):
+            yield from paragraph()
+            yield item
+            size = 0
+            continue
+        data = item.data.removesuffix(b"\r")
+        if not data.strip():
+            yield from paragraph()
+            size = 0
+            continue
+        if not held and not size:
+            start = item.position
+        # Beyond the limit only the size grows; what is held is already too long to pass.
+        if size <= limit:
+            held.append(data)
+        size += len(data) + 1
+    yield from paragraph()

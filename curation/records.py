@@ -1,0 +1,55 @@
+"""What a reader hands out: an input row, or a stretch of a file that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from curation.formats import Format
+from curation.reasons import Reason
+
+#: First bytes of a bad row that are kept for people to look at.
+HEAD: Final = 256
+
+Fields = Mapping[str, Any]
+
+
+class Line(NamedTuple):
+    """A line without its line feed; `position` is the offset of its first byte (decompressed)."""
+
+    position: int
+    data: bytes
+
+
+class Found(NamedTuple):
+    """An input row: its fields, and its first bytes where the file is text."""
+
+    position: int
+    fields: Fields
+    head: bytes
+
+
+class Fault(NamedTuple):
+    """A stretch of a file that is no row: its offset, why, and its first bytes."""
+
+    position: int
+    reason: Reason
+    detail: str
+    head: bytes
+
+
+class Blank(NamedTuple):
+    """A blank line: no row, but counted."""
+
+
+Record = Found | Fault | Blank
+
+
+class Split(NamedTuple):
+    """A part of one file: bytes [start, end) of a plain JSONL file, row groups of a Parquet file, else all of it."""
+
+    path: Path
+    format: Format
+    start: int = 0
+    end: int | None = None

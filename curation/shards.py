@@ -1,0 +1,164 @@
+"""Files of a dataset version on local disk: shards, ledger, quarantine. Same rows, same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from curation.kernel import MESSAGES
+from dropforge.dataset import COLUMNS
+
+SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("messages", MESSAGES),
+        ("text", pa.string()),
+        ("label", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        ("group", pa.string()),
+    ]
+)
+LEDGER: Final = pa.schema(
+    [
+        ("file", pa.dictionary(pa.int32(), pa.string())),
+        ("position", pa.int64()),
+        ("end", pa.string()),
+        ("key", pa.binary()),
+        ("duplicate_of_file", pa.dictionary(pa.int32(), pa.string())),
+        ("duplicate_of_position", pa.int64()),
+    ]
+)
+assert tuple(SCHEMA.names) == COLUMNS
+
+
+@dataclass(frozen=True)
+class Size:
+    """Where groups and shards end: counted in rows and characters, so layout does not depend on batches."""
+
+    group_rows: int = 4096
+    group_chars: int = 8 << 20
+    shard_chars: int = 64 << 20
+
+
+DEFAULT_SIZE: Final = Size()
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    path: Path
+    sha256: str
+    rows: int
+    bytes: int
+
+
+def write_shards(
+    batches: Iterable[pa.RecordBatch],
+    folder: Path,
+    size: Size = Size(),
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[LocalShard]:
+    """Write rows, which come in order, into shards named by their SHA-256.
+
+    :param batches: columns of `SCHEMA` and `weight`, the row's characters.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[LocalShard] = []
+    writer: pq.ParquetWriter | None = None
+    path = folder / "open.part"
+    rows = chars = 0
+
+    def close() -> None:
+        nonlocal writer, rows, chars
+        if writer is not None:
+            writer.close()
+            sha256 = file_sha256(path)
+            final = path.replace(folder / f"{sha256}.parquet")
+            shards.append(LocalShard(final, sha256, rows, final.stat().st_size))
+        writer, rows, chars = None, 0, 0
+
+    for group, weight in _groups(batches, size):
+        if writer is None:
+            writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=["source", "label", "group"])
+        writer.write_table(group, row_group_size=group.num_rows)
+        rows += group.num_rows
+        chars += weight
+        progress(group.num_rows)
+        if chars >= size.shard_chars:
+            close()
+    close()
+    return shards
+
+
+def _groups(batches: Iterable[pa.RecordBatch], size: Size) -> Iterator[tuple[pa.Table, int]]:
+    """Row groups, cut after the row that fills them."""
+    held: list[pa.RecordBatch] = []
+    rows = chars = 0
+    for batch in batches:
+        weights = batch.column("weight").to_pylist()
+        body = batch.select(SCHEMA.names)
+        start = 0
+        for index, weight in enumerate(weights):
+            rows += 1
+            chars += weight
+            if rows >= size.group_rows or chars >= size.group_chars:
+                held.append(body.slice(start, index + 1 - start))
+                yield _table(held), chars
+                held, rows, chars, start = [], 0, 0, index + 1
+        if start < batch.num_rows:
+            held.append(body.slice(start))
+    if held:
+        yield _table(held), chars
+
+
+def _table(batches: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(batches).cast(SCHEMA).combine_chunks()
+
+
+def write_ledger(batches: Iterable[pa.RecordBatch], path: Path, files: Sequence[str]) -> None:
+    """The ledger: every input row with its one end, in the order of file and place."""
+    names = pa.array(files, pa.string())
+
+    def named(indices: pa.Array) -> pa.Array:
+        return pa.DictionaryArray.from_arrays(indices.cast(pa.int32()), names)
+
+    with pq.ParquetWriter(path, LEDGER, compression="zstd") as writer:
+        for batch in batches:
+            columns = [
+                named(batch.column("file")),
+                batch.column("position"),
+                batch.column("ending"),
+                batch.column("key"),
+                named(batch.column("of_file")),
+                batch.column("of_position"),
+            ]
+            writer.write_table(pa.Table.from_arrays(columns, schema=LEDGER))
+
+
+def write_quarantine(batches: Iterable[pa.RecordBatch], path: Path, files: Sequence[str]) -> None:
+    """The quarantine as JSON lines: file, position, reason, detail, and the row's first bytes as readable text."""
+    with path.open("w", encoding="utf-8") as target:
+        for batch in batches:
+            for row in batch.to_pylist():
+                target.write(json.dumps(_shown(row, files), ensure_ascii=False) + "\n")
+
+
+def _shown(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    return {
+        "file": files[row["file"]],
+        "position": row["position"],
+        "reason": row["reason"],
+        "detail": row["detail"],
+        "head": row["head"].decode("utf-8", "backslashreplace"),
+    }
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

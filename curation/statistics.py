@@ -1,0 +1,158 @@
+"""Figures for the card: counted in the exchange, integers throughout."""
+
+# ruff: noqa: S608 - the statements are put together from this file's own constants
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from curation.exchange import Exchange
+
+EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
+_SIDES: Final = {0: "train", 1: "eval"}
+_KEPT: Final = "rows r join sides s on r.key = s.key and r.rank = s.rank"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the card shows beyond the ledger's counts.
+
+    :param totals: per split rows, characters and words.
+    :param histograms: `chars` and `words`, per split the rows whose value is below each edge and not below the last.
+    :param by_file: per file the number of rows of each end.
+    """
+
+    totals: dict[str, dict[str, int]]
+    medians: dict[str, int]
+    histograms: dict[str, dict[str, list[int]]]
+    sources: list[tuple[str, int, int]]
+    labels: list[tuple[str, int]]
+    shapes: dict[str, int]
+    groups: int
+    by_file: list[dict[str, int]]
+    clusters: list[dict[str, Any]]
+    quarantine: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    edges: tuple[int, ...] = EDGES
+    touched: dict[str, int] = field(default_factory=dict)
+
+
+def measure(exchange: Exchange, files: Sequence[str], touched: dict[str, int], top: int = 12) -> Statistics:
+    """Count. :param files: names by number. :param touched: counters of the kernel."""
+    totals = {
+        "train": dict.fromkeys(("rows", "chars", "words"), 0),
+        "eval": dict.fromkeys(("rows", "chars", "words"), 0),
+    }
+    for side, rows, chars, words in exchange.all(
+        "select s.side, count(*), cast(sum(r.chars) as bigint), cast(sum(r.words) as bigint)"
+        f" from {_KEPT} group by s.side"
+    ):
+        totals[_SIDES[side]] = {"rows": rows, "chars": chars, "words": words}
+    kept = totals["train"]["rows"] + totals["eval"]["rows"]
+    medians = {
+        name: exchange.one(f"select r.{name} from {_KEPT} order by r.{name} limit 1 offset {kept // 2}")[0]
+        for name in ("chars", "words")
+    }
+    shapes = exchange.one(
+        "select cast(sum(case when r.text is null then 1 else 0 end) as bigint),"
+        f" cast(sum(case when r.text is null then 0 else 1 end) as bigint) from {_KEPT}"
+    )
+    return Statistics(
+        totals=totals,
+        medians=medians,
+        histograms={name: _histogram(exchange, name) for name in ("chars", "words")},
+        sources=[
+            (str(name), train, held)
+            for name, train, held in exchange.all(
+                "select r.source, count(*) - cast(sum(s.side) as bigint), cast(sum(s.side) as bigint)"
+                f" from {_KEPT} group by r.source order by count(*) desc, r.source limit {top}"
+            )
+        ],
+        labels=[
+            (str(name), rows)
+            for name, rows in exchange.all(
+                f"select r.label, count(*) from {_KEPT} where r.label is not null"
+                f" group by r.label order by count(*) desc, r.label limit {top}"
+            )
+        ],
+        shapes={"messages": shapes[0], "text": shapes[1]},
+        groups=exchange.one(f'select count(distinct r."group") from {_KEPT}')[0],
+        by_file=_by_file(exchange, files),
+        clusters=_clusters(exchange, files),
+        quarantine=_examples(exchange, files),
+        samples=_samples(exchange),
+        touched=touched,
+    )
+
+
+def _histogram(exchange: Exchange, name: str) -> dict[str, list[int]]:
+    cases = " ".join(f"when r.{name} < {edge} then {index}" for index, edge in enumerate(EDGES))
+    bins = {"train": [0] * (len(EDGES) + 1), "eval": [0] * (len(EDGES) + 1)}
+    for side, index, rows in exchange.all(
+        "select side, bin, count(*) from"
+        f" (select s.side as side, case {cases} else {len(EDGES)} end as bin from {_KEPT}) t group by side, bin"
+    ):
+        bins[_SIDES[side]][index] = rows
+    return bins
+
+
+def _by_file(exchange: Exchange, files: Sequence[str]) -> list[dict[str, int]]:
+    table: list[dict[str, int]] = [{} for _ in files]
+    for file, end, rows in exchange.all(
+        "select file, ending, count(*) from ends group by file, ending order by file, ending"
+    ):
+        table[file][end] = rows
+    return table
+
+
+def _clusters(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows that came most often."""
+    found = exchange.all(
+        "select c.copies, w.file, w.position, r.text, r.messages from"
+        " (select key, count(*) as copies from rows group by key having count(*) > 1"
+        " order by count(*) desc, key limit 5) c"
+        " join winners w on c.key = w.key join rows r on r.key = w.key and r.rank = w.rank"
+        " order by c.copies desc, c.key"
+    )
+    return [
+        {"copies": copies, "file": files[file], "position": position, "excerpt": _excerpt(text, messages)}
+        for copies, file, position, text, messages in found
+    ]
+
+
+def _examples(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
+    """Up to three faults of each reason."""
+    found = exchange.all(
+        "select reason, file, position, detail, head from (select *, row_number() over"
+        " (partition by reason order by file, position) as place from faults) t where place <= 3"
+        " order by reason, file, position"
+    )
+    return [
+        {
+            "reason": reason,
+            "file": files[file],
+            "position": position,
+            "detail": detail,
+            "head": bytes(head).decode("utf-8", "backslashreplace"),
+        }
+        for reason, file, position, detail, head in found
+    ]
+
+
+def _samples(exchange: Exchange) -> list[dict[str, Any]]:
+    """The first rows of each split in the order of their keys: as good as random, and always the same."""
+    rows: list[dict[str, Any]] = []
+    for side, split in _SIDES.items():
+        found = exchange.all(
+            f"select r.source, r.text, r.messages from {_KEPT} where s.side = {side} order by s.key, s.rank limit 3"
+        )
+        for source, text, messages in found:
+            turns = [{"role": turn["role"], "content": turn["content"][:600]} for turn in messages or ()]
+            rows.append({"split": split, "source": source, "text": text[:600] if text else None, "messages": turns})
+    return rows
+
+
+def _excerpt(text: str | None, messages: list[dict[str, str]] | None) -> str:
+    whole = text if text is not None else " / ".join(turn["content"][:200] for turn in messages or ())
+    return whole if len(whole) <= 160 else whole[:159] + "…"

@@ -1,0 +1,37 @@
+"""Strings that a chat template reads as control tokens, made harmless in people's text.
+
+A row that contains `<|im_end|>` could end its own message and speak as somebody else once it is tokenised. One space
+behind the first character keeps such text readable and makes it ordinary; how many rows were touched is on the card.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_CONTROL: Final = re.compile(
+    r"<(?=\|[^\s<>|]{1,64}\|>"  # <|im_end|>, <|eot_id|>, <|endoftext|> and their kind
+    r"|｜[^<>\n]{1,64}｜>"  # DeepSeek's, with full-width bars
+    r"|/?(?:s|bos|eos|pad|unk|mask)>"
+    r"|(?:start|end)_of_(?:turn|image|role)>"
+    r"|\|?(?:start|end)_of_(?:text|role)\|?>"
+    r"|</?SYS>>"
+    r"|(?:extra|reserved|unused)_?[a-z_]*\d+>)"
+    r"|\[(?=/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT|IMG|PREFIX|SUFFIX|MIDDLE)\])"
+    # Byte-level tokens of SentencePiece.
+    r"|<(?=0x[0-9A-F]{2}>)"
+)
+# Bidirectional overrides, and tag characters that nobody sees.
+_INVISIBLE: Final = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+
+
+def neutralise(text: str) -> tuple[str, int]:
+    """The text with every control token's first character followed by a space, and how many there were."""
+    if "<" not in text and "[" not in text:
+        return text, 0
+    return _CONTROL.subn(lambda match: match.group() + " ", text)
+
+
+def invisible(text: str) -> bool:
+    """Does the text hold characters that change what a person sees? Such rows are kept and counted."""
+    return not text.isascii() and _INVISIBLE.search(text) is not None
