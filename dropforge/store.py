@@ -290,7 +290,8 @@ def _changed(uri: str) -> DropforgeError:
 
 
 def _etag(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _temporary(path: Path, data: bytes) -> Path:
