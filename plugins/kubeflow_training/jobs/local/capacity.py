@@ -1,0 +1,92 @@
+"""What a gang asks for, what the machine has, and what is missing: pure arithmetic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kubeflow_training.jobs.checks import quantity
+from kubeflow_training.jobs.manifest import CONTAINER
+
+CPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_CPUS"
+MEMORY_VARIABLE: Final = "KUBEFLOW_TRAINING_MEMORY_GB"
+GPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_GPUS"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """
+    :param memory: bytes.
+    """
+
+    cpus: float = 0.0
+    memory: float = 0.0
+    gpus: int = 0
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(self.cpus + other.cpus, self.memory + other.memory, self.gpus + other.gpus)
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(self.cpus - other.cpus, self.memory - other.memory, self.gpus - other.gpus)
+
+    def missing(self, free: Resources) -> str:
+        """What `free` lacks for this, as words ("2 cpus and 1.5 GB of memory"); empty if it is enough."""
+        lacks = []
+        # A thousandth of tolerance, because requests are added and subtracted as floats.
+        if (cpus := self.cpus - free.cpus) > 1e-3:
+            lacks.append(_number(cpus, "cpu"))
+        if (memory := self.memory - free.memory) > 1e5:
+            lacks.append(f"{memory / 1e9:.3g} GB of memory")
+        if (gpus := self.gpus - free.gpus) > 0:
+            lacks.append(_number(gpus, "gpu"))
+        return " and ".join([", ".join(lacks[:-1]), lacks[-1]] if len(lacks) > 1 else lacks)
+
+    def __str__(self) -> str:
+        gpus = f", {_number(self.gpus, 'gpu')}" if self.gpus else ""
+        return f"{_number(self.cpus, 'cpu')}, {self.memory / 1e9:.3g} GB of memory{gpus}"
+
+
+def pod_resources(template: Mapping[str, Any]) -> Resources:
+    """What one pod asks for: its requests, else its limits.
+
+    :raises ValueError: if a quantity is none.
+    """
+    container = next(item for item in template["spec"]["containers"] if item.get("name") == CONTAINER)
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    gpus = sum(int(quantity(value)) for key, value in asked.items() if "/" in key and key.endswith("gpu"))
+    return Resources(quantity(asked.get("cpu", 0)), quantity(asked.get("memory", 0)), gpus)
+
+
+def gang_resources(manifest: Mapping[str, Any]) -> Resources:
+    """What the whole gang asks for."""
+    total = Resources()
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        for _ in range(replica.get("replicas", 1)):
+            total += pod_resources(replica["template"])
+    return total
+
+
+def machine(env: Mapping[str, str] = os.environ) -> Resources:
+    """What this machine has, or what the environment says that jobs may use.
+
+    :raises ValueError: if a variable is no number.
+    """
+    memory = next(
+        float(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return Resources(
+        float(env.get(CPUS_VARIABLE) or os.cpu_count() or 1),
+        float(env[MEMORY_VARIABLE]) * 1e9 if env.get(MEMORY_VARIABLE) else memory,
+        int(env.get(GPUS_VARIABLE) or gpus),
+    )
+
+
+def _number(count: float, noun: str) -> str:
+    return f"{count:.3g} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,188 @@
+"""The client of the local cluster: it writes requests and reads files, and starts nothing itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
+from kubeflow_training.jobs.checks import require_valid
+from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
+from kubeflow_training.jobs.local import processes
+from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
+from kubeflow_training.jobs.local.pod import tail, untimed
+from kubeflow_training.jobs.local.status import event
+from kubeflow_training.jobs.manifest import JOB_NAME_LABEL
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_READ = 1 << 20  # bytes of log read at once
+NO_SUPERVISOR = "the local cluster's supervisor does not run; start it with `python -m kubeflow_training.jobs.local`"
+
+
+class LocalCluster:
+    """Jobs as processes of this machine. See `jobs.backend.Backend` for the calls.
+
+    :param home: the cluster's folder; `KUBEFLOW_TRAINING_HOME` unless given.
+    :raises JobError: if neither is given.
+    """
+
+    def __init__(self, home: str | Path | None = None) -> None:
+        home = home or os.environ.get(HOME_VARIABLE)
+        if not home:
+            raise JobError("the local cluster", "no folder is named", f"Set {HOME_VARIABLE}")
+        self.layout = Layout(Path(home).absolute())
+
+    def supervisor(self) -> dict[str, Any] | None:
+        """The running supervisor's pid and what it offers, or None if none runs."""
+        known = read_json(self.layout.supervisor)
+        return known if processes.alive(known) else None
+
+    def create(self, manifest: Mapping[str, Any]) -> Snapshot:
+        require_valid(manifest)
+        _require_runnable(manifest)
+        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        self.layout.prepare()
+        folder = self.layout.job(namespace, name)
+        uid = str(uuid.uuid4())
+        making = folder.with_name(STALE + uid)
+        making.mkdir(parents=True)
+        job = {"uid": uid, "order": time.time_ns(), "created": timestamp(), "manifest": manifest}
+        try:
+            write_json(making / "job.json", job)
+            making.rename(folder)
+        except OSError as error:
+            shutil.rmtree(making, ignore_errors=True)
+            if folder.exists():
+                raise JobExistsError(
+                    f"job {namespace}/{name}", "a job of that name exists", "Delete it first, or choose another name"
+                ) from error
+            raise
+        self.layout.knock()
+        return Snapshot(_job(job, {}, deleting=None))
+
+    def read(self, name: str, namespace: str) -> Snapshot | None:
+        folder = self._folder(name, namespace)
+        if folder is None:
+            return None
+        job = read_json(folder / "job.json")
+        state = read_json(folder / "state.json") or {}
+        if job is None:
+            return None
+        delete = read_json(folder / "delete.json")
+        snapshot = Snapshot(
+            _job(job, state.get("status", {}), deleting=delete), state.get("pods", []), state.get("events", [])
+        )
+        return snapshot if self._supervised(state) else _unsupervised(snapshot, name)
+
+    def jobs(self, namespace: str | None = None) -> list[Snapshot]:
+        found = []
+        for folder in self.layout.job_folders():
+            if namespace in (None, folder.parent.name) and (snapshot := self.read(folder.name, folder.parent.name)):
+                found.append(snapshot)
+        return sorted(found, key=lambda item: str(item.job["metadata"]["creationTimestamp"]))
+
+    def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
+        folder = self._folder(name, namespace)
+        job = read_json(folder / "job.json") if folder else None
+        if folder is None or job is None or uid not in (None, job["uid"]):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            # The order names the job's uid: a job that comes after it under the same name is not meant.
+            write_json(folder / "delete.json", {"uid": job["uid"], "grace": grace_seconds, "at": timestamp()})
+        self.layout.knock()
+        return True
+
+    def logs(self, pod: Mapping[str, Any], position: Position | None = None, limit: int = 2000) -> LogChunk:
+        path, uid = self._log(pod), str(pod["metadata"]["uid"])
+        offset = int(position.get("offset", 0)) if position and position.get("uid") == uid else 0
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(_READ)
+        except FileNotFoundError:
+            return LogChunk([], position)
+        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)[:limit] if b"\n" in data else []
+        offset += sum(len(line) for line in lines)
+        return LogChunk([untimed(line.rstrip(b"\n")) for line in lines], {"uid": uid, "offset": offset})
+
+    def tail(self, pod: Mapping[str, Any], lines: int = 20) -> list[str]:
+        return tail(self._log(pod), lines)
+
+    def _folder(self, name: str, namespace: str) -> Path | None:
+        if not (_NAME.fullmatch(name) and _NAME.fullmatch(namespace)):
+            return None
+        folder = self.layout.job(namespace, name)
+        return folder if folder.is_dir() else None
+
+    def _log(self, pod: Mapping[str, Any]) -> Path:
+        """The pod's log, also after its job was removed."""
+        metadata = pod["metadata"]
+        job, name = str(metadata["labels"][JOB_NAME_LABEL]), str(metadata["name"])
+        owners: list[Mapping[str, str]] = metadata.get("ownerReferences") or [{}]
+        owner = owners[0].get("uid", "")
+        if not all(_NAME.fullmatch(part) for part in (job, name, metadata["namespace"], owner)):
+            raise JobError(f"pod {name}", "its name is none", "Take pods from a snapshot of this cluster")
+        folder = self.layout.job(metadata["namespace"], job)
+        if (read_json(folder / "job.json") or {}).get("uid") != owner:
+            folder = self.layout.removed / f"{job}-{owner}"
+        return folder / "pods" / name / "log"
+
+    def _supervised(self, state: Mapping[str, Any]) -> bool:
+        return "completionTime" in state.get("status", {}) or self.supervisor() is not None
+
+
+def _job(job: Mapping[str, Any], status: Mapping[str, Any], deleting: Mapping[str, Any] | None) -> dict[str, Any]:
+    manifest = job["manifest"]
+    metadata = {**manifest["metadata"], "uid": job["uid"], "creationTimestamp": job["created"]}
+    if deleting is not None:
+        metadata["deletionTimestamp"] = deleting.get("at")
+    return {**manifest, "metadata": metadata, "status": status}
+
+
+def _unsupervised(snapshot: Snapshot, name: str) -> Snapshot:
+    """A snapshot that says why nothing moves."""
+    pods = []
+    for pod in snapshot.pods:
+        conditions = pod["status"].get("conditions", [])
+        if any(item["type"] == "PodScheduled" for item in conditions):
+            told = [{**item, "message": NO_SUPERVISOR} for item in conditions]
+            pod = {**pod, "status": {**pod["status"], "conditions": told}}
+        pods.append(pod)
+    return Snapshot(snapshot.job, pods, [*snapshot.events, event("NoSupervisor", NO_SUPERVISOR, name, warning=True)])
+
+
+def _require_runnable(manifest: Mapping[str, Any]) -> None:
+    """Refuse what only Kubernetes can do, rather than run something else than was asked for."""
+    spec = manifest["spec"]
+    wrong: list[tuple[str, str]] = []
+    if spec.get("elasticPolicy"):
+        wrong.append(("spec.elasticPolicy", "Remove it, or use the kubernetes backend"))
+    if (spec.get("runPolicy") or {}).get("suspend"):
+        wrong.append(("spec.runPolicy.suspend", "Remove the queue: the local cluster queues by itself"))
+    for kind, replica in spec["pytorchReplicaSpecs"].items():
+        pod, where = replica["template"]["spec"], f"spec.pytorchReplicaSpecs.{kind}"
+        if replica.get("restartPolicy", "Never") != "Never":
+            wrong.append((f"{where}.restartPolicy", "Use Never, and let Airflow retry the gang"))
+        if len(pod["containers"]) > 1 or pod.get("initContainers"):
+            wrong.append((f"{where}: more than one container", "Leave only the container `pytorch`"))
+        container = pod["containers"][0]
+        if not container.get("command"):
+            wrong.append((f"{where}: no command", "Name the command: there is no image to take it from"))
+        shm = {item.get("name") for item in pod.get("volumes", []) if "emptyDir" in item}
+        if any(mount.get("name") not in shm for mount in container.get("volumeMounts", [])):
+            wrong.append((f"{where}: volumes", "Use addresses in S3 or paths of this machine instead"))
+        if any("valueFrom" in item for item in container.get("env", [])):
+            wrong.append(
+                (f"{where}: env with valueFrom", "Set it in the environment of the local cluster's supervisor")
+            )
+    if wrong:
+        name = f"job {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        cause = f"the local cluster cannot do this: {', '.join(f'`{what}`' for what, _ in wrong)}"
+        raise JobRefusedError(name, cause, " ".join(f"{mend}." for _, mend in wrong))

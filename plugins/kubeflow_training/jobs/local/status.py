@@ -1,0 +1,125 @@
+"""What a local job looks like to its readers: conditions, pods and events in the shapes of the Kubernetes API. Pure."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubeflow_training.jobs.local.layout import timestamp
+from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+
+NODE = socket.gethostname()
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    """One pod of a gang.
+
+    :param kind: "master" or "worker".
+    :param index: index within its kind; `rank` is the node rank.
+    """
+
+    name: str
+    uid: str
+    kind: str
+    index: int
+    rank: int
+
+
+def pod_plans(manifest: Mapping[str, Any], job_uid: str) -> list[PodPlan]:
+    """The pods of the manifest, the master first; their uids follow from the job's."""
+    name, replicas = manifest["metadata"]["name"], manifest["spec"]["pytorchReplicaSpecs"]
+    kinds = [("master", 0), *(("worker", n) for n in range(replicas.get("Worker", {}).get("replicas", 1)))]
+    if "Worker" not in replicas:
+        kinds = kinds[:1]
+    return [
+        PodPlan(f"{name}-{kind}-{index}", f"{job_uid}-{rank}", kind, index, rank)
+        for rank, (kind, index) in enumerate(kinds)
+    ]
+
+
+def pod(
+    plan: PodPlan,
+    manifest: Mapping[str, Any],
+    job_uid: str,
+    *,
+    record: Mapping[str, Any] | None = None,
+    waiting: str | None = None,
+    lost: str | None = None,
+    shutdown: bool = False,
+) -> dict[str, Any]:
+    """A Pod as the API server would show it.
+
+    :param record: what the pod's keeper wrote, if anything yet.
+    :param waiting: why it has no place yet.
+    :param lost: when its keeper was found dead, with the exit status unknown.
+    :param shutdown: whether it was ended because the cluster stops.
+    """
+    metadata = manifest["metadata"]
+    status: dict[str, Any] = {"phase": "Pending"}
+    state: Mapping[str, Any] = (record or {}).get("state") or {}
+    terminated = state.get("terminated")
+    if waiting is not None:
+        status["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": waiting}
+        ]
+    elif terminated is None and lost is not None:
+        status |= {"phase": "Failed", "reason": "NodeLost", "message": "the pod's keeper process was killed"}
+        state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": lost}}
+    elif terminated is not None:
+        status["phase"] = "Succeeded" if terminated["exitCode"] == 0 else "Failed"
+        if shutdown and terminated["exitCode"] != 0:
+            status |= {"reason": "Terminated", "message": "the local cluster was stopped"}
+    elif state.get("running"):
+        status["phase"] = "Running"
+    if waiting is None:
+        running = status["phase"] == "Running"
+        status["containerStatuses"] = [
+            {"name": CONTAINER, "ready": running, "state": state or {"waiting": {"reason": "ContainerCreating"}}}
+        ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": plan.name,
+            "namespace": metadata["namespace"],
+            "uid": plan.uid,
+            "labels": {
+                JOB_NAME_LABEL: metadata["name"],
+                REPLICA_TYPE_LABEL: plan.kind,
+                REPLICA_INDEX_LABEL: str(plan.index),
+            },
+            "ownerReferences": [{"kind": "PyTorchJob", "name": metadata["name"], "uid": job_uid}],
+        },
+        "spec": {} if waiting is not None else {"nodeName": NODE},
+        "status": status,
+    }
+
+
+def condition(status: dict[str, Any], kind: str, reason: str, message: str) -> None:
+    """Set a condition as the training operator does: Running ends with the job, what is once true keeps its time."""
+    conditions = [item for item in status.get("conditions", []) if item["type"] != kind]
+    if kind in ("Succeeded", "Failed"):
+        conditions = [{**item, "status": "False"} if item["type"] == "Running" else item for item in conditions]
+        status.setdefault("completionTime", timestamp())
+    now = timestamp()
+    conditions.append({"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": now})
+    status["conditions"] = conditions
+
+
+def has(status: Mapping[str, Any], kind: str) -> bool:
+    return any(item["type"] == kind and item["status"] == "True" for item in status.get("conditions", []))
+
+
+def event(reason: str, message: str, name: str, *, warning: bool = False, kind: str = "PyTorchJob") -> dict[str, Any]:
+    now = timestamp()
+    return {
+        "type": "Warning" if warning else "Normal",
+        "reason": reason,
+        "message": message,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "involvedObject": {"kind": kind, "name": name},
+    }

@@ -1,0 +1,252 @@
+"""Why a job ended badly: the reasons, what follows from each, and the table that finds them in a pod."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from kubeflow_training.jobs.manifest import CONTAINER, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+
+
+class Reason(StrEnum):
+    """Why a job ended badly, or why it waits."""
+
+    USER_ERROR = "user error"
+    BAD_DATA = "bad data"
+    OUT_OF_MEMORY = "out of memory"
+    PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    NODE_LOST = "node lost"
+    IMAGE = "image"
+    QUOTA = "quota"
+    COLLECTIVE_TIMEOUT = "collective timeout"
+    DEADLINE = "deadline"
+    DELETED = "deleted"
+    UNKNOWN = "unknown"
+
+
+RETRYABLE: Final = {
+    Reason.USER_ERROR: False,
+    Reason.BAD_DATA: False,
+    Reason.OUT_OF_MEMORY: False,
+    Reason.PREEMPTED: True,
+    Reason.EVICTED: True,
+    Reason.NODE_LOST: True,
+    Reason.IMAGE: False,
+    Reason.QUOTA: False,
+    Reason.COLLECTIVE_TIMEOUT: True,
+    Reason.DEADLINE: False,
+    Reason.DELETED: False,
+    Reason.UNKNOWN: True,
+}
+"""Whether a new gang of the same job may end better."""
+
+MENDS: Final = {
+    Reason.USER_ERROR: "Correct the job's command, code or settings; trying again as it is changes nothing",
+    Reason.BAD_DATA: "Correct the data; trying again as it is changes nothing",
+    Reason.OUT_OF_MEMORY: "Ask for more memory per pod, or make the batch or the model smaller",
+    Reason.PREEMPTED: "It is tried again and goes on from the newest complete checkpoint",
+    Reason.EVICTED: "It is tried again; if it comes back, ask for as much memory and disk as the job uses",
+    Reason.NODE_LOST: "It is tried again on what nodes there are; look at the node if it comes back",
+    Reason.IMAGE: "Correct the image's name or the rights to pull it",
+    Reason.QUOTA: "Ask for less, or have the namespace's quota raised",
+    Reason.COLLECTIVE_TIMEOUT: "It is tried again; if it comes back, look at the nodes' network and GPUs",
+    Reason.DEADLINE: "Give the job more time (deadline_seconds), or less to do",
+    Reason.DELETED: "Somebody removed the job; clear the task to start it anew",
+    Reason.UNKNOWN: "Read the last lines of the failing rank; it is tried again as long as there are tries left",
+}
+
+# The exit codes of a training container, and what shells and kernels add. Anything else is unknown.
+EXIT_CODES: Final = {
+    10: Reason.USER_ERROR,
+    11: Reason.BAD_DATA,
+    12: Reason.USER_ERROR,
+    20: Reason.PREEMPTED,
+    21: Reason.COLLECTIVE_TIMEOUT,
+    126: Reason.USER_ERROR,
+    127: Reason.USER_ERROR,
+    128: Reason.USER_ERROR,
+    137: Reason.UNKNOWN,
+    143: Reason.PREEMPTED,
+}
+_POD_REASONS: Final = {
+    "Evicted": Reason.EVICTED,
+    "Preempted": Reason.PREEMPTED,
+    "Preempting": Reason.PREEMPTED,
+    "Terminated": Reason.PREEMPTED,  # graceful node shutdown
+    "NodeShutdown": Reason.PREEMPTED,
+    "Shutdown": Reason.PREEMPTED,
+    "NodeLost": Reason.NODE_LOST,
+    "NodeAffinity": Reason.USER_ERROR,
+    "DeadlineExceeded": Reason.DEADLINE,
+}
+_DISRUPTIONS: Final = {
+    "PreemptionByScheduler": Reason.PREEMPTED,
+    "PreemptionByKubeScheduler": Reason.PREEMPTED,
+    "TerminationByKubelet": Reason.PREEMPTED,
+    "EvictionByEvictionAPI": Reason.EVICTED,
+    "DeletionByTaintManager": Reason.NODE_LOST,
+    "DeletionByPodGC": Reason.NODE_LOST,
+}
+_CONTAINER_REASONS: Final = {
+    "OOMKilled": Reason.OUT_OF_MEMORY,
+    "ContainerCannotRun": Reason.USER_ERROR,
+    "StartError": Reason.USER_ERROR,
+    "ContainerStatusUnknown": Reason.NODE_LOST,
+}
+_TEXTS: Final = (
+    (re.compile(r"out of memory|OutOfMemoryError|\bMemoryError\b|Cannot allocate memory", re.I), Reason.OUT_OF_MEMORY),
+    (
+        re.compile(
+            r"Watchdog caught collective|NCCL (error|timeout)|ncclSystemError|ncclRemoteError|Connection closed by peer"
+            r"|gloo.{0,200}(timed? ?out|reset by peer)|DistBackendError",
+            re.I | re.S,
+        ),
+        Reason.COLLECTIVE_TIMEOUT,
+    ),
+)
+_SPEAKING_CODES: Final = frozenset({10, 11, 12, 20, 21})
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one pod ended badly.
+
+    :param replica: like `worker-0`; `index` is the node rank, the master being 0.
+    :param rank: the global rank, where the pod's termination message tells it.
+    :param when: end of its container; None if unknown.
+    :param message: the container's own last words.
+    """
+
+    pod: str
+    replica: str
+    index: int
+    rank: int | None
+    exit_code: int | None
+    node: str | None
+    reason: Reason
+    when: datetime | None
+    message: str
+
+    @property
+    def victim(self) -> bool:
+        """Whether this looks like what a peer's death does: a broken collective, a SIGTERM, or the SIGKILL after it."""
+        return self.reason is Reason.COLLECTIVE_TIMEOUT or (
+            self.exit_code in (137, 143) and self.reason in (Reason.UNKNOWN, Reason.PREEMPTED)
+        )
+
+
+def ending(pod: Mapping[str, Any]) -> Ending | None:
+    """How the pod ended badly, or None if it did not."""
+    metadata, status = mapping(pod.get("metadata")), mapping(pod.get("status"))
+    terminated = _terminated(status)
+    code = terminated.get("exitCode")
+    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    if code in (None, 0) and status.get("phase") != "Failed":
+        return None
+    labels = mapping(metadata.get("labels"))
+    kind = str(labels.get(REPLICA_TYPE_LABEL) or "").lower()
+    number = _whole(labels.get(REPLICA_INDEX_LABEL))
+    told = _told(terminated.get("message"))
+    said = _whole(told.get("exit_code"))
+    # torchrun ends with 1 whatever a rank ended with; the termination message has the rank's own code.
+    if code in (None, 1) and said:
+        code = said
+    message = str(told.get("message") or terminated.get("message") or status.get("message") or "").strip()
+    return Ending(
+        pod=str(metadata.get("name") or ""),
+        replica=f"{kind}-{number}" if kind else str(metadata.get("name") or ""),
+        index=number + 1 if kind == "worker" else number,
+        rank=_whole(told["rank"]) if isinstance(told.get("rank"), int) else None,
+        exit_code=code,
+        node=_text(mapping(pod.get("spec")).get("nodeName")),
+        reason=_reason(status, terminated, code, message),
+        when=moment(terminated.get("finishedAt")),
+        message=message[-4000:],
+    )
+
+
+def first(endings: list[Ending]) -> Ending | None:
+    """The root cause: the earliest ending that is not what a peer's death does, else the earliest of all."""
+    late = datetime.max.replace(tzinfo=UTC)
+    # Kubernetes tells whole seconds; among equals a SIGKILL explains a broken collective, which explains a SIGTERM.
+    order = {137: 0, 21: 1, 143: 3}
+    causes = [item for item in endings if not item.victim] or endings
+    return min(
+        causes, key=lambda item: (item.when or late, order.get(item.exit_code or 0, 2), item.index), default=None
+    )
+
+
+def _reason(status: Mapping[str, Any], terminated: Mapping[str, Any], code: int | None, message: str) -> Reason:
+    if found := _POD_REASONS.get(str(status.get("reason"))):
+        return found
+    for condition in items(status.get("conditions")):
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return _DISRUPTIONS.get(str(condition.get("reason")), Reason.PREEMPTED)
+    if found := _CONTAINER_REASONS.get(str(terminated.get("reason"))):
+        return found
+    if code in _SPEAKING_CODES:
+        return EXIT_CODES[code]
+    for pattern, reason in _TEXTS:
+        if pattern.search(message):
+            return reason
+    if code is None and status.get("phase") == "Failed" and not terminated:
+        return Reason.NODE_LOST if status.get("reason") else Reason.UNKNOWN
+    return EXIT_CODES.get(code or 0, Reason.UNKNOWN)
+
+
+def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the training container ended; a failed init container counts if that one never ran."""
+    for key in ("containerStatuses", "initContainerStatuses"):
+        for container in items(status.get(key)):
+            if key == "containerStatuses" and container.get("name") != CONTAINER:
+                continue
+            terminated = mapping(mapping(container.get("state")).get("terminated"))
+            if terminated and (key == "containerStatuses" or terminated.get("exitCode") != 0):
+                return terminated
+    return {}
+
+
+def _told(message: Any) -> Mapping[str, Any]:
+    """The termination message, if it is JSON; the kubelet may put log lines in its place."""
+    if not isinstance(message, str) or not message.lstrip().startswith("{"):
+        return {}
+    try:
+        return mapping(json.loads(message))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def moment(value: Any) -> datetime | None:
+    """A time stamp of the API as an aware datetime, or None."""
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    try:
+        found = datetime.fromisoformat(str(value)) if value else None
+    except ValueError:
+        return None
+    return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _whole(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value else None
