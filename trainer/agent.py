@@ -1,0 +1,208 @@
+"""torch's elastic agent for one node: starts the ranks, watches them, and ends them together.
+
+Differences to `torchrun`: a SIGTERM is forwarded and the ranks have the pod's own grace, their exit codes survive,
+lines are prefixed through pipes and need no files, and on one machine the store listens on 127.0.0.1 alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_PEER_SECONDS: Final = 10  # that ranks have to leave after one of them failed; nothing can be saved then
+_LAST_LINES: Final = 20
+_PROGRESS: Final = "@progress "
+_END: Final = b"\0dropforge-end\0"
+
+
+@dataclass(frozen=True)
+class Place:
+    """This node among the nodes."""
+
+    nodes: int
+    node: int
+    ranks: int
+    address: str
+    port: int
+
+    @property
+    def first_rank(self) -> int:
+        return self.node * self.ranks
+
+
+def place_from_env(env: Mapping[str, str]) -> Place:
+    """Read the variables that the training operator sets (`PET_*`, else `MASTER_*`); alone on one node without them.
+
+    :raises ValueError: if a number is none.
+    """
+    ranks = env.get("PET_NPROC_PER_NODE") or "1"
+    if ranks in ("auto", "gpu", "cpu"):
+        import torch
+
+        ranks = str(torch.cuda.device_count() or 1)
+    nodes = int((env.get("PET_NNODES") or "1").rpartition(":")[2])
+    return Place(
+        nodes=nodes,
+        node=int(env.get("PET_NODE_RANK") or "0"),
+        ranks=int(ranks),
+        address=env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR") or "127.0.0.1",
+        port=int(env.get("PET_MASTER_PORT") or env.get("MASTER_PORT") or "0"),
+    )
+
+
+class Rendezvous(StaticTCPRendezvous):
+    """A static rendezvous whose store, on one machine, is closed to the network and may take any free port."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None and self.rank == 0 and self.master_addr in _LOOPBACK:
+            listener = socket.create_server(("127.0.0.1", self.master_port), backlog=256)
+            self.master_port = listener.getsockname()[1]
+            self._store = TCPStore(
+                self.master_addr,
+                self.master_port,
+                self.world_size,
+                is_master=True,
+                timeout=self.timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=listener.detach(),
+            )
+        if self._store is None:
+            return super().next_rendezvous()
+        bootstrap = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.world_size, bootstrap)
+
+
+@dataclass
+class Output:
+    """Copies what ranks print, line by line, with the rank in front.
+
+    :param last: the last lines of each rank on stderr, for a failure's message.
+    :param progress: the last progress line.
+    """
+
+    folder: Path
+    first_rank: int
+    last: dict[int, deque[str]] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
+    threads: list[threading.Thread] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pipe(self, local_rank: int, target: Any) -> str:
+        """Path of a named pipe for one stream of one rank."""
+        rank = self.first_rank + local_rank
+        path = self.folder / f"rank-{rank}-{target.fileno()}"
+        os.mkfifo(path, 0o600)
+        # Open for reading and writing: opening never blocks, and the pipe has no end before we are done.
+        descriptor = os.open(path, os.O_RDWR)
+        thread = threading.Thread(target=self._copy, args=(descriptor, rank, target), daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        return str(path)
+
+    def _copy(self, descriptor: int, rank: int, target: Any) -> None:
+        lines = self.last.setdefault(rank, deque(maxlen=_LAST_LINES))
+        with os.fdopen(descriptor, "rb", buffering=0) as stream:
+            rest = b""
+            while True:
+                data = stream.read(65536)
+                *whole, rest = (rest + data).split(b"\n")
+                for raw in whole:
+                    if raw == _END:
+                        return
+                    line = raw.decode(errors="replace")
+                    if not line.strip():
+                        continue
+                    if target is sys.stderr:
+                        lines.append(line)
+                    # The job library looks for progress at the start of a line.
+                    text = f"[rank {rank}] {line}"
+                    if line.startswith(_PROGRESS):
+                        text = line
+                        self._note(line.removeprefix(_PROGRESS))
+                    with self.lock:
+                        target.write(f"{text}\n")
+                        target.flush()
+
+    def _note(self, body: str) -> None:
+        try:
+            self.progress = dict(json.loads(body))
+        except ValueError:
+            return
+
+    def close(self) -> None:
+        """Copy what is still in the pipes and end the threads."""
+        for path in self.folder.glob("rank-*"):
+            if path.is_fifo():
+                with path.open("wb", buffering=0) as stream:
+                    stream.write(b"\n" + _END + b"\n")
+        for thread in self.threads:
+            thread.join(5)
+
+
+class Pipes(DefaultLogsSpecs):
+    """Where the agent sends the ranks' output."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(log_dir=os.devnull)
+        self._output = output
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        destination = super().reify(envs)
+        for local_rank in envs:
+            destination.stdouts[local_rank] = self._output.pipe(local_rank, sys.stdout)
+            destination.stderrs[local_rank] = self._output.pipe(local_rank, sys.stderr)
+        return destination
+
+
+class Agent(LocalElasticAgent):
+    """The elastic agent with a way to reach its ranks."""
+
+    def signal_ranks(self, number: int) -> bool:
+        """Send a signal to all ranks of this node; False if they have not been started."""
+        context = self._pcontext
+        if context is None:
+            return False
+        for pid in context.pids().values():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        return True
+
+
+def make_agent(place: Place, command: list[str], output: Output) -> Agent:
+    """An agent that runs `command` once per rank, without restarts: a failed gang is started anew as a whole."""
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT"
+    if place.address in _LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    seconds = int(timedelta(minutes=15).total_seconds())  # pods of a gang may come late
+    spec = WorkerSpec(
+        role="trainer",
+        local_world_size=place.ranks,
+        rdzv_handler=Rendezvous(place.address, place.port, place.node, place.nodes, "dropforge", seconds),
+        entrypoint=command[0],
+        args=tuple(command[1:]),
+        max_restarts=0,
+        monitor_interval=0.1,
+        master_addr=place.address,
+        master_port=place.port or None,
+    )
+    return Agent(spec, Pipes(output), start_method="spawn", shutdown_timeout=_PEER_SECONDS)

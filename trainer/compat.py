@@ -1,0 +1,66 @@
+"""The only module that asks for versions: what differs between the supported releases of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dropforge.errors import DropforgeError
+
+# Lowest release that works, and the first that was never tried.
+SUPPORTED = {"torch": ((2, 11), (2, 16)), "transformers": ((5, 17), (6, 0)), "peft": ((0, 19), (1, 0))}
+
+
+def check_versions() -> None:
+    """:raises DropforgeError: naming the package that is too old or missing."""
+    for name, (lowest, beyond) in SUPPORTED.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            raise DropforgeError(
+                f"package {name}",
+                "it is not installed",
+                "Install the `trainer` extra: pip install 'dropforge[trainer]'",
+            ) from None
+        parts = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+        if not lowest <= parts < beyond:
+            span = f"{'.'.join(map(str, lowest))} up to, not including, {'.'.join(map(str, beyond))}"
+            raise DropforgeError(f"package {name}", f"{found} is installed, this trainer needs {span}", "Install one")
+
+
+def quiet_libraries() -> None:
+    """Have transformers say what is wrong and nothing else: no bars in a log."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def versions() -> dict[str, str]:
+    """Installed releases, for the report."""
+    names = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "pyarrow")
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def fused_cross_entropy() -> Callable[..., Any] | None:
+    """Head and loss in chunks, without the whole logits: sum over rows of (N, H) against (V, H). None before 2.13."""
+    import torch
+    from torch.nn import functional
+
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    operation = getattr(functional, "linear_cross_entropy", None)
+    if options is None or operation is None:
+        return None
+
+    def fused(hidden: Any, weight: Any, target: Any, bias: Any) -> Any:
+        return operation(hidden, weight, target, linear_bias=bias, reduction="sum", options=options())
+
+    return fused

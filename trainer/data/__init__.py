@@ -1,0 +1,1 @@
+"""From a dataset version to batches: rows, tokenizer, documents, packing plan."""

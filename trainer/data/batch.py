@@ -1,0 +1,87 @@
+"""A micro-batch as tensors: rows of documents end to end, each with its own positions, and no attention mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from trainer.data.plan import Pack
+from trainer.data.tokens import Tokens
+
+_MULTIPLE: Final = 8  # row lengths are rounded up, so that there are few shapes
+_EMPTY: Final = 8
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for one forward pass.
+
+    :param ids: (B, L) int64 token ids.
+    :param positions: (B, L) int64; they begin anew with each document, and with the padding.
+    :param places: (N,) int64 indices into the flattened (B * L) places that predict a target.
+    :param targets: (N,) int64 the ids to predict there.
+    :param documents: (N,) int64 index of each target's document, for evaluation.
+    :param tokens: tokens that are not padding.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
+    targets: torch.Tensor
+    documents: torch.Tensor
+    tokens: int
+
+    def to(self, device: torch.device) -> Batch:
+        if device.type == "cpu":
+            return self
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        return Batch(
+            move(self.ids),
+            move(self.positions),
+            move(self.places),
+            move(self.targets),
+            move(self.documents),
+            self.tokens,
+        )
+
+    def labels(self) -> torch.Tensor:
+        """(B, L) labels as Hugging Face models take them: at the target's own place, -100 elsewhere."""
+        labels = torch.full_like(self.ids, -100)
+        labels.view(-1)[self.places + 1] = self.targets
+        return labels
+
+
+def make_batch(tokens: Tokens, packs: list[Pack], pad: int) -> Batch:
+    """Put packs into rows. Without packs: one row of padding and no target, so that a rank can keep step."""
+    lengths = [int(tokens.lengths[pack].sum()) for pack in packs]
+    width = -(-max(lengths, default=_EMPTY) // _MULTIPLE) * _MULTIPLE
+    ids = np.full((max(1, len(packs)), width), pad, dtype=np.int64)
+    positions = np.zeros_like(ids)
+    places, targets, documents = [], [], []
+    for row in range(len(ids)):
+        place = 0
+        for index in packs[row] if packs else ():
+            content, trained = tokens.document(int(index))
+            ids[row, place : place + len(content)] = content
+            positions[row, place : place + len(content)] = np.arange(len(content))
+            wanted = np.flatnonzero(trained)
+            places.append(row * width + place + wanted - 1)
+            targets.append(content[wanted].astype(np.int64))
+            documents.append(np.full(len(wanted), index, dtype=np.int64))
+            place += len(content)
+        positions[row, place:] = np.arange(width - place)
+    none = np.zeros(0, dtype=np.int64)
+    return Batch(
+        torch.from_numpy(ids),
+        torch.from_numpy(positions),
+        torch.from_numpy(np.concatenate(places) if places else none),
+        torch.from_numpy(np.concatenate(targets) if targets else none),
+        torch.from_numpy(np.concatenate(documents) if documents else none),
+        sum(lengths),
+    )

@@ -1,0 +1,117 @@
+"""Rows of a dataset version, checked: the manifest first, each shard's SHA-256 when it is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dropforge.dataset import COLUMNS, SPLITS, Manifest, Shard, digest
+from dropforge.errors import DataError, DropforgeError
+from dropforge.run import RunSpec
+from dropforge.store import MissingObjectError, Store, open_store, split_uri
+
+
+@dataclass(frozen=True)
+class Row:
+    """A conversation (pairs of role and content) or a plain text, with its 16-byte content key."""
+
+    key: bytes
+    messages: tuple[tuple[str, str], ...] | None
+    text: str | None
+
+
+def load_manifest(spec: RunSpec) -> Manifest:
+    """The manifest that `run.json` names.
+
+    :raises DataError: if it is missing or of another dataset.
+    """
+    root, key = split_uri(spec.dataset)
+    try:
+        manifest = Manifest.from_json(open_store(root).get(key))
+    except MissingObjectError as error:
+        raise DataError(spec.dataset, "the dataset's manifest is not there", "Curate the drop again") from error
+    if manifest.digest != spec.dataset_digest or manifest.family != spec.family:
+        raise DataError(
+            spec.dataset,
+            f"it is dataset {manifest.family}/{manifest.digest[:12]}, "
+            f"the run was planned for {spec.family}/{spec.dataset_digest[:12]}",
+            "Start a new run for this dataset",
+        )
+    return manifest
+
+
+def read_rows(store: Store, manifest: Manifest, split: str) -> Iterator[Row]:
+    """Rows of one split in the order of the shards, checked as they come.
+
+    :raises DataError: naming the shard and what is wrong with it.
+    """
+    for shard in manifest.shards:
+        if shard.split == split:
+            yield from _read_shard(store, shard)
+
+
+def check_keys(manifest: Manifest, keys: dict[str, list[bytes]]) -> None:
+    """Compare the rows that were read with the dataset's digest.
+
+    :param keys: for each split the content keys of all its rows, in any order.
+    :raises DataError: if rows are missing, added or changed.
+    """
+    found = digest({split: sorted(keys.get(split, ())) for split in SPLITS}, manifest.counts, manifest.rules)
+    if found != manifest.digest:
+        raise DataError(
+            f"dataset {manifest.family}/{manifest.digest[:12]}",
+            f"its rows have the digest {found[:12]}, so the manifest was changed or rows are missing",
+            "Curate the drop again",
+        )
+
+
+def _read_shard(store: Store, shard: Shard) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    name = f"shard {shard.key}"
+    try:
+        data = store.get(shard.key)
+    except MissingObjectError as error:
+        raise DataError(name, "it is not there", "Curate the drop again") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != shard.sha256:
+        raise DataError(name, f"its SHA-256 is {found[:12]}, the manifest says {shard.sha256[:12]}", "Curate again")
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        missing = [column for column in COLUMNS if column not in file.schema_arrow.names]
+        if missing:
+            raise DataError(name, f"column {missing[0]!r} is missing", "Curate the drop with this version")
+        rows = 0
+        for batch in file.iter_batches(batch_size=1024, columns=["key", "messages", "text"]):
+            for values in batch.to_pylist():
+                yield _row(values)
+                rows += 1
+    except DropforgeError:
+        raise
+    except Exception as error:  # pyarrow raises many kinds for broken files
+        raise DataError(name, f"it cannot be read ({error})", "Curate the drop again") from error
+    if rows != shard.rows:
+        raise DataError(name, f"it has {rows} rows, the manifest says {shard.rows}", "Curate the drop again")
+
+
+def _row(values: dict[str, Any]) -> Row:
+    messages, text = values["messages"], values["text"]
+    if (messages is None) == (text is None):
+        raise DataError(f"row {values['key'].hex()}", "it needs exactly one of messages and text", "Curate again")
+    pairs = None if messages is None else tuple((item["role"], item["content"]) for item in messages)
+    return Row(values["key"], pairs, text)
+
+
+def texts(rows: Iterator[Row], limit: int, seen: Callable[[Row], None] = lambda _: None) -> Iterator[str]:
+    """The texts in rows, at most about `limit` characters, for training a tokenizer."""
+    total = 0
+    for row in rows:
+        seen(row)
+        for text in [row.text] if row.text is not None else [content for _, content in row.messages or ()]:
+            if total > limit:
+                return
+            total += len(text)
+            yield text

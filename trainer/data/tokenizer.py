@@ -1,0 +1,92 @@
+"""The tokenizer of a model made from a config: byte-level BPE trained on the dataset's train split.
+
+It is trained once per run and published by conditional PUT, so that all nodes and all attempts use the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, BOS, EOS, START, END = "<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"
+SPECIAL: Final = (PAD, BOS, EOS, START, END)
+TRAINING_CHARACTERS: Final = 50_000_000  # more text changes a small vocabulary little
+
+CHAT_TEMPLATE: Final = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+# For models that bring neither a chat template nor tokens for one: plain words, and the model's own end token.
+PLAIN_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{{ message['role'].capitalize() + ': ' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] }}{% endif %}{{ '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
+    """Train byte-level BPE; the content of `tokenizer.json`, the same for the same texts.
+
+    :param vocab_size: at least 261: 256 bytes and 5 special tokens; fewer merges are made if the text has no more.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=32,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str()).encode()
+
+
+def wrap_tokenizer(data: bytes, context: int) -> Any:
+    """A `PreTrainedTokenizerFast` around the bytes of `train_tokenizer`."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_buffer(data),
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        extra_special_tokens=[START, END],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(folder: str | Path, revision: str | None = None) -> Any:
+    """The tokenizer beside a model. :raises OSError, ValueError: if there is none."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), revision=revision)
+
+
+def core(tokenizer: Any) -> Tokenizer:
+    """The Rust tokenizer inside a wrapped one."""
+    return tokenizer.backend_tokenizer  # type: ignore[no-any-return]
+
+
+def is_ours(tokenizer: Any) -> bool:
+    """Whether a tokenizer was made by `train_tokenizer`, here or in another run."""
+    vocabulary = tokenizer.get_vocab()
+    return tokenizer.chat_template == CHAT_TEMPLATE and all(token in vocabulary for token in SPECIAL)

@@ -1,0 +1,108 @@
+"""The ranks of a run: who they are, and the few things they say to each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.machine import available_cores
+
+_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
+
+
+class CollectiveError(Exception):
+    """Ranks can no longer speak to each other: a peer died, or the network did."""
+
+
+@dataclass(frozen=True)
+class Gang:
+    """This process among the ranks. With one rank there is no process group and every method is trivial."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+
+    @property
+    def leader(self) -> bool:
+        return self.rank == 0
+
+    def connect(self) -> None:
+        """Form the process group. :raises CollectiveError: if a peer does not come."""
+        if self.world == 1:
+            return
+        with collective():
+            cuda = self.device.type == "cuda"
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                timeout=timedelta(minutes=30),
+                device_id=self.device if cuda else None,
+            )
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sum over ranks in float64; one collective, in the same order everywhere."""
+        if self.world == 1:
+            return values
+        with collective():
+            tensor = torch.tensor(values, dtype=torch.float64)
+            dist.all_reduce(tensor)
+            return tensor.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank."""
+        if self.world == 1:
+            return [value]
+        with collective():
+            found: list[Any] = [None] * self.world
+            dist.all_gather_object(found, value)
+            return found
+
+    def barrier(self) -> None:
+        self.sum([0.0])
+
+    def leave(self) -> None:
+        """End the process group after success. After a failure nobody says goodbye: the peers may be gone."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Turn what the backends raise when a peer is gone into `CollectiveError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS):
+            raise CollectiveError(" ".join(text.split())[:300]) from error
+        raise
+
+
+def gang_from_env(env: dict[str, str] | None = None) -> Gang:
+    """Who this process is, from torchrun's variables; alone without them."""
+    values = os.environ if env is None else env
+    local_rank = int(values.get("LOCAL_RANK", 0))
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(local_rank)
+    return Gang(
+        rank=int(values.get("RANK", 0)),
+        world=int(values.get("WORLD_SIZE", 1)),
+        local_rank=local_rank,
+        local_world=int(values.get("LOCAL_WORLD_SIZE", 1)),
+        device=torch.device("cuda", local_rank) if cuda else torch.device("cpu"),
+    )
+
+
+def set_threads(local_world: int) -> None:
+    """Share the cores between the ranks of this node, unless the environment says otherwise."""
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(max(1, available_cores() // local_world))

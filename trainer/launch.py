@@ -1,0 +1,206 @@
+"""`python -m trainer.launch ADDRESS_OF_RUN_JSON`: the container's command.
+
+Starts this node's ranks under torch's elastic agent, passes a SIGTERM on to them, and ends with the code of the rank
+that failed first. The reason goes into the pod's termination message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from dropforge.errors import DropforgeError
+from dropforge.run import ExitCode, RunSpec, termination_message
+from dropforge.store import open_store, split_uri
+from trainer.report.console import warn
+
+_MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message
+# Whoever has a reason of his own comes before those who only lost a peer.
+_CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended. :param code: as `Popen.returncode`: negative for a signal."""
+
+    rank: int
+    code: int
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the node ended, for its exit code and termination message."""
+
+    code: int
+    message: str
+    rank: int | None = None
+    step: int | None = None
+    steps: int | None = None
+
+
+def judge(ends: list[Ended], stopped: bool) -> Verdict:
+    """Which rank failed first, and what that means; a pure function.
+
+    A rank killed by a signal leaves no word; the ranks that the agent ended afterwards die of SIGTERM or report a lost
+    peer, so they are looked at last.
+
+    :param ends: the ranks that did not end well. :param stopped: a SIGTERM was passed on to them.
+    """
+    if not ends:
+        return Verdict(ExitCode.DONE, "done")
+    killed = [end for end in ends if end.code < 0 and end.code != -signal.SIGTERM]
+    own = [end for end in ends if end.code in _CAUSES]
+    others = [end for end in ends if end.code > 0 and end.code not in (*_CAUSES, ExitCode.PREEMPTED, ExitCode.HARDWARE)]
+    saved = [end for end in ends if end.code == ExitCode.PREEMPTED]
+    lost = [end for end in ends if end.code == ExitCode.HARDWARE]
+    if own:
+        return Verdict(own[0].code, own[0].message, own[0].rank)
+    if stopped and not others and (saved or not lost):
+        # Killed at the end of the grace, or before they could listen: preempted all the same.
+        message = saved[0].message if saved else "asked to stop, and out of time: no new checkpoint"
+        return Verdict(ExitCode.PREEMPTED, message, (saved or ends)[0].rank)
+    if killed:
+        end = killed[0]
+        name = signal.Signals(-end.code).name if -end.code in signal.valid_signals() else f"signal {-end.code}"
+        hint = " (out of memory, or killed from outside)" if name == "SIGKILL" else ""
+        tail = f". Last line: {end.message}" if end.message else ""
+        return Verdict(ExitCode.HARDWARE, f"rank {end.rank} was ended by {name}{hint}{tail}", end.rank)
+    for group in (others, saved, lost):
+        if group:
+            return Verdict(
+                group[0].code, group[0].message or f"rank {group[0].rank} ended with {group[0].code}", group[0].rank
+            )
+    return Verdict(ExitCode.HARDWARE, f"rank {ends[0].rank} was ended by SIGTERM from outside", ends[0].rank)
+
+
+class Terminator:
+    """Passes SIGTERM on to the ranks, and ends them just before the grace does."""
+
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
+        self.stopped = False
+        self.agent: Any = None
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._pass_on)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        first, self.stopped = not self.stopped, True
+        if self.agent is None or not self.agent.signal_ranks(signal.SIGTERM):
+            raise SystemExit(ExitCode.PREEMPTED)
+        if first:
+            timer = threading.Timer(max(1.0, self.grace - _MARGIN), self.agent.signal_ranks, (signal.SIGKILL,))
+            timer.daemon = True
+            timer.start()
+
+
+def launch(uri: str, env: Mapping[str, str]) -> Verdict:
+    """Run this node's ranks to their end."""
+    root, key = split_uri(uri)
+    spec = RunSpec.from_json(open_store(root).get(key))
+    terminator = Terminator(_grace(spec))
+    try:
+        terminator.install()
+        return _run(uri, env, terminator)
+    except SystemExit:
+        return Verdict(ExitCode.PREEMPTED, "asked to stop before the ranks were started")
+
+
+def _run(uri: str, env: Mapping[str, str], terminator: Terminator) -> Verdict:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    from trainer.agent import Output, make_agent, place_from_env
+    from trainer.machine import available_cores
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what matters is said by this module
+    place = place_from_env(env)
+    with tempfile.TemporaryDirectory(prefix="dropforge-") as name:
+        scratch = Path(name)
+        os.environ["DROPFORGE_SCRATCH"] = name
+        # torchrun would set one thread per rank, whatever the machine has.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
+        # Threads that spin while they wait make a shared machine many times slower.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        output = Output(scratch, place.first_rank)
+        command = [sys.executable, "-m", "trainer.rank", uri]
+        agent = make_agent(place, command, output)
+        terminator.agent = agent
+        try:
+            result = agent.run()
+        except SignalException:
+            return Verdict(130, "interrupted from the keyboard")
+        except (RuntimeError, OSError) as error:
+            where = f"{place.address}:{place.port}"
+            return Verdict(
+                ExitCode.HARDWARE, f"the nodes could not meet at {where}: {' '.join(str(error).split())[:500]}"
+            )
+        finally:
+            agent.signal_ranks(signal.SIGKILL)
+            output.close()
+        ends = []
+        for rank, failure in sorted(result.failures.items()):
+            lines = [line for line in output.last.get(rank, ()) if line.strip()]
+            ends.append(Ended(rank, failure.exitcode, _word(scratch, rank) or (lines[-1] if lines else "")))
+        verdict = judge(ends, terminator.stopped)
+        return replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
+
+
+def _word(scratch: Path, rank: int) -> str:
+    try:
+        return str(json.loads((scratch / f"outcome-{rank}.json").read_text())["message"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _grace(spec: RunSpec) -> float:
+    try:
+        return float(spec.recipe["compute"]["grace_seconds"])
+    except (KeyError, TypeError, ValueError):
+        return 60.0  # the ranks will say what is wrong with the recipe
+
+
+def write_termination_message(verdict: Verdict, env: Mapping[str, str]) -> None:
+    """Leave word for the kubelet; outside a pod there is nobody to read it, and that is fine."""
+    path = Path(env.get("TERMINATION_LOG") or "/dev/termination-log")
+    if path.parent == Path("/dev") and not path.exists():
+        return  # no pod: the kubelet makes this file
+    try:
+        path.write_bytes(
+            termination_message(
+                verdict.code, verdict.message, rank=verdict.rank, step=verdict.step, steps=verdict.steps
+            )
+        )
+    except OSError:
+        return
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1:
+        warn("usage: python -m trainer.launch ADDRESS_OF_RUN_JSON")
+        return 2
+    try:
+        verdict = launch(arguments[0], os.environ)
+    except (DropforgeError, ValueError) as error:
+        verdict = Verdict(ExitCode.BAD_RECIPE, str(error))
+    if verdict.code:
+        warn(f"run failed with exit code {verdict.code}: {verdict.message}")
+    write_termination_message(verdict, os.environ)
+    return int(verdict.code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

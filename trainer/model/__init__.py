@@ -1,0 +1,1 @@
+"""The model: made or loaded, adapted, checked, and written out at the end."""

@@ -1,0 +1,164 @@
+"""The model to train: made from a config or loaded, in fp32, and with adapters if the recipe asks for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dropforge.errors import RecipeError
+from dropforge.store import open_store
+from trainer.config import Lora, Scratch
+from trainer.data.tokenizer import BOS, END, EOS, PAD
+
+
+@dataclass
+class Built:
+    """A model ready to train.
+
+    :param model: the Hugging Face model, adapters injected; its trainable weights are fp32.
+    :param whole: the peft model around it, if there are adapters.
+    """
+
+    model: Any
+    whole: Any = None
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and weights that the optimizer moves, tied ones once."""
+        return [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
+
+
+def fetch_folder(uri: str, folder: Path) -> Path:
+    """Copy a model's folder from a store to this machine; a local folder stays where it is.
+
+    :raises RecipeError: if nothing is there.
+    """
+    local = Path(uri.removeprefix("file://"))
+    if not uri.startswith("s3://"):
+        if not (local / "config.json").is_file():
+            raise RecipeError("recipe key `base.model`", f"{uri} has no config.json", "Name a folder with a model")
+        return local
+    store = open_store(uri.rstrip("/"))
+    names = [item.key for item in store.list() if "/" not in item.key]
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise RecipeError(
+            "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
+        )
+    for name in names:
+        store.download(name, folder / name)
+    return folder
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a base model is the name of a repository on the Hugging Face hub, not an address of a folder."""
+    return not model.startswith(("s3://", "file://", "/", "./", "../")) and not Path(model).is_dir()
+
+
+def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
+    """The Hugging Face config of a new model. :param special: ids of the special tokens by their text."""
+    from transformers import AutoConfig
+
+    common = {
+        "vocab_size": scratch.vocab_size,
+        "bos_token_id": special[BOS],
+        "eos_token_id": special[EOS],
+        "pad_token_id": special[PAD],
+        "tie_word_embeddings": True,
+    }
+    if scratch.architecture == "gpt2":
+        own: dict[str, Any] = {
+            "n_embd": scratch.hidden_size,
+            "n_layer": scratch.layers,
+            "n_head": scratch.heads,
+            "n_positions": scratch.context,
+            # Few passes over the data: dropout costs more than it gives.
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        }
+    else:
+        own = {
+            "hidden_size": scratch.hidden_size,
+            # SwiGLU with 8/3 of the width has as many weights as a plain layer with 4 times the width.
+            "intermediate_size": -(-scratch.hidden_size * 8 // 3 // 16) * 16,
+            "num_hidden_layers": scratch.layers,
+            "num_attention_heads": scratch.heads,
+            "num_key_value_heads": scratch.heads,
+            "max_position_embeddings": scratch.context,
+        }
+        if scratch.architecture == "mistral":
+            own["sliding_window"] = None
+    return AutoConfig.for_model(scratch.architecture, **common, **own)
+
+
+def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int) -> Built:
+    """A new model with weights from `seed`, the same on every rank."""
+    from transformers import AutoModelForCausalLM
+
+    config = scratch_config(scratch, special)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    # A chat ends with its turn, a text with its end: generation stops at both.
+    model.generation_config.eos_token_id = [special[EOS], special[END]]
+    return Built(model)
+
+
+def load_model(folder: str | Path, revision: str | None = None) -> Any:
+    """A causal language model in fp32, whatever the files hold: bf16 weights swallow small updates.
+
+    :raises RecipeError: if it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder), revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} cannot be loaded as a causal language model with safetensors ({cause})",
+            "Name such a model, and see that this machine can reach it",
+        ) from error
+
+
+def add_adapters(model: Any, lora: Lora, seed: int) -> Built:
+    """Freeze the model and inject fp32 low-rank adapters, the same on every rank.
+
+    :raises RecipeError: if no module has such a name.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    torch.manual_seed(seed)
+    try:
+        whole = get_peft_model(model, config)
+    except ValueError as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError("recipe key `train.lora.targets`", cause, "Use `all-linear` or the model's names") from error
+    return Built(whole.get_base_model(), whole)
+
+
+def check_vocabulary(model: Any, largest: int) -> None:
+    """:raises RecipeError: if a token id lies outside the model's embedding."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if largest >= rows:
+        raise RecipeError(
+            "recipe key `base`",
+            f"the tokenizer gives token {largest}, the model has {rows} embeddings",
+            "Use the model's own tokenizer",
+        )
+
+
+def takes_positions(model: Any) -> bool:
+    """Whether the model's forward knows `position_ids`; without them documents cannot be kept apart."""
+    return "position_ids" in inspect.signature(model.forward).parameters

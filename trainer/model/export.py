@@ -1,0 +1,114 @@
+"""The final model: written as safetensors with its tokenizer, read back from where it was written, and compared.
+
+`model/` always holds the whole model, loadable without peft. With adapters, `model/adapter/` also holds them in
+peft's format, with the base model recorded in `adapter_config.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from dropforge.errors import DropforgeError
+from dropforge.store import Store
+from trainer.data.batch import Batch
+from trainer.model.build import Built, load_model
+
+TOLERANCE: Final = 1e-3
+
+
+class ExportError(DropforgeError):
+    """What was stored is not the model that was trained."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    :param files: SHA-256 by name, relative to the model's folder.
+    :param max_logit_difference: between the live model and the one read back; with adapters, the merge is in it.
+    """
+
+    uri: str
+    digest: str
+    bytes: int
+    files: Mapping[str, str]
+    max_logit_difference: float
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe: Batch, base: str) -> Exported:
+    """Write the model under `prefix`, read it back and compare logits.
+
+    :param built: on any device; adapters are merged into it, so it cannot train any further.
+    :param base: the base model's address, recorded in the adapter.
+    :raises ExportError: if what was read back is another model.
+    """
+    device = probe.ids.device
+    live = _logits(built.model, probe)
+    with tempfile.TemporaryDirectory(prefix="dropforge-model-") as name:
+        folder = Path(name)
+        model = built.model
+        if built.whole is not None:
+            for adapter in built.whole.peft_config.values():
+                adapter.base_model_name_or_path = base
+            built.whole.save_pretrained(folder / "adapter", safe_serialization=True)
+            (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a template full of "more information needed"
+            model = built.whole.merge_and_unload()
+        model.config.use_cache = True
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        files = _upload(folder, store, prefix)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    with tempfile.TemporaryDirectory(prefix="dropforge-check-") as name:
+        _download(Path(name), store, prefix, files)
+        again = _logits(load_model(name).to(device), probe)
+    difference = float((live - again).abs().max()) if live.numel() else 0.0
+    if not difference <= TOLERANCE * max(1.0, float(live.abs().max())):
+        raise ExportError(
+            f"model {store.uri}/{prefix}",
+            f"read back, its logits differ by {difference:.3g} from the trained model's",
+            "Do not use it; report this with the run's log",
+        )
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return Exported(f"{store.uri}/{prefix}".rstrip("/"), digest, size, files, difference)
+
+
+def _upload(folder: Path, store: Store, prefix: str) -> dict[str, str]:
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            key = path.relative_to(folder).as_posix()
+            files[key] = _sha256(path)
+            store.upload(path, prefix + key)
+    return files
+
+
+def _download(folder: Path, store: Store, prefix: str, files: Mapping[str, str]) -> None:
+    for key, digest in files.items():
+        store.download(prefix + key, folder / key)
+        if _sha256(folder / key) != digest:
+            raise ExportError(f"model file {prefix}{key}", "it was stored with other bytes", "Check the storage")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@torch.no_grad()
+def _logits(model: Any, probe: Batch) -> torch.Tensor:
+    training = model.training
+    model.eval()
+    found = model(input_ids=probe.ids, use_cache=False).logits.float()
+    model.train(training)
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,124 @@
+"""The sum of the loss over a micro-batch's targets, by the cheapest way that gives the model's own loss.
+
+Three ways, cheapest first: hidden states of the target places with head and loss fused; the same with plain logits;
+the model's own forward and loss. Softcaps, scaled heads and router losses make the first two wrong for some models,
+so a check at the start compares them with the model's own loss and logits, and takes the first that agrees.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainer.compat import fused_cross_entropy
+from trainer.data.batch import Batch
+from trainer.model.build import takes_positions
+
+Way = Literal["fused", "places", "own"]
+TOLERANCE: Final = 1e-4
+
+
+class LossModel(nn.Module):
+    """A model and its loss as one module, so that DDP sees one forward.
+
+    :param packed: whether rows hold several documents, kept apart by their positions.
+    :param bf16: arithmetic of the forward pass; the loss itself is computed in fp32.
+    """
+
+    def __init__(self, model: Any, packed: bool, bf16: bool = False, way: Way = "own") -> None:
+        super().__init__()
+        self.model = model
+        self.packed = packed
+        self.bf16 = bf16
+        self.way: Way = way
+        self._fused = fused_cross_entropy()
+
+    def _inputs(self, ids: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+        # A cache makes models ignore that positions begin anew; a mask of ones hides the packing from them.
+        inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+        return inputs | {"position_ids": positions} if self.packed else inputs
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """(N, H) hidden states at `places`."""
+        states = _decoder(self.model)(**self._inputs(ids, positions))[0]
+        return states.reshape(-1, states.shape[-1])[places]  # type: ignore[no-any-return]
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """(N, V) fp32 logits at `places`."""
+        with self._arithmetic(ids):
+            if self.way == "own":
+                whole = self.model(**self._inputs(ids, positions)).logits
+                found = whole.reshape(-1, whole.shape[-1])[places]
+            else:
+                found = self.model.get_output_embeddings()(self.hidden(ids, positions, places))
+        return found.float()  # type: ignore[no-any-return]
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Sum of the loss over the targets, fp32; 0 without targets, and still a function of every weight."""
+        if self.way == "fused":
+            head = self.model.get_output_embeddings()
+            with self._arithmetic(ids):
+                hidden = self.hidden(ids, positions, places)
+            if len(targets) and self._fused is not None:
+                return self._fused(hidden.float(), head.weight, targets, head.bias)  # type: ignore[no-any-return]
+            return head(hidden).sum()  # type: ignore[no-any-return]
+        if self.way == "own" and len(targets):
+            labels = torch.full_like(ids, -100)
+            labels.view(-1)[places + 1] = targets
+            with self._arithmetic(ids):
+                loss = self.model(**self._inputs(ids, positions), labels=labels).loss
+            return loss.float() * len(targets)  # type: ignore[no-any-return]
+        return functional.cross_entropy(self.logits(ids, positions, places), targets, reduction="sum")
+
+    def _arithmetic(self, ids: torch.Tensor) -> torch.autocast:
+        return torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+
+@torch.no_grad()
+def choose_way(loss: LossModel, batch: Batch) -> Way:
+    """Set and return the cheapest way whose loss and logits agree with the model's own, in fp32.
+
+    :param batch: any batch with targets.
+    """
+    training, bf16 = loss.training, loss.bf16
+    loss.eval()
+    loss.bf16 = False
+    try:
+        inputs = (batch.ids, batch.positions, batch.places, batch.targets)
+        loss.way = "own"
+        own, logits = float(loss(*inputs)), loss.logits(*inputs[:3])
+        head = loss.model.get_output_embeddings()
+        ways: list[Way] = ["places"] if type(head) is nn.Linear and _decoder(loss.model) is not None else []
+        # Chunks pay only where the vocabulary is wider than the hidden state, and their sums are fp32.
+        if ways and loss._fused is not None and not bf16 and head.out_features > head.in_features:
+            ways.insert(0, "fused")
+        for way in ways:
+            loss.way = way
+            same = torch.allclose(loss.logits(*inputs[:3]), logits, rtol=0, atol=TOLERANCE * _scale(logits))
+            if same and abs(float(loss(*inputs)) - own) <= TOLERANCE * max(1.0, abs(own)):
+                return way
+        loss.way = "own"
+        return "own"
+    finally:
+        loss.bf16 = bf16
+        loss.train(training)
+
+
+def loss_model(model: Any, packed: bool, bf16: bool) -> LossModel:
+    """Wrap a model; positions are given only to models that know them."""
+    return LossModel(model, packed and takes_positions(model), bf16)
+
+
+def _decoder(model: Any) -> Any:
+    """The part below the head, or None."""
+    decoder = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
+    return decoder if isinstance(decoder, nn.Module) and decoder is not model else None
+
+
+def _scale(logits: torch.Tensor) -> float:
+    return max(1.0, float(logits.abs().max())) if logits.numel() else 1.0

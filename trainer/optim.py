@@ -1,0 +1,75 @@
+"""Learning rate, parameter groups and the optimizer's state by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from trainer.config import Train
+
+BETAS: Final = (0.9, 0.95)
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+
+
+def learning_rate(train: Train, step: int, steps: int) -> float:
+    """Rate of optimizer step `step` (0-based) of `steps`: linear warm-up, then the schedule; a pure function."""
+    warmup = math.ceil(train.warmup * steps)
+    if step < warmup:
+        return train.learning_rate * (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, steps - warmup)
+    match train.schedule:
+        case "constant":
+            share = 1.0
+        case "linear":
+            share = 1 - done
+        case "cosine":
+            share = 0.5 * (1 + math.cos(math.pi * done))
+    return train.learning_rate * share
+
+
+def decays(name: str, parameter: torch.Tensor, embeddings: set[int]) -> bool:
+    """Whether weight decay applies: matrices only, and neither embeddings nor what is tied to them."""
+    return parameter.ndim >= 2 and id(parameter) not in embeddings and "norm" not in name.lower()
+
+
+def make_optimizer(model: nn.Module, train: Train) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters, in groups by name."""
+    embeddings = {
+        id(weight) for part in model.modules() if isinstance(part, nn.Embedding) for weight in part.parameters()
+    }
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    groups = [
+        {"params": [w for n, w in named if decays(n, w, embeddings)], "weight_decay": train.weight_decay},
+        {"params": [w for n, w in named if not decays(n, w, embeddings)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=train.learning_rate, betas=BETAS, fused=True
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Any]:
+    """The optimizer's state as `NAME:exp_avg`, `NAME:exp_avg_sq` and `NAME:step`; empty before the first step."""
+    tensors: dict[str, Any] = {}
+    for name, weight in named:
+        state = optimizer.state.get(weight)
+        if state:
+            tensors |= {f"{name}:{key}": state[key] for key in (*MOMENTS, "step")}
+    return tensors
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Put saved state back by name.
+
+    :raises KeyError: if a parameter's state is missing.
+    """
+    if not tensors:
+        return
+    for name, weight in named:
+        state = {key: tensors[f"{name}:{key}"].to(weight.device) for key in MOMENTS}
+        optimizer.state[weight] = {**state, "step": tensors[f"{name}:step"].to(weight.device)}

@@ -1,0 +1,48 @@
+"""The counters of a run. They travel in the checkpoint, so that a resumed run goes on counting where it stood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Progress:
+    """
+    :param step: optimizer steps done, skipped ones included.
+    :param tokens: tokens seen, padding left out. :param targets: tokens learned from.
+    :param seconds: time spent in steps, over all attempts.
+    :param skipped: steps that were left out for a loss or gradient that is not finite; `in_row` of them just now.
+    :param nats, window: sum of the loss and of the targets since the last log line.
+    :param evaluations: for each evaluation its step and figures.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    targets: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    in_row: int = 0
+    nats: float = 0.0
+    window: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> Progress:
+        return cls(**values)
+
+    def evaluation(self, step: int) -> dict[str, Any] | None:
+        """The figures measured at a step, if they were."""
+        return next((dict(item) for item in self.evaluations if item["step"] == step), None)
+
+    @property
+    def eval_loss(self) -> float | None:
+        """Loss of the evaluation at this very step, if there was one."""
+        found = self.evaluation(self.step)
+        return None if found is None else float(found["eval/loss"])

@@ -1,0 +1,122 @@
+"""A rank's process: it does the work of `trainer.training` and ends with a code that says how it went.
+
+Started by `trainer.launch`. Heavy imports come after the signal handler, so that a SIGTERM is never met unprepared.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.run import ExitCode, RunSpec
+from dropforge.store import open_store, split_uri
+from trainer.compat import check_versions, quiet_libraries
+from trainer.config import read_settings
+from trainer.prepare import prepare, scratch_folder
+from trainer.report.console import Console, warn
+from trainer.state.stop import PreemptedError, StopSignal, die_with_parent
+
+_PEER_FIRST = 1.0  # seconds; whoever caused a failure is to be seen to end first
+
+
+def run(uri: str, stop: StopSignal, console: Console) -> None:
+    """Do the run at an address. :raises Exception: of many kinds, see `ending`."""
+    check_versions()
+    root, key = split_uri(uri)
+    spec = RunSpec.from_json(open_store(root).get(key))
+    settings = read_settings(spec.recipe)
+    if open_store(spec.root).stat("report.json") is not None:
+        console.say(f"run {spec.run} is already done")
+        return
+    with tempfile.TemporaryDirectory(prefix="dropforge-") as own:
+        scratch = scratch_folder() or Path(own)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            prepare(spec, settings, scratch, stop.check, console.phase)
+        from trainer.gang import gang_from_env, set_threads
+        from trainer.training import train
+
+        quiet_libraries()
+        gang = gang_from_env()
+        set_threads(gang.local_world)
+        train(spec, settings, gang, scratch, stop, console)
+
+
+def ending(error: BaseException) -> tuple[int, str]:
+    """Exit code and message for what ended a rank."""
+    import torch
+
+    from trainer.gang import CollectiveError
+    from trainer.loop import DivergedError
+    from trainer.model.export import ExportError
+
+    text = str(error)
+    match error:
+        case PreemptedError():
+            return ExitCode.PREEMPTED, text
+        case RecipeError():
+            return ExitCode.BAD_RECIPE, text
+        case DataError():
+            return ExitCode.BAD_DATA, text
+        case DivergedError():
+            return ExitCode.DIVERGED, text
+        case CollectiveError():
+            return ExitCode.HARDWARE, f"the ranks lost each other: {text}. Look for a rank that ended first"
+        case ExportError():
+            return 1, text
+        case DropforgeError():
+            return ExitCode.BAD_RECIPE, text
+        case torch.OutOfMemoryError():
+            return ExitCode.BAD_RECIPE, f"GPU memory: {text.splitlines()[0]}. Lower `train.micro_batch`"
+        case _:
+            return 1, f"{type(error).__name__}: {' '.join(text.split())[:1000]}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1:
+        warn("usage: python -m trainer.rank ADDRESS_OF_RUN_JSON")
+        return 2
+    rank = int(os.environ.get("RANK", 0))
+    if "DROPFORGE_SCRATCH" in os.environ:
+        die_with_parent()
+    faulthandler.enable()
+    stop = StopSignal()
+    stop.install()
+    console = Console(quiet=rank != 0)
+    try:
+        run(arguments[0], stop, console)
+    except BaseException as error:
+        code, message = ending(error)
+        if code == 1:
+            traceback.print_exc()
+        _leave_word(rank, int(code), message)
+        warn(message)
+        if code == ExitCode.HARDWARE:
+            time.sleep(_PEER_FIRST)
+        return int(code)
+    _leave_word(rank, 0, "done")
+    return 0
+
+
+def _leave_word(rank: int, code: int, message: str) -> None:
+    """Tell the launcher how it went; it writes the termination message."""
+    folder = scratch_folder()
+    if folder is not None:
+        temporary = folder / f".outcome-{rank}"
+        temporary.write_text(json.dumps({"code": code, "message": message}))
+        temporary.rename(folder / f"outcome-{rank}.json")
+
+
+if __name__ == "__main__":
+    ended = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)  # threads of collectives may hang in an ordinary exit once a peer is gone

@@ -1,0 +1,1 @@
+"""What people see: log lines, MLflow and the report."""

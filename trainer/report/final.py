@@ -1,0 +1,100 @@
+"""What a run leaves behind besides the model: its attempts and `report.json`, the last thing that is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dropforge.run import RunSpec
+from dropforge.store import Store
+from trainer.compat import versions
+from trainer.gang import Gang
+from trainer.model.export import Exported
+from trainer.state.checkpoint import Seal
+
+REPORT = "report.json"
+_ATTEMPTS = "attempts/"
+_TAG_LIMIT = 5000  # characters of a tag's value that MLflow keeps
+
+
+def begin_attempt(store: Store, gang: Gang, resumed_from: int | None) -> int:
+    """Write `attempts/N.json` under the first free number; return the number."""
+    number = 1
+    while True:
+        body = {
+            "attempt": number,
+            "resumed_from": resumed_from,
+            "ranks": gang.world,
+            "host": os.environ.get("POD_NAME") or socket.gethostname(),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        if store.put_if_absent(f"{_ATTEMPTS}{number}.json", json.dumps(body).encode()):
+            return number
+        number += 1
+
+
+def checkpoint_rows(store: Store, seals: Sequence[Seal]) -> list[dict[str, Any]]:
+    """The checkpoints that exist, oldest first."""
+    return [
+        {
+            "step": seal.step,
+            "uri": f"{store.uri}/checkpoints/step-{seal.step}",
+            "digest": seal.digest,
+            "bytes": seal.bytes,
+            "eval_loss": seal.eval_loss,
+        }
+        for seal in seals
+    ]
+
+
+def checkpoint_tag(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The newest checkpoints as the value of one tag."""
+    kept = list(rows)
+    while len(text := json.dumps(kept)) > _TAG_LIMIT:
+        kept = kept[1:]
+    return text
+
+
+def write_report(
+    store: Store,
+    spec: RunSpec,
+    gang: Gang,
+    *,
+    resumed_from: int | None,
+    figures: Mapping[str, Any],
+    packing: Mapping[str, Any],
+    seals: Sequence[Seal],
+    model: Exported,
+) -> dict[str, Any]:
+    """Write `report.json`; with it the run has succeeded."""
+    attempts = [json.loads(store.get(item.key)) for item in store.list(_ATTEMPTS)]
+    report = {
+        "run": spec.run,
+        "status": "succeeded",
+        **figures,
+        "checkpoints": checkpoint_rows(store, seals),
+        "model": model.plain() | {"files": dict(model.files)},
+        "attempts": sorted(attempts, key=lambda item: int(item["attempt"])),
+        "resumed_from": resumed_from,
+        "packing": dict(packing),
+        "dataset": spec.dataset_digest,
+        "code": spec.code,
+        "image": spec.image,
+        "environment": {
+            **versions(),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "device": torch.cuda.get_device_name(gang.device) if gang.device.type == "cuda" else "cpu",
+            "ranks": gang.world,
+            "threads": torch.get_num_threads(),
+        },
+    }
+    store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
+    return report

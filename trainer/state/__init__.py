@@ -1,0 +1,1 @@
+"""What survives a process: checkpoints and signals."""

@@ -1,0 +1,70 @@
+"""Rank 0 chooses and reads the checkpoint; the others get it from rank 0, so that all resume from the same one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dropforge.errors import DropforgeError
+from trainer.gang import Gang, collective
+from trainer.state.checkpoint import Checkpoints, Snapshot
+
+T = TypeVar("T")
+
+
+def choose_checkpoint(checkpoints: Checkpoints, gang: Gang) -> Snapshot | None:
+    """The newest whole checkpoint, on every rank; None for a fresh start.
+
+    :raises DropforgeError: on every rank, if it belongs to another plan or recipe.
+    """
+    found: Snapshot | None = None
+    failure: DropforgeError | None = None
+    if gang.leader:
+        try:
+            newest = checkpoints.newest()
+            found = newest[1] if newest else None
+        except DropforgeError as error:
+            failure = error
+    message: tuple[DropforgeError | None, Any] = (failure, None if found is None else _head(found))
+    failure, outline = _broadcast(gang, message)
+    if failure is not None:
+        raise failure
+    if outline is None or gang.world == 1:
+        return found
+    snapshot, shapes = outline
+    weights, moments = (
+        _share(gang, part, own)
+        for part, own in zip(shapes, (found.weights, found.moments) if found else ({}, {}), strict=True)
+    )
+    return replace(snapshot, weights=weights, moments=moments)
+
+
+def _head(snapshot: Snapshot) -> tuple[Snapshot, list[dict[str, Any]]]:
+    shapes = [
+        {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in part.items()}
+        for part in (snapshot.weights, snapshot.moments)
+    ]
+    return replace(snapshot, weights={}, moments={}), shapes
+
+
+def _broadcast(gang: Gang, value: T) -> T:
+    if gang.world == 1:
+        return value
+    box: list[T] = [value]
+    with collective():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _share(gang: Gang, shapes: dict[str, Any], own: Any) -> dict[str, torch.Tensor]:
+    found = {}
+    for name in sorted(shapes):
+        shape, dtype = shapes[name]
+        tensor = own[name] if gang.leader else torch.empty(shape, dtype=dtype)
+        with collective():
+            dist.broadcast(tensor, src=0)
+        found[name] = tensor
+    return found

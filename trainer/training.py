@@ -1,0 +1,241 @@
+"""One rank's way through a run, from the prepared data to the report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dropforge.errors import DropforgeError
+from dropforge.run import RunSpec
+from dropforge.store import open_store
+from trainer.config import Settings
+from trainer.data.batch import make_batch
+from trainer.data.plan import Plan
+from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
+from trainer.gang import Gang
+from trainer.loop import Loop
+from trainer.model.build import Built, add_adapters, check_vocabulary, load_model, make_scratch
+from trainer.model.export import export_model
+from trainer.model.isolation import Isolation, check_isolation
+from trainer.model.loss import LossModel, choose_way, loss_model
+from trainer.prepare import Prepared, await_prepared
+from trainer.report.console import Console
+from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
+from trainer.report.tracking import Tracker, make_tracker
+from trainer.state.checkpoint import Checkpoints, Seal
+from trainer.state.resume import choose_checkpoint
+from trainer.state.stop import StopSignal
+
+
+def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: StopSignal, console: Console) -> None:
+    """Train, evaluate, export and report.
+
+    :raises PreemptedError, CollectiveError, DropforgeError: see `trainer.rank` for how each ends.
+    """
+    prepared = await_prepared(settings, spec, scratch, stop.check)
+    console.phase("building the model")
+    built = build(settings, prepared, gang)
+    isolation = examine(built, settings)
+    plan = make_plan(settings, prepared, isolation.packs)
+    console.steps = plan.steps
+    pad = pad_id(prepared.tokenizer)
+    probe = make_batch(prepared.train, plan.step(0)[:2], pad).to(gang.device)
+    loss = loss_model(built.model, isolation.packs, settings.train.precision == "bf16")
+    choose_way(loss, probe)
+    describe(console, built, plan, isolation, loss, prepared)
+    stop.check()
+
+    gang.connect()
+    digest = plan.digest(prepared.plan_content)
+    agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
+    store = open_store(spec.root)
+    checkpoints = Checkpoints(store, spec.run, digest, recipe_digest(spec), console.say)
+    snapshot = choose_checkpoint(checkpoints, gang)
+    resumed_from = snapshot.step if snapshot else None
+    tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
+    loop = Loop(
+        gang=gang,
+        settings=settings,
+        built=built,
+        loss=loss,
+        plan=plan,
+        train=prepared.train,
+        eval=prepared.eval,
+        pad=pad,
+        checkpoints=checkpoints,
+        stop=stop,
+        console=console,
+        tracker=tracker,
+        offer=lambda seals: offer(tracker, store, seals),
+    )
+    attempt = 0
+    try:
+        if gang.leader:
+            attempt = begin_attempt(store, gang, resumed_from)
+            came = "fresh" if resumed_from is None else str(resumed_from)
+            tracker.tags({"dropforge.attempt": str(attempt), "dropforge.resumed_from": came})
+        if snapshot is not None:
+            loop.restore(snapshot)
+            console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
+            del snapshot
+        loop.start()
+        loop.run()
+        if gang.leader:
+            console.phase("writing the model", plan.steps)
+            base = settings.base.model or ""
+            exported = export_model(built, portable(prepared.tokenizer), store, "model/", probe, base)
+            report = write_report(
+                store,
+                spec,
+                gang,
+                resumed_from=resumed_from,
+                figures=loop.report(),
+                packing=packing_facts(plan, isolation, loss, prepared),
+                seals=checkpoints.seals(),
+                model=exported,
+            )
+            console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
+        gang.barrier()  # nobody leaves before the report is there
+    finally:
+        finish(tracker, spec, attempt, console)
+    gang.leave()
+
+
+def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
+    """The model on its device, the same on every rank."""
+    if settings.base.scratch is not None:
+        vocabulary = prepared.tokenizer.get_vocab()
+        built = make_scratch(
+            settings.base.scratch, {token: vocabulary[token] for token in SPECIAL}, settings.train.seed
+        )
+    else:
+        model = load_model(prepared.base, settings.base.revision)
+        built = (
+            add_adapters(model, settings.train.lora, settings.train.seed)
+            if settings.train.method == "lora"
+            else Built(model)
+        )
+    largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
+    check_vocabulary(built.model, largest)
+    built.model.to(gang.device)
+    built.model.config.use_cache = False
+    return built
+
+
+def examine(built: Built, settings: Settings) -> Isolation:
+    """Whether this run packs: the recipe must allow it and the model must prove it."""
+    if settings.train.packing == "off":
+        return Isolation(False, 0.0, "the recipe says so")
+    limit = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
+    return check_isolation(built.model, min(settings.train.sequence_length, limit))
+
+
+def make_plan(settings: Settings, prepared: Prepared, packs: bool) -> Plan:
+    train = settings.train
+    return Plan(
+        lengths=prepared.train.lengths,
+        targets=prepared.train.targets,
+        seed=train.seed,
+        size=train.sequence_length,
+        rows=train.rows_per_step,
+        packed=packs,
+        epochs=train.epochs,
+        max_steps=train.max_steps,
+    )
+
+
+def pad_id(tokenizer: Any) -> int:
+    """An id to fill rows with; it is never a target, so any will do."""
+    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if candidate is not None:
+            return int(candidate)
+    return 0
+
+
+def portable(tokenizer: Any) -> Any:
+    """The tokenizer as it is saved: it carries the chat template that the training used."""
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    return tokenizer
+
+
+def recipe_digest(spec: RunSpec) -> str:
+    """Digest of what a resume must share. The number of ranks, of pods and of retries may change."""
+    shared = {key: value for key, value in spec.recipe.items() if key not in ("compute", "promote", "curation")}
+    content = json.dumps([shared, spec.dataset_digest, CHAT_TEMPLATE], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def weights_digest(built: Built) -> str:
+    """A quick look at the first weights: ranks must begin alike."""
+    sums = [float(weight.detach().double().sum()) for _, weight in built.trainable()[:8]]
+    return hashlib.sha256(repr([round(value, 6) for value in sums]).encode()).hexdigest()[:16]
+
+
+def agree(gang: Gang, facts: dict[str, str]) -> None:
+    """:raises DropforgeError: on every rank, if ranks see different facts."""
+    everyone = gang.gather(facts)
+    for key in facts:
+        values = [other[key] for other in everyone]
+        if len(set(values)) > 1:
+            raise DropforgeError(
+                "the ranks", f"they disagree on the {key}: {', '.join(values)}", "Run the same image on all nodes"
+            )
+
+
+def describe(
+    console: Console, built: Built, plan: Plan, isolation: Isolation, loss: LossModel, prepared: Prepared
+) -> None:
+    """Say what will be done, before it is done."""
+    count = sum(weight.numel() for _, weight in built.trainable())
+    facts = prepared.train.facts
+    console.say(
+        f"{count:,} trainable weights; {facts['rows']} rows, {facts['documents']} documents, {facts['tokens']} tokens, "
+        f"{facts['targets']} of them targets; {plan.steps} steps of {plan.rows} rows of {plan.size} tokens"
+    )
+    if isolation.packs:
+        console.say(
+            f"packing: {plan.filled():.1%} of the places hold tokens; documents do not see each other "
+            f"(largest difference {isolation.difference:.1e}); loss: {loss.way}"
+        )
+    else:
+        console.say(f"packing is off: {isolation.reason}; rows are padded and grouped by length; loss: {loss.way}")
+    for key, text in (
+        ("without_targets", "rows teach nothing and are left out"),
+        ("cut_conversations", "conversations are longer than a row and are cut"),
+        ("split_texts", "texts are longer than a row and are split"),
+    ):
+        if facts.get(key):
+            console.say(f"{facts[key]} {text}")
+
+
+def packing_facts(plan: Plan, isolation: Isolation, loss: LossModel, prepared: Prepared) -> dict[str, Any]:
+    return {
+        **{key: value for key, value in asdict(isolation).items() if value != float("inf")},
+        "filled": round(plan.filled(), 4),
+        "packs_per_epoch": len(plan.epoch(0)),
+        "loss": loss.way,
+        "train": dict(prepared.train.facts),
+        "eval": dict(prepared.eval.facts),
+    }
+
+
+def offer(tracker: Tracker, store: Any, seals: list[Seal]) -> None:
+    """Make the kept checkpoints visible in the MLflow run."""
+    tracker.tags({"dropforge.checkpoints": checkpoint_tag(checkpoint_rows(store, seals))})
+
+
+def finish(tracker: Tracker, spec: RunSpec, attempt: int, console: Console) -> None:
+    """Send the last metrics; what MLflow could not take is kept in the run's folder."""
+    unsent = tracker.close()
+    if unsent:
+        key = f"unsent-metrics/{attempt}-{int(time.time())}.json"
+        console.say(f"MLflow did not take {len(unsent)} metrics; they are in {spec.root}/{key}")
+        try:
+            open_store(spec.root).put(key, json.dumps(unsent).encode())
+        except (OSError, DropforgeError) as error:
+            console.say(f"they could not be stored either ({error})")
