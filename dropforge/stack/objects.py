@@ -105,7 +105,7 @@ class ObjectServer:
         self.count = buckets.load(self._folder, log.error)
         if BUCKET not in buckets.backend().buckets:
             self._folder.create_bucket(BUCKET)
-            buckets.backend().create_bucket(BUCKET, buckets.REGION)
+            buckets.backend().create_bucket(BUCKET, queues.REGION)
         buckets.notify(BUCKET, queue, prefix="drops/", suffix="_SUCCESS")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -275,7 +275,7 @@ def _text(status: str, text: str, kind: str) -> Answer:
     return status, [("Content-Type", kind), ("Content-Length", str(len(body)))], [body]
 
 
-class _Handler(MotoRequestHandler):  # type: ignore[misc]
+class _Handler(MotoRequestHandler):
     """Logs nothing but failures: a line per request would be most of what the stack writes."""
 
     def log_request(self, *_: object) -> None:

@@ -1,0 +1,142 @@
+"""`dropforge up`, `down` and `doctor`: the embedded stack from the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dropforge.settings import default_state
+from dropforge.stack import control
+from dropforge.stack.doctor import Level, examine
+from dropforge.stack.state import StackState, check_folder, is_running, read_state
+
+_STYLES = {
+    "healthy": "green",
+    "done": "green",
+    "starting": "yellow",
+    "waiting": "dim",
+    "failing": "red",
+    "restarting": "red",
+    "failed": "bold red",
+}
+_LEVELS = {Level.OK: "[green]ok[/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]fail[/]"}
+
+StateOption = Annotated[
+    Path | None, typer.Option("--state", help="Folder of the stack. [default: $DROPFORGE_STATE or .dropforge]")
+]
+_PortOption = typer.Option(min=1, max=65535, help="Port of 127.0.0.1. [default: the one of last time, or a free one]")
+
+
+def up(
+    state: StateOption = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is healthy.")] = False,
+    airflow_port: Annotated[int | None, _PortOption] = None,
+    mlflow_port: Annotated[int | None, _PortOption] = None,
+    objects_port: Annotated[int | None, _PortOption] = None,
+) -> None:
+    """Start Airflow, MLflow, S3 and SQS on this machine. Without --detach, Ctrl-C stops them."""
+    console = Console()
+    folder = check_folder(state or default_state())
+    asked = {"airflow": airflow_port, "mlflow": mlflow_port, "objects": objects_port}
+    ports = {name: port for name, port in asked.items() if port is not None}
+    reader, writer = os.pipe()
+    try:
+        started = start(folder, ports, lifeline=None if detach else reader)
+        if not started:
+            console.print("The stack runs already.")
+        elif not detach:
+            _stay(folder, console)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def start(folder: Path, ports: dict[str, int] | None = None, *, lifeline: int | None = None) -> bool:
+    """Start the stack unless it runs, show what is waited for, return when it is ready; False if it ran already.
+
+    :param lifeline: file descriptor whose other end keeps the stack alive; without it, it stays until `stop`.
+    :raises DropforgeError: if it does not get ready; then nothing is left running.
+    """
+    console = Console()
+    started = control.start(folder, ports, lifeline=lifeline)
+    try:
+        with Live(console=console, refresh_per_second=8, transient=True) as live:
+            ready = control.wait_ready(folder, lambda state: live.update(_services_table(state)))
+    except BaseException:
+        if started:
+            stop(folder)
+        raise
+    show_addresses(ready, console)
+    return started
+
+
+def stop(folder: Path) -> bool:
+    """Stop the stack and everything that it started; False if nothing was running."""
+    with Console().status("Stopping"):
+        return control.stop(folder)
+
+
+def down(state: StateOption = None) -> None:
+    """Stop the stack and everything it started. Data, runs and models stay."""
+    folder = check_folder(state or default_state())
+    Console().print("Stopped." if stop(folder) else f"Nothing runs in {folder}.")
+
+
+def doctor(state: StateOption = None) -> None:
+    """Check this machine: versions, disk, memory, ports, clock. Exit code 1 if something would not work."""
+    folder = check_folder(state or default_state())
+    table = Table("check", "", "found", "mend", box=None, header_style="bold")
+    findings = examine(folder)
+    for finding in findings:
+        table.add_row(finding.check, _LEVELS[finding.level], finding.found, finding.mend)
+    Console().print(table)
+    if any(finding.level is Level.FAIL for finding in findings):
+        raise typer.Exit(1)
+
+
+def show_addresses(state: StackState, console: Console) -> None:
+    user, password = state.login
+    table = Table(box=None, show_header=False)
+    table.add_row("Airflow", state.settings.airflow_url, f"user [bold]{user}[/], password [bold]{password}[/]")
+    table.add_row("MLflow", state.settings.tracking_uri, "")
+    table.add_row("S3 and SQS", state.env()["AWS_ENDPOINT_URL"], f"bucket {state.settings.bucket}")
+    table.add_row("Logs", str(state.folder / "logs"), "")
+    console.print(table)
+
+
+def _services_table(state: StackState) -> Table:
+    table = Table(box=None, show_header=False)
+    for name, service in state.services.items():
+        style = _STYLES.get(service.status, "")
+        table.add_row(name, Text(service.status, style), Text(service.message, "dim"))
+    return table
+
+
+def _stay(folder: Path, console: Console) -> None:
+    """Say what happens to the services until Ctrl-C, then stop them."""
+    console.print("Ctrl-C stops it.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    said: dict[str, str] = {}
+    try:
+        while is_running(folder):
+            state = read_state(folder)
+            for name, service in (state.services if state else {}).items():
+                if said.get(name, "healthy") != service.status and service.status not in {"done", "stopped"}:
+                    console.print(f"{name}: {service.status} {service.message}", style=_STYLES.get(service.status, ""))
+                said[name] = service.status if service.status != "done" else "healthy"
+            signal.sigtimedwait([], 1.0)
+    except KeyboardInterrupt:
+        pass
+    stop(folder)
+    console.print("Stopped.")

@@ -1,0 +1,182 @@
+"""Starting and stopping a stack from the outside: what `dropforge up`, `down` and `demo` do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dropforge.errors import DropforgeError
+from dropforge.stack import processes
+from dropforge.stack.secrets import read_secrets
+from dropforge.stack.services import PORTS, source_root
+from dropforge.stack.state import StackState, check_folder, is_running, read_state
+from dropforge.stack.supervisor import GRACE, port_free
+
+START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
+
+
+def start(folder: Path, ports: dict[str, int] | None = None, *, lifeline: int | None = None) -> bool:
+    """Start the stack in `folder`, unless it runs; False means that it runs already. Does not wait until it is ready.
+
+    :param ports: ports that were asked for by name (objects, mlflow, airflow); others are remembered or free ones.
+    :param lifeline: file descriptor whose other end holds the stack alive; without it, the stack stays by itself.
+    :raises DropforgeError: if a port that was asked for is taken, or the folder cannot be used.
+    """
+    folder = check_folder(folder)
+    if is_running(folder):
+        return False
+    source_root()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        read_secrets(folder)
+        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise DropforgeError(
+            f"state folder {folder}", error.strerror or str(error), "Choose another with `--state`"
+        ) from None
+    before = read_state(folder)
+    if before is not None:
+        _end_leftovers(before)
+    chosen = choose_ports(ports or {}, before.ports if before is not None else {})
+    command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder)]
+    for name, port in chosen.items():
+        command += [f"--{name}-port", str(port)]
+    if lifeline is not None:
+        command += ["--lifeline", str(lifeline)]
+    with (folder / "logs" / "supervisor.log").open("ab") as output:
+        supervisor = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=() if lifeline is None else (lifeline,),
+        )
+    _wait(lambda: supervisor.poll() is not None or _belongs_to(folder, supervisor.pid), 30.0)
+    if supervisor.poll() is not None and not is_running(folder):
+        raise DropforgeError("the supervisor", "it ended at once", f"Read {folder}/logs/supervisor.log")
+    return True
+
+
+def wait_ready(folder: Path, watch: Callable[[StackState], None] | None = None) -> StackState:
+    """Wait until every service is ready; `watch` is told of the state again and again.
+
+    :raises DropforgeError: if a service cannot be started, or the stack ends meanwhile.
+    """
+    deadline = time.monotonic() + START_LIMIT
+    while True:
+        state = read_state(folder)
+        if state is not None:
+            if watch is not None:
+                watch(state)
+            if state.phase == "ready":
+                return state
+            for name, service in state.services.items():
+                if service.status == "failed":
+                    raise DropforgeError(
+                        f"service {name}", service.message, f"{_tail(folder, name)}Mend it, then `dropforge up` again"
+                    )
+        if not is_running(folder.absolute()):
+            raise DropforgeError(
+                "the stack", "its supervisor ended while it started", f"Read {folder}/logs/supervisor.log"
+            )
+        if time.monotonic() > deadline:
+            waiting = [name for name, service in state.services.items() if service.status != "healthy"] if state else []
+            raise DropforgeError(
+                "the stack",
+                f"{', '.join(waiting)} did not get ready in {START_LIMIT:.0f} s",
+                f"Read the logs in {folder}/logs",
+            )
+        time.sleep(0.1)
+
+
+def stop(folder: Path) -> bool:
+    """End the stack and everything that it started; False if nothing was running. Safe to repeat."""
+    folder = folder.absolute()
+    state = read_state(folder)
+    if state is None:
+        return False
+    stopped = False
+    pid, start_time = state.supervisor
+    supervisor = processes.Process(pid, start_time)
+    if is_running(folder) and state.traces.boot == processes.boot_id() and processes.send(supervisor, signal.SIGTERM):
+        stopped = True
+        if not _wait(lambda: not is_running(folder), GRACE * 2 + 10):
+            processes.end([supervisor], grace=0.0)
+    return _end_leftovers(read_state(folder) or state) or stopped
+
+
+def choose_ports(asked: dict[str, int], remembered: dict[str, int]) -> dict[str, int]:
+    """A port for each service: the one asked for, else the one of last time if it is free, else any free one.
+
+    :raises DropforgeError: if a port that was asked for is taken.
+    """
+    chosen: dict[str, int] = {}
+    for name, port in asked.items():
+        if not port_free(port):
+            raise DropforgeError(
+                f"port {port} for {name}",
+                "another program listens on it" if port else "it is no port",
+                f"Stop that program, or choose another with `--{name}-port`, or leave the option out",
+            )
+        chosen[name] = port
+    for name in PORTS:
+        if name not in chosen:
+            port = remembered.get(name, 0)
+            usable = port and port not in chosen.values() and port_free(port)
+            chosen[name] = port if usable else _free_port(set(chosen.values()))
+    return chosen
+
+
+def _free_port(taken: set[int]) -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port not in taken:
+            return port
+
+
+def _end_leftovers(state: StackState) -> bool:
+    """End what a killed supervisor left behind."""
+    found = False
+    for _ in range(20):  # what is killed may just have started something
+        left = processes.leftovers(state.traces)
+        if not left:
+            return found
+        found = True
+        processes.end(left, grace=5.0)
+    return found
+
+
+def _belongs_to(folder: Path, pid: int) -> bool:
+    state = read_state(folder)
+    return state is not None and state.supervisor[0] == pid
+
+
+def _wait(condition: Callable[[], bool], limit: float) -> bool:
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _tail(folder: Path, service: str, lines: int = 5) -> str:
+    """The last lines of a service's log, for an error message."""
+    try:
+        with (folder / "logs" / f"{service}.log").open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+    kept = [line for line in text.splitlines() if line.strip()][-lines:]
+    return "Its log ends with:\n" + "\n".join(f"    {line}" for line in kept) + "\n" if kept else ""

@@ -1,0 +1,183 @@
+"""What could keep the stack from working on this machine, each with what was found and what mends it."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dropforge.errors import DropforgeError
+from dropforge.stack.services import source_root
+from dropforge.stack.state import is_running, read_state
+from dropforge.stack.supervisor import port_free
+
+_GIB = 1 << 30
+_PACKAGES = {
+    "apache-airflow-core": (3, 3, 2),
+    "mlflow": (3, 17, 0),
+    "moto": (5, 2, 5),
+    "torch": (2, 11, 0),
+    "transformers": (5, 17, 0),
+    "pyarrow": (21, 0, 0),
+    "duckdb": (1, 5, 0),
+}
+_PROJECT_BEGAN = 1_760_000_000  # a clock that shows an earlier time is wrong
+
+
+class Level(enum.Enum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report; `mend` is empty when there is nothing to mend."""
+
+    check: str
+    level: Level
+    found: str
+    mend: str = ""
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Look at everything that a stack in `folder` needs."""
+    return [finding for check in _CHECKS for finding in check(folder)]
+
+
+def python_version(_: Path) -> Iterator[Finding]:
+    version = sys.version_info
+    found = f"{version.major}.{version.minor}.{version.micro}"
+    good = (3, 11) <= version[:2] < (3, 14)
+    yield Finding("python", Level.OK if good else Level.FAIL, found, "" if good else "Use Python 3.11, 3.12 or 3.13")
+
+
+def system(_: Path) -> Iterator[Finding]:
+    good = sys.platform == "linux" and hasattr(os, "pidfd_open")
+    mend = "" if good else "The embedded stack needs Linux 5.3 or later; use a container or virtual machine"
+    yield Finding("system", Level.OK if good else Level.FAIL, f"{os.uname().sysname} {os.uname().release}", mend)
+
+
+def packages(_: Path) -> Iterator[Finding]:
+    for name, least in _PACKAGES.items():
+        wanted = ".".join(map(str, least))
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, Level.FAIL, "not installed", "Run `make install`")
+            continue
+        good = release(version) >= least
+        yield Finding(name, Level.OK if good else Level.FAIL, version, "" if good else f"Install {wanted} or later")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: `2.15.0+cpu` is (2, 15, 0)."""
+    numbers: list[int] = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)
+
+
+def source(_: Path) -> Iterator[Finding]:
+    try:
+        yield Finding("dags and plugins", Level.OK, str(source_root()))
+    except DropforgeError as error:
+        yield Finding("dags and plugins", Level.FAIL, error.cause, error.mend)
+
+
+def state_folder(folder: Path) -> Iterator[Finding]:
+    existing = next(path for path in [folder, *folder.parents] if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        yield Finding("state folder", Level.FAIL, f"{existing}: {error.strerror}", "Choose another with `--state`")
+        return
+    running = ", a stack runs in it" if is_running(folder) else ""
+    yield Finding("state folder", Level.OK, f"{folder}{running}")
+    free = shutil.disk_usage(existing).free
+    yield _amount("disk", free, least=2 * _GIB, enough=10 * _GIB, mend="Make room, or choose another disk: `--state`")
+
+
+def memory(_: Path) -> Iterator[Finding]:
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit = _cgroup_room()
+    free = free if limit is None else min(free, limit)
+    yield _amount("memory", free, least=2 * _GIB, enough=4 * _GIB, mend="Stop other programs; the stack takes 1.5 GiB")
+
+
+def shared_memory(_: Path) -> Iterator[Finding]:
+    folder = Path("/dev/shm")  # noqa: S108
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        yield Finding(
+            "shared memory", Level.WARN, "not writable", "Mount a tmpfs there: training workers share data by it"
+        )
+        return
+    free = shutil.disk_usage(folder).free
+    yield _amount("shared memory", free, least=0, enough=_GIB // 4, mend="Give the container more: `--shm-size=1g`")
+
+
+def ports(folder: Path) -> Iterator[Finding]:
+    state = read_state(folder)
+    if state is None or is_running(folder):
+        return
+    for name, port in state.ports.items():
+        good = port_free(port)
+        found = f"{port} is {'free' if good else 'taken'}"
+        mend = "" if good else f"The next `dropforge up` takes another; `--{name}-port` chooses one"
+        yield Finding(f"port of {name}", Level.OK if good else Level.WARN, found, mend)
+
+
+def loopback(_: Path) -> Iterator[Finding]:
+    good = port_free(0)
+    mend = "" if good else "Bring the loopback interface up: `ip link set lo up`"
+    yield Finding("127.0.0.1", Level.OK if good else Level.FAIL, "usable" if good else "cannot be listened on", mend)
+
+
+def clock(folder: Path) -> Iterator[Finding]:
+    now = time.time()
+    late = now < _PROJECT_BEGAN
+    newest = max((path.stat().st_mtime for path in folder.glob("*.json")), default=0.0)
+    if late or newest > now + 300:
+        found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+        mend = "Set it: Airflow's schedules and signed requests depend on it"
+        yield Finding("clock", Level.FAIL if late else Level.WARN, f"{found} is too early", mend)
+    else:
+        yield Finding("clock", Level.OK, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
+
+
+def _amount(check: str, free: int, *, least: int, enough: int, mend: str) -> Finding:
+    level = Level.FAIL if free < least else Level.WARN if free < enough else Level.OK
+    return Finding(check, level, f"{free / _GIB:.1f} GiB free", "" if level is Level.OK else mend)
+
+
+def _cgroup_room() -> int | None:
+    """Bytes that this container may still take, or None where there is no limit."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+_CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
+    python_version, system, packages, source, state_folder, memory, shared_memory, loopback, ports, clock,
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Is a service ready? Each check asks the service itself, over 127.0.0.1, and takes at most a few seconds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+_TIMEOUT = 3.0
+_SETTLED = 1.0
+_FRESH = 0.5  # seconds for which one report of Airflow's serves all its parts
+_reports: dict[int, tuple[float, dict[str, Any]]] = {}
+
+
+def fetch(port: int, path: str) -> tuple[int, bytes]:
+    """HTTP status and body. :raises OSError: if nothing answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(str(error)) from error
+    finally:
+        connection.close()
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether the address answers with 200."""
+    return fetch(port, path)[0] == 200
+
+
+def airflow_part(port: int, part: str, since: float) -> bool:
+    """Whether a part of Airflow (scheduler, triggerer, dag_processor, metadatabase) is healthy.
+
+    A heartbeat from before `since` is an earlier process's and does not count.
+    """
+    report = _airflow_report(port).get(part) or {}
+    if report.get("status") != "healthy":
+        return False
+    if part == "metadatabase":
+        return True
+    beat = report.get(f"latest_{part}_heartbeat")
+    return beat is not None and datetime.fromisoformat(beat).timestamp() >= since
+
+
+def _airflow_report(port: int) -> dict[str, Any]:
+    at, report = _reports.get(port, (0.0, {}))
+    if time.monotonic() - at > _FRESH:
+        status, body = fetch(port, "/api/v2/monitor/health")
+        report = json.loads(body) if status == 200 else {}
+        _reports[port] = (time.monotonic(), report)
+    return report
+
+
+def settled(since: float) -> bool:
+    """For a service without an address: it has lived for a moment."""
+    return time.time() - since >= _SETTLED

@@ -1,0 +1,227 @@
+"""What the stack consists of: each service's command, environment, and how one sees that it is ready."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import dropforge
+from dropforge.errors import DropforgeError
+from dropforge.stack import health
+from dropforge.stack.secrets import Secrets, write_private
+from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
+
+PORTS = ("objects", "mlflow", "airflow")
+CLUSTER = "kubeflow_training.jobs.local"
+# Variables of the caller that would reach into the stack from outside.
+_FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW")
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process and its descendants.
+
+    :param ready: tells whether the service that started at this time (seconds since 1970) is ready; may raise OSError.
+    :param after: names of services that must be ready (or done) first.
+    :param once: it runs to its end instead of staying.
+    :param patience: seconds until a service that is not ready is said to be stuck and is restarted.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    env: dict[str, str]
+    ready: Callable[[float], bool]
+    port: int | None = None
+    after: tuple[str, ...] = ()
+    once: bool = False
+    patience: float = 180.0
+
+
+def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Service]:
+    """The stack's services in the order in which they start; they stop in the reverse order."""
+    env = base_env(folder, ports, secrets)
+    airflow = {**env, **airflow_env(folder, ports, secrets)}
+    python = sys.executable
+
+    def airflow_service(name: str, *arguments: str, part: str) -> Service:
+        command = (python, "-m", "airflow", *arguments)
+        return Service(
+            name,
+            command,
+            airflow,
+            ready=lambda since: health.airflow_part(ports["airflow"], part, since),
+            port=ports["airflow"] if part == "metadatabase" else None,
+            after=("airflow-db",),
+        )
+
+    found = [
+        Service(
+            "objects",
+            (python, "-m", "dropforge.stack.objects", "--state", str(folder), "--port", str(ports["objects"])),
+            env,
+            ready=lambda _: health.answers(ports["objects"], "/-/health"),
+            port=ports["objects"],
+        ),
+        Service(
+            "airflow-db",
+            (python, "-m", "airflow", "db", "migrate"),
+            airflow,
+            ready=lambda _: False,
+            once=True,
+        ),
+        Service(
+            "mlflow",
+            (
+                *(python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(ports["mlflow"])),
+                *("--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow/mlflow.db"),
+                *("--serve-artifacts", "--artifacts-destination", "s3://dropforge/mlflow"),
+            ),
+            {**env, **mlflow_env(folder)},
+            ready=lambda _: health.answers(ports["mlflow"], "/health"),
+            port=ports["mlflow"],
+        ),
+        airflow_service("airflow-api", "api-server", part="metadatabase"),
+        # Logs are read from the same disk, so nobody needs the log servers, which listen on every address.
+        airflow_service("airflow-scheduler", "scheduler", "--skip-serve-logs", part="scheduler"),
+        airflow_service("airflow-triggerer", "triggerer", "--skip-serve-logs", part="triggerer"),
+        airflow_service("airflow-dag-processor", "dag-processor", part="dag_processor"),
+    ]
+    if _migrated(folder):
+        found = [service for service in found if service.name != "airflow-db"]
+    if _exists(f"{CLUSTER}.__main__"):
+        found.insert(1, Service("cluster", (python, "-m", CLUSTER), env, ready=health.settled))
+    return found
+
+
+def prepare(folder: Path, secrets: Secrets) -> None:
+    """Make the folders and files that the services expect."""
+    for name in ("logs", "airflow", "mlflow", "cluster", "tmp"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(passwords_path(folder), json.dumps({AIRFLOW_USER: secrets.airflow_password}))
+    source_root()
+
+
+def note_migrated(folder: Path) -> None:
+    """Airflow's database fits the installed Airflow; the next start need not look."""
+    write_private(folder / "airflow" / "migrated", airflow_version())
+
+
+def _migrated(folder: Path) -> bool:
+    note = folder / "airflow" / "migrated"
+    return note.is_file() and note.read_text() == airflow_version() and (folder / "airflow" / "airflow.db").is_file()
+
+
+def passwords_path(folder: Path) -> Path:
+    return folder / "airflow" / "passwords.json"
+
+
+def airflow_version() -> str:
+    """Version of the installed Airflow: its database must be migrated once for each."""
+    return importlib.metadata.version("apache-airflow-core")
+
+
+def source_root() -> Path:
+    """The folder that holds `dags/` and `plugins/`. :raises DropforgeError: if they are not there."""
+    root = Path(os.environ.get("DROPFORGE_ROOT") or Path(dropforge.__file__).parents[1])
+    if not (root / "dags").is_dir() or not (root / "plugins").is_dir():
+        raise DropforgeError(
+            f"folder {root}", "it holds no `dags` and `plugins`", "Run from a clone, or set DROPFORGE_ROOT to one"
+        )
+    return root
+
+
+def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
+    """The environment of every service: the caller's without what reaches into the stack, plus the stack's own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    binaries = str(Path(sys.executable).parent)
+    return {
+        **env,
+        **client_env(folder, ports, secrets),
+        "PATH": os.pathsep.join([binaries, env.get("PATH", os.defpath)]),
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+        # A proxy must not see what stays on this machine.
+        "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", env.get("NO_PROXY") or env.get("no_proxy")])),
+        "no_proxy": ",".join(filter(None, ["127.0.0.1,localhost", env.get("NO_PROXY") or env.get("no_proxy")])),
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "AIRFLOW_HOME": str(folder / "airflow"),
+        "AIRFLOW_CONN_DROPFORGE_S3": json.dumps(
+            {
+                "conn_type": "aws",
+                "login": secrets.access_key,
+                "password": secrets.secret_key,
+                "extra": {"endpoint_url": f"http://127.0.0.1:{ports['objects']}", "region_name": REGION},
+            }
+        ),
+    }
+
+
+def mlflow_env(folder: Path) -> dict[str, str]:
+    return {
+        # Its background jobs are processes of several hundred megabytes that nothing here uses.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "TMPDIR": str(folder / "tmp"),
+    }
+
+
+def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
+    """Airflow's configuration: few processes, quick reactions, nothing outside 127.0.0.1."""
+    root, home, url = source_root(), folder / "airflow", f"http://127.0.0.1:{ports['airflow']}"
+    options = {
+        "core": {
+            "executor": "LocalExecutor",
+            "parallelism": "4",
+            "dags_folder": str(root / "dags"),
+            "plugins_folder": str(root / "plugins"),
+            "load_examples": "False",
+            "dags_are_paused_at_creation": "False",
+            "auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
+            "simple_auth_manager_users": f"{AIRFLOW_USER}:admin",
+            "simple_auth_manager_passwords_file": str(passwords_path(folder)),
+            "execution_api_server_url": f"{url}/execution/",
+            "fernet_key": secrets.fernet_key,
+            # The default asks name servers, which takes seconds where there are none.
+            "hostname_callable": "socket.gethostname",
+            "mp_start_method": "fork",
+            "min_serialized_dag_update_interval": "5",
+        },
+        "database": {"sql_alchemy_conn": f"sqlite:///{home}/airflow.db"},
+        "api": {
+            "host": "127.0.0.1",
+            "port": str(ports["airflow"]),
+            "base_url": url,
+            "workers": "1",
+            "secret_key": secrets.api_secret_key,
+            "instance_name": "Dropforge",
+        },
+        "api_auth": {"jwt_secret": secrets.jwt_secret},
+        "scheduler": {"scheduler_idle_sleep_time": "0.5"},
+        "triggerer": {"capacity": "1000"},
+        "dag_processor": {
+            "refresh_interval": "30",
+            # A changed file is read at once; an unchanged one need not be read twice a minute.
+            "min_file_process_interval": "600",
+            "stale_dag_threshold": "660",
+            "parsing_processes": "2",
+        },
+        "logging": {"base_log_folder": str(home / "logs"), "colored_console_log": "False"},
+    }
+    return {
+        f"AIRFLOW__{section.upper()}__{name.upper()}": value
+        for section, values in options.items()
+        for name, value in values.items()
+    }
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,169 @@
+"""The state folder as others see it: is a stack running, where, and with which credentials.
+
+`stack.json` is written by the supervisor alone; whether it still lives is told by its lock on `supervisor.lock`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dropforge.errors import DropforgeError
+from dropforge.settings import Settings
+from dropforge.stack.processes import Traces
+from dropforge.stack.secrets import Secrets, read_secrets, write_private
+
+BUCKET = "dropforge"
+QUEUE = "dropforge-drops"
+DEAD_QUEUE = "dropforge-drops-dead"
+ACCOUNT = "123456789012"
+REGION = "us-east-1"
+AIRFLOW_USER = "admin"
+# Fit for paths in addresses and configuration files without any quoting.
+_BAD_CHARACTERS = set("%$?#\"'\n\\")
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """One service: `status` is waiting, starting, healthy, failing, restarting, failed, done or stopped."""
+
+    status: str
+    port: int | None = None
+    pid: int | None = None
+    restarts: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class StackState:
+    """A stack that was started at least once. `phase` is starting, ready, degraded, failed, stopping or stopped."""
+
+    folder: Path
+    phase: str
+    ports: dict[str, int]
+    services: dict[str, ServiceState]
+    supervisor: tuple[int, int]
+    traces: Traces
+    started: float
+    secrets: Secrets = field(repr=False)
+
+    @property
+    def settings(self) -> Settings:
+        return settings(self.folder, self.ports)
+
+    @property
+    def login(self) -> tuple[str, str]:
+        """User and password of Airflow's pages."""
+        return AIRFLOW_USER, self.secrets.airflow_password
+
+    def env(self) -> dict[str, str]:
+        """The environment of a client of the stack: addresses and credentials of S3, SQS, MLflow and the cluster."""
+        return client_env(self.folder, self.ports, self.secrets)
+
+
+def check_folder(folder: Path) -> Path:
+    """:raises DropforgeError: if the folder's path cannot be used in the addresses that the services take."""
+    folder = folder.absolute()
+    bad = sorted(_BAD_CHARACTERS & set(str(folder)))
+    if bad:
+        raise DropforgeError(
+            f"state folder {str(folder)!r}", f"its path contains {bad[0]!r}", "Choose another with `--state`"
+        )
+    return folder
+
+
+def settings(folder: Path, ports: dict[str, int]) -> Settings:
+    return Settings(
+        bucket=BUCKET,
+        bucket_alias=BUCKET,
+        queue_url=f"http://127.0.0.1:{ports['objects']}/{ACCOUNT}/{QUEUE}",
+        tracking_uri=f"http://127.0.0.1:{ports['mlflow']}",
+        airflow_url=f"http://127.0.0.1:{ports['airflow']}",
+        state=folder,
+    )
+
+
+def client_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
+    return {
+        **settings(folder, ports).to_env(),
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['objects']}",
+        "AWS_ACCESS_KEY_ID": secrets.access_key,
+        "AWS_SECRET_ACCESS_KEY": secrets.secret_key,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "KUBEFLOW_TRAINING_HOME": str(folder / "cluster"),
+    }
+
+
+def state_path(folder: Path) -> Path:
+    return folder / "stack.json"
+
+
+def lock_path(folder: Path) -> Path:
+    return folder / "supervisor.lock"
+
+
+def mark_path(folder: Path) -> Path:
+    return folder / "stack.mark"
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a supervisor of this folder lives."""
+    try:
+        handle = os.open(lock_path(folder), os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def read_state(folder: Path) -> StackState | None:
+    """What the supervisor last wrote, or None if no stack was ever started in this folder."""
+    folder = folder.absolute()
+    try:
+        values: dict[str, Any] = json.loads(state_path(folder).read_text())
+    except FileNotFoundError:
+        return None
+    pid, start = values["supervisor"]
+    traces = values["traces"]
+    return StackState(
+        folder=folder,
+        phase=values["phase"],
+        ports=values["ports"],
+        services={name: ServiceState(**service) for name, service in values["services"].items()},
+        supervisor=(pid, start),
+        traces=Traces(
+            traces["boot"],
+            traces["stack_id"],
+            mark_path(folder),
+            frozenset((pid, start) for pid, start in traces["processes"]),
+        ),
+        started=values["started"],
+        secrets=read_secrets(folder),
+    )
+
+
+def write_state(state: StackState) -> None:
+    """The supervisor's half. The file names ports and processes, no secret, and is its owner's alone all the same."""
+    values = {
+        "phase": state.phase,
+        "ports": state.ports,
+        "services": {name: asdict(service) for name, service in state.services.items()},
+        "supervisor": state.supervisor,
+        "started": state.started,
+        "traces": {
+            "boot": state.traces.boot,
+            "stack_id": state.traces.stack_id,
+            "processes": sorted(state.traces.processes),
+        },
+    }
+    write_private(state_path(state.folder), json.dumps(values, indent=1))

@@ -1,0 +1,325 @@
+"""The one process that owns the stack: it starts the services, watches them, restarts them, and ends all of them.
+
+`python -m dropforge.stack.supervisor --state FOLDER` runs until it gets SIGTERM, or until the other end of
+`--lifeline FD` is closed, which ties a stack to a terminal. It writes `stack.json` whenever something changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from dropforge.stack import processes
+from dropforge.stack.processes import Process, Traces
+from dropforge.stack.secrets import read_secrets
+from dropforge.stack.services import Service, note_migrated, prepare, services
+from dropforge.stack.state import ServiceState, StackState, lock_path, mark_path, write_state
+
+log = logging.getLogger("dropforge.supervisor")
+
+GRACE = 12.0  # seconds that a service has to end by itself
+_LOG_LIMIT = 16 << 20
+_CHECK_STARTING, _CHECK_HEALTHY = 0.3, 10.0
+_MAX_FAILED_CHECKS = 6
+_BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_STABLE = 60.0  # seconds of health after which earlier failures are forgotten
+
+
+class Watched:
+    """A service and what has become of it."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.state = ServiceState("waiting", service.port)
+        self.started = 0.0
+        self.next_check = 0.0
+        self.failed_checks = 0
+        self.failures = 0
+        self.restart_at = 0.0
+
+    @property
+    def settled(self) -> bool:
+        return self.state.status in {"healthy", "done"}
+
+    def set(self, status: str, message: str = "", pid: int | None = None) -> None:
+        self.state = replace(self.state, status=status, message=message, pid=pid)
+        log.info("%s: %s%s", self.service.name, status, f" ({message})" if message else "")
+
+
+class Supervisor:
+    """All of it happens in one thread; a signal only wakes it."""
+
+    def __init__(self, folder: Path, ports: dict[str, int], wanted: list[Service]) -> None:
+        self.folder = folder
+        self.watched = [Watched(service) for service in wanted]
+        self._stopping = False
+        self._mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
+        me = processes.look(os.getpid())
+        assert me is not None
+        self._state = StackState(
+            folder=folder,
+            phase="starting",
+            ports=ports,
+            services={},
+            supervisor=me.identity,
+            traces=Traces(processes.boot_id(), uuid.uuid4().hex, mark_path(folder), frozenset()),
+            started=time.time(),
+            secrets=read_secrets(folder),
+        )
+        self._written: StackState | None = None
+
+    def run(self, wake: int, lifeline: int | None) -> None:
+        """Supervise until told to stop; on return no descendant lives."""
+        sources = [wake] + ([lifeline] if lifeline is not None else [])
+        try:
+            while not self._stopping:
+                self._reap()
+                for watched in self.watched:
+                    self._advance(watched)
+                self._publish()
+                ready, _, _ = select.select(sources, [], [], self._pause())
+                if wake in ready:
+                    self._stopping = any(number != signal.SIGCHLD for number in os.read(wake, 1024))
+                if lifeline in ready:
+                    log.info("the terminal is gone")
+                    self._stopping = True
+        finally:
+            self._stop()
+
+    def _pause(self) -> float:
+        return 0.1 if any(not watched.settled for watched in self.watched) else 1.0
+
+    def _advance(self, watched: Watched) -> None:
+        """Do what is due for one service."""
+        now = time.time()
+        status = watched.state.status
+        if status == "waiting":
+            done = {other.service.name for other in self.watched if other.settled}
+            known = {other.service.name for other in self.watched}
+            if set(watched.service.after) & known <= done:
+                self._start(watched)
+        elif status == "restarting" and now >= watched.restart_at:
+            self._start(watched)
+        elif status in {"starting", "healthy", "failing"} and now >= watched.next_check and not watched.service.once:
+            self._check(watched, now)
+
+    def _start(self, watched: Watched) -> None:
+        service = watched.service
+        if service.port is not None and not port_free(service.port):
+            return self._failed(watched, f"port {service.port} of 127.0.0.1 is taken by another program")
+        path = self.folder / "logs" / f"{service.name}.log"
+        if path.exists() and path.stat().st_size > _LOG_LIMIT:
+            path.replace(path.with_suffix(".log.1"))
+        with path.open("ab") as output:
+            child = subprocess.Popen(
+                service.command,
+                env={**service.env, processes.ID_VARIABLE: self._state.traces.stack_id},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(self._mark,),
+            )
+        child.returncode = 0  # reaped by us, not by subprocess
+        watched.started = time.time()
+        watched.next_check, watched.failed_checks = watched.started, 0
+        watched.set("starting", pid=child.pid)
+        return None
+
+    def _check(self, watched: Watched, now: float) -> None:
+        try:
+            ready = watched.service.ready(watched.started)
+            trouble = "" if ready else "it does not report itself healthy"
+        except (OSError, ValueError) as error:
+            ready, trouble = False, f"it does not answer ({error})"
+        status = watched.state.status
+        watched.next_check = now + (_CHECK_HEALTHY if ready else _CHECK_STARTING)
+        if ready:
+            watched.failed_checks = 0
+            if now - watched.started > _STABLE:
+                watched.failures = 0
+            if status != "healthy":
+                watched.set("healthy", f"after {now - watched.started:.1f} s", watched.state.pid)
+            return
+        if status == "starting":
+            if now - watched.started > watched.service.patience:
+                self._kill(watched, f"not ready after {watched.service.patience:.0f} s: {trouble}")
+            return
+        watched.failed_checks += 1
+        watched.next_check = now + _CHECK_HEALTHY / 2
+        if status != "failing":
+            watched.set("failing", trouble, watched.state.pid)
+        if watched.failed_checks >= _MAX_FAILED_CHECKS:
+            self._kill(watched, trouble)
+
+    def _kill(self, watched: Watched, why: str) -> None:
+        log.error("%s: %s; it is killed and started again", watched.service.name, why)
+        process = processes.look(watched.state.pid or 0)
+        if process is not None:
+            processes.send(process, signal.SIGKILL)
+        watched.failed_checks = 0
+        watched.next_check = time.time() + _CHECK_HEALTHY
+
+    def _reap(self) -> None:
+        """Take the exit of every child: services, and whatever orphans fell to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for watched in self.watched:
+                if watched.state.pid == pid:
+                    self._ended(watched, pid, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, watched: Watched, pid: int, code: int) -> None:
+        # What the service left behind would hold its port and its database.
+        left = [process for process in self._descendants() if process.session == pid]
+        processes.end(left, grace=2.0)
+        if watched.service.once and code == 0:
+            if watched.service.name == "airflow-db":
+                note_migrated(self.folder)
+            watched.set("done", f"after {time.time() - watched.started:.1f} s")
+            return
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._failed(watched, f"it ended with {how}; logs/{watched.service.name}.log says why")
+
+    def _failed(self, watched: Watched, why: str) -> None:
+        watched.failures += 1
+        if watched.failures > len(_BACKOFF):
+            watched.set("failed", why)
+            return
+        pause = _BACKOFF[watched.failures - 1]
+        watched.restart_at = time.time() + pause
+        watched.state = replace(watched.state, restarts=watched.state.restarts + 1)
+        watched.set("restarting", why)
+
+    def _publish(self) -> None:
+        """Write down what changed."""
+        phase = "stopping" if self._stopping else self._phase()
+        services = {watched.service.name: watched.state for watched in self.watched}
+        traces = replace(self._state.traces, processes=self._identities())
+        state = replace(self._state, phase=phase, services=services, traces=traces)
+        if state != self._written:
+            write_state(state)
+            self._written = self._state = state
+
+    def _phase(self) -> str:
+        if all(watched.settled for watched in self.watched):
+            return "ready"
+        if any(watched.state.status == "failed" for watched in self.watched):
+            return "failed" if self._state.phase in {"starting", "failed"} else "degraded"
+        return "starting" if self._state.phase == "starting" else "degraded"
+
+    def _identities(self) -> frozenset[tuple[int, int]]:
+        """The leaders of all sessions in the stack: enough to find the rest without us."""
+        found = self._descendants()
+        return frozenset(process.identity for process in found if process.session == process.pid)
+
+    def _descendants(self) -> list[Process]:
+        table = processes.table()
+        found = processes.descendants([os.getpid()], table)
+        return [table[pid] for pid in sorted(found) if not table[pid].zombie]
+
+    def _stop(self) -> None:
+        """End the services, last started first, then everything that still descends from us."""
+        self._stopping = True
+        self._publish()
+        deadline = time.monotonic() + GRACE
+        # The store goes last: what ends before it may want to write.
+        for group in (self.watched[1:], self.watched[:1]):
+            self._end_group(list(reversed(group)), max(1.0, deadline - time.monotonic()))
+        for _ in range(100):
+            left = self._descendants()
+            if not left:
+                break
+            processes.end(left, grace=0.0)
+            self._reap_all()
+        for watched in self.watched:
+            watched.state = replace(watched.state, status="stopped", pid=None, message="")
+        self._state = replace(self._state, phase="stopped")
+        services = {watched.service.name: watched.state for watched in self.watched}
+        traces = replace(self._state.traces, processes=frozenset())
+        write_state(replace(self._state, services=services, traces=traces))
+        log.info("stopped")
+
+    def _end_group(self, group: list[Watched], grace: float) -> None:
+        pids = {watched.state.pid for watched in group if watched.state.pid}
+        leaders = [process for pid in pids if (process := processes.look(pid)) is not None]
+        sessions = [process for process in self._descendants() if process.session in pids]
+        # The leader tells its children by itself; one that does not, leaves them to the sweep.
+        processes.end(leaders, grace)
+        self._reap_all()
+        processes.end([process for process in sessions if process.pid not in pids], grace=1.0)
+        self._reap_all()
+
+    def _reap_all(self) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def port_free(port: int) -> bool:
+    """Whether a service could listen on this port of 127.0.0.1."""
+    with socket.socket() as probe:
+        # As the services do: an address that only lingers after a close is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    parser = argparse.ArgumentParser(prog="dropforge.stack.supervisor", description=__doc__)
+    parser.add_argument("--state", type=Path, required=True, help="the stack's folder")
+    parser.add_argument("--lifeline", type=int, help="end when the other end of this file descriptor is closed")
+    for name in ("objects", "mlflow", "airflow"):
+        parser.add_argument(f"--{name}-port", type=int, required=True)
+    options = parser.parse_args(arguments)
+    folder = options.state.absolute()
+    os.umask(0o077)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
+    lock = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.error("another supervisor has %s", folder)
+        sys.exit(3)
+    wake = _wake_on_signals()
+    processes.become_subreaper()
+    ports = {name: getattr(options, f"{name}_port") for name in ("objects", "mlflow", "airflow")}
+    secrets = read_secrets(folder)
+    prepare(folder, secrets)
+    Supervisor(folder, ports, services(folder, ports, secrets)).run(wake, options.lifeline)
+    sys.exit(0)
+
+
+def _wake_on_signals() -> int:
+    """A file descriptor from which the numbers of arriving signals can be read."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+if __name__ == "__main__":
+    main()
