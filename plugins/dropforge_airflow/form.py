@@ -1,0 +1,165 @@
+"""The form in Airflow's UI, made from the recipe's own JSON schema, and what a filled form asks for.
+
+Pure: no Airflow. Every field may be left empty, which means the value of the preset (or of the drop's own recipe);
+what the form does not show can be given as JSON under `overrides`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dropforge.errors import RecipeError
+from dropforge.recipe import Recipe
+from dropforge.recipes import presets
+from dropforge.recipes.load import merge
+
+WHAT: Final = "What to train"
+
+# Sections of the form and the recipe keys they show, in this order.
+SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Model": ("base.model", "base.revision", "train.method", "train.lora.r", "train.lora.alpha"),
+    "Data": ("data.eval_fraction", "data.text_column", "curation.exact_duplicates", "curation.min_rows"),
+    "Training": (
+        "train.epochs",
+        "train.max_steps",
+        "train.learning_rate",
+        "train.schedule",
+        "train.tokens_per_step",
+        "train.sequence_length",
+        "train.micro_batch",
+        "train.precision",
+        "train.seed",
+        "train.eval_every",
+        "train.checkpoint_every",
+    ),
+    "Compute": (
+        "compute.backend",
+        "compute.nodes",
+        "compute.processes_per_node",
+        "compute.cpus",
+        "compute.memory_gb",
+        "compute.gpus",
+        "compute.image",
+        "compute.deadline_minutes",
+        "compute.retries",
+    ),
+    "Evaluation and promotion": (
+        "evaluate.max_rows",
+        "promote.metric",
+        "promote.min_improvement",
+        "promote.better_than_base",
+        "promote.alias",
+    ),
+}
+
+_YES_NO: Final = {"yes": True, "no": False}
+_EMPTY: Final = "as in the preset"
+
+
+@dataclass(frozen=True)
+class FormField:
+    """One field: the arguments of an Airflow `Param`."""
+
+    default: Any
+    description: str
+    schema: Mapping[str, Any]
+
+
+def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
+    """All fields of the form, by name, in the order of the page.
+
+    :raises RecipeError: if `default_preset` is no preset.
+    """
+    known = list(presets())
+    if default_preset not in known:
+        raise RecipeError(
+            "environment variable DROPFORGE_PRESET",
+            f"there is no preset {default_preset!r}",
+            f"Presets: {', '.join(known)}",
+        )
+    fields = {
+        "preset": FormField(
+            default_preset,
+            "The recipe to start from. A recipe.yaml in the drop wins over it, and the fields below win over both.",
+            {"type": "string", "enum": known, "title": "Preset", "section": WHAT},
+        ),
+        "drop": _text(
+            "Drop", "An uploaded drop: `FAMILY/DROP`, or its id in the ledger. Runs that a drop started leave it empty."
+        ),
+        "family": _text("Family", "Family of the model; needed only where `drop` is a bare name."),
+        "again": FormField(
+            False,
+            "Train although the drop was trained on before.",
+            {"type": "boolean", "title": "Train again", "section": WHAT},
+        ),
+    }
+    schema = Recipe.model_json_schema()
+    for section, keys in SECTIONS.items():
+        fields |= {field_name(key): _recipe_field(schema, key, section) for key in keys}
+    fields["overrides"] = FormField(
+        None,
+        'Any other recipe keys, as nested JSON: `{"train": {"clip": 0.5}}`. They win over all fields above.',
+        {"type": ["object", "null"], "title": "More recipe keys", "section": "Everything else"},
+    )
+    return fields
+
+
+def field_name(key: str) -> str:
+    """The form's name for a recipe key: `train.learning_rate` is `train_learning_rate`."""
+    return key.replace(".", "_")
+
+
+def form_overrides(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested recipe values that a filled form asks for; empty fields ask for nothing.
+
+    :raises RecipeError: if `overrides` is no object.
+    """
+    asked: dict[str, Any] = {}
+    for key in (key for keys in SECTIONS.values() for key in keys):
+        value = params.get(field_name(key))
+        if value is None or value == "":
+            continue
+        if key == "promote.better_than_base":
+            value = _YES_NO.get(value, value)
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        asked = merge(asked, nested)
+    more = params.get("overrides") or {}
+    if not isinstance(more, Mapping):
+        raise RecipeError("form field `overrides`", "it is no JSON object", 'Write it as {"train": {"clip": 0.5}}')
+    return merge(asked, more)
+
+
+def _text(title: str, description: str) -> FormField:
+    schema = {"type": ["string", "null"], "maxLength": 160, "title": title, "section": WHAT}
+    return FormField(None, description, schema)
+
+
+def _recipe_field(schema: Mapping[str, Any], key: str, section: str) -> FormField:
+    found = _find(schema, key)
+    description = str(found.get("description", ""))
+    shape = next((part for part in found.get("anyOf", []) if part.get("type") != "null"), found)
+    field: dict[str, Any] = {"title": str(found["title"]), "section": section}
+    choices = shape.get("enum") or ([shape["const"]] if "const" in shape else None)
+    if shape.get("type") == "boolean":
+        choices = list(_YES_NO)  # a switch knows no third state for "as in the preset"
+    if choices:
+        field |= {"type": ["string", "null"], "enum": [None, *choices], "values_display": {"None": _EMPTY}}
+        return FormField(None, description, field)
+    field["type"] = [shape["type"], "null"]
+    limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "pattern")
+    field |= {limit: shape[limit] for limit in limits if limit in shape}
+    return FormField(None, description, field)
+
+
+def _find(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = schema
+    for part in key.split("."):
+        reference = found.get("$ref", "")
+        if reference:
+            found = schema["$defs"][reference.rpartition("/")[2]]
+        found = found["properties"][part]
+    return found

@@ -1,0 +1,19 @@
+"""Errors that a person must mend end a task at once: trying again would only repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from dropforge.errors import DropforgeError
+
+
+@contextmanager
+def no_retry() -> Iterator[None]:
+    """Turn an error for people into a failure without retries, with its own text."""
+    try:
+        yield
+    except DropforgeError as error:
+        raise AirflowFailException(str(error)) from None

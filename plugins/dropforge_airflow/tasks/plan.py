@@ -1,0 +1,132 @@
+"""Which drop, with which recipe, and whether this run may have it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from dropforge import layout, ledger
+from dropforge.drop import Drop, parse_partition_key, read_drop
+from dropforge.errors import DataError, RecipeError
+from dropforge.recipe import Recipe
+from dropforge.recipes.load import build_recipe, merge, read_yaml, resolve
+from dropforge.settings import from_env
+from dropforge.store import MissingObjectError, Store
+from dropforge_airflow import connection, form
+from dropforge_airflow.tasks.failure import no_retry
+
+log = logging.getLogger(__name__)
+
+_DROP_ID = re.compile(r"[0-9a-f]{32}")
+_RECIPE_LIMIT = 64 * 1024  # bytes, as in dropforge.recipes.load
+
+
+class Plan(TypedDict):
+    """What the later tasks need to know, all of it small."""
+
+    family: str
+    drop: str
+    drop_id: str
+    counter: int
+    recipe: dict[str, Any]
+
+
+def plan(params: Mapping[str, Any] | None = None, partition_key: str | None = None, run_id: str | None = None) -> Plan:
+    """The task: choose the drop, claim it, resolve the recipe."""
+    assert params is not None
+    assert run_id is not None
+    settings = from_env()
+    with no_retry():
+        return make_plan(
+            connection.open_store(settings.bucket), settings.bucket, params, partition_key=partition_key, owner=run_id
+        )
+
+
+def make_plan(store: Store, bucket: str, params: Mapping[str, Any], *, partition_key: str | None, owner: str) -> Plan:
+    """Choose, claim and resolve.
+
+    :param partition_key: of the drop's event; None for runs that were started by hand.
+    :param owner: the run's id in Airflow; asking twice gives the same plan.
+    :raises AirflowSkipException: if another run has the drop.
+    :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
+    """
+    if partition_key is not None:
+        named = parse_partition_key(partition_key)
+        drop = ledger.read(store, named["family"], named["id"])
+    else:
+        drop = find_drop(store, bucket, params.get("drop"), params.get("family"))
+    taken = ledger.claim(store, drop.family, drop.id, owner, again=bool(params.get("again")))
+    if taken is None:
+        holder = ledger.owner_of(store, drop.family, drop.id) or "another run"
+        raise AirflowSkipException(
+            f"Drop {drop.family}/{drop.drop} belongs to run {holder}. Tick `again` in the form to train on it once more"
+        )
+    # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
+    recipe = resolve_recipe(store, drop, params)
+    log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
+    return Plan(family=drop.family, drop=drop.drop, drop_id=drop.id, counter=taken.counter, recipe=recipe.plain())
+
+
+def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) -> Drop:
+    """The drop that a person means: `FAMILY/DROP`, `DROP` of a given family, or an id in the ledger.
+
+    A drop that lies in the bucket but was never announced is entered into the ledger.
+
+    :raises DataError: if there is no such drop, or it is not complete.
+    """
+    asked, family = (asked or "").strip(), (family or "").strip() or None
+    if not asked:
+        raise DataError("form field `drop`", "it is empty, and no drop started this run", "Give it as `FAMILY/DROP`")
+    if _DROP_ID.fullmatch(asked):
+        return _by_id(store, asked, family)
+    head, slash, name = asked.removeprefix(layout.DROPS).strip("/").partition("/")
+    if not slash:
+        if family is None:
+            raise DataError(f"drop {asked!r}", "its family is not given", "Give the drop as `FAMILY/DROP`")
+        head, name = family, head
+    if family is not None and head != family:
+        raise DataError(f"drop {asked!r}", f"it is not of family {family!r}", "Leave `family` empty")
+    drop = read_drop(store, layout.check_family(head), layout.check_drop(name), bucket)
+    ledger.record(store, drop)
+    return drop
+
+
+def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
+    if family is not None:
+        try:
+            return ledger.read(store, layout.check_family(family), drop_id)
+        except MissingObjectError:
+            raise DataError(
+                f"drop id {drop_id}", f"family {family} has no such drop", "Look under ledger/drops/"
+            ) from None
+    for info in store.list("ledger/drops/"):
+        if info.key.endswith(f"/{drop_id}.json"):
+            return Drop.from_json(store.get(info.key))
+    raise DataError(f"drop id {drop_id}", "the ledger has no such drop", "Look under ledger/drops/ in the bucket")
+
+
+def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recipe:
+    """Preset, then the drop's own `recipe.yaml`, then the form: each wins over the one before.
+
+    :raises RecipeError: with the key, the cause and the mend.
+    """
+    under = resolve({"extends": params.get("preset")} if params.get("preset") else {})
+    over = form.form_overrides(params)
+    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
+    if own is None:
+        return build_recipe(merge(under, over))
+    where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
+    if own.size > _RECIPE_LIMIT:
+        raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
+    try:
+        with store.open(drop.prefix + layout.RECIPE, etag=own.etag) as stream:
+            under = merge(under, resolve(read_yaml(stream.read())))
+        if not over:
+            return build_recipe(under)
+    except RecipeError as error:
+        raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None
+    return build_recipe(merge(under, over))

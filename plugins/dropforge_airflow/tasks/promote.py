@@ -1,0 +1,148 @@
+"""What the measurement says, what the registry gets, and what people are told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from dropforge import layout, promotion
+from dropforge.settings import from_env
+from dropforge.store import Store
+from dropforge_airflow import connection
+from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.run import Opened, read_json, read_spec
+
+if TYPE_CHECKING:
+    from dropforge.promotion import Verdict
+    from dropforge.run import RunSpec
+
+log = logging.getLogger(__name__)
+
+LOSS = "eval/loss"
+
+
+class Decided(TypedDict):
+    """The verdict in one line; the whole of it is `verdict.json` in the run's folder."""
+
+    promote: bool
+    reason: str
+
+
+class Listed(TypedDict):
+    """What the registry made of the candidate."""
+
+    version: str
+    promoted: bool
+    previous: str | None
+
+
+def decide(opened: Opened) -> Decided:
+    """The task: judge candidate and champion by the recipe's policy, and show it in MLflow."""
+    from dropforge import tracking
+
+    settings = from_env()
+    store = connection.open_store(settings.bucket)
+    with no_retry():
+        spec, evaluation, report, verdict = judge(store, opened["run"])
+        step = int(report["steps"])
+        store.put(layout.verdict_key(spec.run), json.dumps(promotion.verdict_as_dict(verdict), indent=1).encode())
+        tracking.log_evaluation(settings.tracking_uri, opened["mlflow_run"], evaluation, verdict, step)
+    log.info("%s: %s\n%s", "Promote" if verdict.promote else "Keep the champion", verdict.reason, verdict.as_markdown())
+    return Decided(promote=verdict.promote, reason=verdict.reason)
+
+
+def judge(store: Store, run: str) -> tuple[RunSpec, dict[str, Any], dict[str, Any], Verdict]:
+    """Read what was measured and judge it: (run, evaluation.json, report.json, verdict)."""
+    spec = read_spec(store, run)
+    evaluation = read_json(store, layout.evaluation_key(run))
+    report = read_json(store, layout.report_key(run))
+    wanted = spec.recipe["promote"]
+    policy = promotion.Policy(
+        metric=wanted["metric"],
+        direction="higher" if wanted["metric"] == "eval/accuracy" else "lower",
+        min_improvement=wanted["min_improvement"],
+        better_than_base=wanted["better_than_base"],
+    )
+    base = (report.get("eval") or {}).get("before")
+    return (
+        spec,
+        evaluation,
+        report,
+        promotion.decide(evaluation["candidate"], evaluation.get("champion"), base, policy),
+    )
+
+
+def register(opened: Opened) -> Listed:
+    """The task: register the candidate; the alias moves only if the verdict says so."""
+    from dropforge import tracking
+
+    settings = from_env()
+    store = connection.open_store(settings.bucket)
+    with no_retry():
+        spec, evaluation, report, verdict = judge(store, opened["run"])
+        alias = spec.recipe["promote"]["alias"]
+        listed = tracking.register(
+            settings.tracking_uri,
+            spec,
+            report,
+            verdict,
+            alias=alias,
+            compared_with=evaluation.get("champion_version"),
+        )
+    word = f"now {alias}" if listed.promoted else f"not {alias}: {verdict.reason}"
+    log.info("Version %s of %s is registered; it is %s", listed.version, spec.family, word)
+    return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous)
+
+
+def event_extra(opened: Opened, listed: Listed) -> dict[str, Any]:
+    """What the event on the asset `dropforge_models` says."""
+    store = connection.open_store(from_env().bucket)
+    spec, evaluation, _, _ = judge(store, opened["run"])
+    return {
+        "family": spec.family,
+        "version": listed["version"],
+        "alias": spec.recipe["promote"]["alias"] if listed["promoted"] else None,
+        "run": spec.run,
+        "metrics": {name: value for name, value in evaluation["candidate"].items() if isinstance(value, int | float)},
+    }
+
+
+def report(opened: Opened, listed: Listed) -> str:
+    """The task: a summary for people, in the log and as `summary.md` in the run's folder; its address."""
+    settings = from_env()
+    store = connection.open_store(settings.bucket)
+    spec, evaluation, measured, verdict = judge(store, opened["run"])
+    text = summary(spec, evaluation, measured, verdict, listed)
+    key = layout.run_prefix(spec.run) + "summary.md"
+    store.put(key, text.encode())
+    log.info("%s", text)
+    return f"{settings.root}/{key}"
+
+
+def summary(
+    spec: RunSpec, evaluation: Mapping[str, Any], report: Mapping[str, Any], verdict: Verdict, listed: Listed
+) -> str:
+    """The run in Markdown."""
+    alias = spec.recipe["promote"]["alias"]
+    before, after = ((report.get("eval") or {}).get(side) or {} for side in ("before", "after"))
+    resumed = report.get("resumed_from")
+    lines = [
+        f"# {spec.family}, version {listed['version']}{f' ({alias})' if listed['promoted'] else ''}",
+        "",
+        f"- Run `{spec.run}` on drop `{spec.drop.get('family')}/{spec.drop.get('drop')}`,"
+        f" dataset `{spec.dataset_digest[:12]}`",
+        f"- {report['steps']} steps, {report.get('tokens', 0):,} tokens in {report.get('seconds', 0):.0f} s",
+        f"- Evaluation loss {_number(before.get(LOSS))} before training, {_number(after.get(LOSS))} after",
+        f"- Measured on {evaluation.get('rows', '?')} rows of this drop's evaluation split",
+    ]
+    if resumed is not None:
+        lines.append(f"- Resumed from step {resumed}; {len(report.get('attempts', []))} attempts")
+    if listed["promoted"] and listed["previous"]:
+        lines.append(f"- Took `{alias}` from version {listed['previous']}")
+    return "\n".join([*lines, "", verdict.as_markdown(), ""])
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else "not measured"

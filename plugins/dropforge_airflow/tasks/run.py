@@ -1,0 +1,132 @@
+"""A run's beginning and end: its folder, its MLflow run, its jobs' manifests."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from dropforge import layout
+from dropforge.recipe import Recipe
+from dropforge.recipes.load import build_recipe
+from dropforge.run import RunSpec, run_name
+from dropforge.settings import Settings, from_env
+from dropforge.store import Store
+from dropforge.tracking import Status
+from dropforge_airflow import code, connection
+from dropforge_airflow.tasks import turn
+from dropforge_airflow.tasks.data import Curated
+from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.plan import Plan
+
+log = logging.getLogger(__name__)
+
+
+class Opened(TypedDict):
+    """Addresses of the run, and the manifests of its two jobs."""
+
+    run: str
+    family: str
+    root: str
+    mlflow_run: str
+    backend: str
+    train: dict[str, Any]
+    evaluate: dict[str, Any]
+
+
+def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Opened:
+    """The task: open the MLflow run and write `run.json`. Trying again opens the same run."""
+    from dataclasses import replace
+
+    from kubeflow_training.jobs.manifest import pytorch_job
+
+    from dropforge import tracking
+    from dropforge.job import evaluate_job, train_job
+
+    settings = from_env()
+    store = connection.open_store(settings.bucket)
+    with no_retry():
+        recipe = build_recipe(planned["recipe"])
+        spec = make_spec(settings, planned, curated, recipe)
+        tags = {tracking.TAG_DAG_RUN: run_id or ""}
+        opened = tracking.open_run(settings.tracking_uri, spec, recipe.flat(), tags)
+        spec = replace(spec, tracking=opened)
+        store.put(layout.run_key(spec.run), spec.to_json())
+    log.info("Run %s, MLflow run %s at %s", spec.run, opened.run_id, settings.tracking_uri)
+    return Opened(
+        run=spec.run,
+        family=spec.family,
+        root=spec.root,
+        mlflow_run=opened.run_id,
+        backend=recipe.compute.backend,
+        train=pytorch_job(**train_job(spec, recipe)),
+        evaluate=pytorch_job(**evaluate_job(spec, recipe)),
+    )
+
+
+def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recipe) -> RunSpec:
+    """What `run.json` will say, tracking left out."""
+    image = recipe.compute.image if recipe.compute.backend == "kubernetes" else ""
+    identity = image or code.code_digest()
+    run = run_name(planned["family"], recipe.plain(), curated["digest"], identity, planned["counter"])
+    return RunSpec(
+        run=run,
+        family=planned["family"],
+        counter=planned["counter"],
+        root=f"{settings.root}/{layout.run_prefix(run)}".rstrip("/"),
+        data_root=settings.root,
+        dataset=curated["manifest"],
+        dataset_digest=curated["digest"],
+        recipe=recipe.plain(),
+        code=identity,
+        image=image,
+        git=code.git_commit(),
+        drop={
+            "family": planned["family"],
+            "drop": planned["drop"],
+            "id": planned["drop_id"],
+            "prefix": f"{settings.root}/{layout.drop_prefix(planned['family'], planned['drop'])}",
+        },
+    )
+
+
+def read_spec(store: Store, run: str) -> RunSpec:
+    """The run as it was opened."""
+    return RunSpec.from_json(store.get(layout.run_key(run)))
+
+
+def read_json(store: Store, key: str) -> dict[str, Any]:
+    """A JSON object of the run's folder."""
+    value: dict[str, Any] = json.loads(store.get(key))
+    return value
+
+
+def ending(states: Mapping[str, str | None], own: str = "close_run") -> tuple[Status, str]:
+    """How a run ended, from the states of its tasks: the status for MLflow, and the task that decided it.
+
+    A person who ends a DAG run leaves skipped tasks behind it; a task that fails leaves `upstream_failed` ones.
+    """
+    others = {task: state for task, state in states.items() if task != own}
+    failed = sorted(task for task, state in others.items() if state == "failed")
+    stopped = sorted(task for task, state in others.items() if state in {"skipped", "removed"})
+    if stopped:
+        return "KILLED", failed[0] if failed else stopped[0]
+    if failed:
+        return "FAILED", failed[0]
+    unfinished = sorted(task for task, state in others.items() if state != "success")
+    return ("FAILED", unfinished[0]) if unfinished else ("FINISHED", "")
+
+
+def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
+    """The teardown: end the MLflow run by what happened, and give the family's turn to the next run."""
+    from dropforge import tracking
+
+    settings = from_env()
+    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id]).get(run_id, {})
+    status, task = ending(states)
+    tags = {"dropforge.ended_by": task} if task else {}
+    tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
+    turn.give_up(connection.open_store(settings.bucket), opened["family"], run_id or "")
+    log.info("Run %s: %s%s", opened["run"], status, f" ({task})" if task else "")
+    return status

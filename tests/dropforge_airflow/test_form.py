@@ -1,0 +1,74 @@
+"""The form shows the recipe, and what is filled in comes back as recipe values."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from dropforge_airflow.form import SECTIONS, form_fields, form_overrides
+
+from dropforge.errors import RecipeError
+from dropforge.recipes import load_recipe, presets
+
+KEYS = [key for keys in SECTIONS.values() for key in keys]
+
+
+def test_every_default_is_valid_because_a_partitioned_dag_needs_it() -> None:
+    for name, field in form_fields().items():
+        jsonschema.Draft202012Validator.check_schema(dict(field.schema))
+        jsonschema.validate(field.default, dict(field.schema))
+        assert field.description, name
+        assert json.dumps(field.schema)
+
+
+def test_an_untouched_form_asks_for_nothing() -> None:
+    assert form_overrides({name: field.default for name, field in form_fields().items()}) == {}
+
+
+def test_every_recipe_field_of_the_form_exists_and_takes_the_presets_value() -> None:
+    fields, values = form_fields(), load_recipe("sample").flat()
+    plain = load_recipe("sample").plain()
+    for key in KEYS:
+        assert key in values
+        value = plain
+        for part in key.split("."):
+            value = value[part]
+        shown = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+        jsonschema.validate(shown, dict(fields[key.replace(".", "_")].schema))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("train_learning_rate", -1), ("train_method", "magic"), ("compute_nodes", 0), ("preset", "x")]
+)
+def test_the_form_itself_refuses_what_the_recipe_would_refuse(name: str, value: object) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(value, dict(form_fields()[name].schema))
+
+
+def test_a_filled_form_becomes_nested_recipe_values() -> None:
+    filled = {
+        "preset": "tiny",
+        "train_max_steps": 5,
+        "train_lora_r": 4,
+        "base_model": "",
+        "promote_better_than_base": "no",
+        "overrides": {"train": {"max_steps": 6, "clip": 0.5}},
+    }
+    assert form_overrides(filled) == {
+        "train": {"max_steps": 6, "lora": {"r": 4}, "clip": 0.5},
+        "promote": {"better_than_base": False},
+    }
+
+
+def test_the_presets_are_offered_and_the_default_follows_the_environment() -> None:
+    field = form_fields("tiny")["preset"]
+    assert field.default == "tiny"
+    assert field.schema["enum"] == list(presets())
+    with pytest.raises(RecipeError, match="DROPFORGE_PRESET"):
+        form_fields("nope")
+
+
+def test_overrides_must_be_an_object() -> None:
+    with pytest.raises(RecipeError, match="overrides"):
+        form_overrides({"overrides": [1]})

@@ -1,0 +1,183 @@
+"""From the inbox to partition events, on a real ledger; whatever is repeated changes nothing."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+import pytest
+from dropforge_airflow import events
+from dropforge_airflow.tasks.intake import Intake, Line, take_in
+
+from dropforge import layout, ledger
+from dropforge.store import FolderStore, Store
+
+
+def arrive(store: Store, *keys: str, bucket: str = "b", salt: str = "") -> None:
+    """What the trigger leaves in the inbox when a message came."""
+    records = [
+        {
+            "eventSource": "aws:s3",
+            "eventName": "ObjectCreated:Put",
+            "eventTime": salt,
+            "s3": {"bucket": {"name": bucket}, "object": {"key": key}},
+        }
+        for key in keys
+    ]
+    body = json.dumps({"Records": records})
+    store.put(layout.inbox_key(events.digest(body)), json.dumps({"body": body}).encode())
+
+
+def upload(store: Store, family: str, drop: str, text: str = '{"text": "a"}', success: str = "") -> str:
+    prefix = layout.drop_prefix(family, drop)
+    store.put(prefix + "a.jsonl", text.encode())
+    store.put(prefix + "_SUCCESS", success.encode())
+    return prefix + "_SUCCESS"
+
+
+def intake(store: Store, line: Line | None = None) -> Intake:
+    return take_in(store, "b", "alias", lambda: line or Line())
+
+
+def age(store: Store, seconds: float) -> None:
+    """Make every waiting drop look as if it was announced longer ago."""
+    for info in store.list(layout.PENDING):
+        note = json.loads(store.get(info.key))
+        note["last"] = (datetime.fromisoformat(note["last"]) - timedelta(seconds=seconds)).isoformat()
+        store.put(info.key, json.dumps(note).encode())
+
+
+def test_a_complete_drop_becomes_one_event(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1"))
+    done = intake(store)
+    drop = done.entered[0]
+    assert done.keys == [f"alias/fam/d1/{drop.id}"]
+    assert ledger.read(store, "fam", drop.id) == drop
+    assert list(ledger.pending(store)) == [("fam", drop.id)]
+    assert list(store.list(layout.INBOX)) == []
+
+
+def test_repeats_and_another_order_change_nothing(store: Store) -> None:
+    keys = [upload(store, "fam", f"d{number}", f'{{"text": "{number}"}}') for number in range(3)]
+    arrive(store, keys[2], keys[0], keys[2])
+    first = intake(store)
+    arrive(store, keys[0], salt="again")
+    arrive(store, *reversed(keys))
+    second = intake(store)
+    assert sorted(key.split("/")[2] for key in first.keys + second.keys) == ["d0", "d1", "d2"]
+    assert len(second.known) == 3
+
+
+def test_the_same_bytes_under_another_name_are_the_same_drop(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1"), upload(store, "fam", "d2"))
+    done = intake(store)
+    assert len(done.entered) == len(done.known) == len(done.keys) == 1
+
+
+def test_a_half_uploaded_drop_is_refused_with_its_reason_and_goes_through_when_it_is_complete(store: Store) -> None:
+    listed = json.dumps([{"key": "a.jsonl", "size": 13}, {"key": "b.jsonl", "size": 13}])
+    key = upload(store, "fam", "d1", success=listed)
+    arrive(store, key)
+    done = intake(store)
+    assert done.keys == []
+    record = json.loads(store.get(layout.refused_key("fam", "d1")))
+    assert "b.jsonl" in record["cause"]
+    assert "Upload the file" in record["mend"]
+    assert list(store.list(layout.INBOX)) == []
+
+    store.put("drops/fam/d1/b.jsonl", b'{"text": "b"}')
+    arrive(store, key, salt="again")
+    assert len(intake(store).keys) == 1
+    assert store.stat(layout.refused_key("fam", "d1")) is None
+
+
+@pytest.mark.parametrize("success", ["no json", '{"a": 1}', '[{"key": "a.jsonl"}]', '[{"key": "../x", "size": 1}]'])
+def test_a_broken_success_object_is_refused(store: Store, success: str) -> None:
+    arrive(store, upload(store, "fam", "d1", success=success))
+    assert list(intake(store).refused) == [("fam", "d1")]
+
+
+def test_one_bad_drop_does_not_hold_up_the_others(store: Store) -> None:
+    arrive(store, "drops/fam/gone/_SUCCESS", upload(store, "fam", "d1"))
+    done = intake(store)
+    assert list(done.refused) == [("fam", "gone")]
+    assert len(done.keys) == 1
+
+
+def test_an_unreadable_inbox_entry_is_removed_and_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.put(layout.inbox_key("x"), b"no json")
+    assert intake(store).keys == []
+    assert "cannot be read" in caplog.text
+    assert list(store.list(layout.INBOX)) == []
+
+
+def test_a_crash_after_the_ledger_and_before_the_event_loses_nothing(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1"))
+    assert len(intake(store).keys) == 1  # this run dies before Airflow stores its event
+    assert intake(store).keys == []
+    age(store, 21)
+    assert len(intake(store).keys) == 1
+
+
+def test_an_unclaimed_drop_is_announced_again_ever_more_rarely(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1"))
+    assert len(intake(store).keys) == 1
+    for pause in (20, 40, 80):
+        age(store, pause - 2)
+        assert intake(store).keys == []
+        age(store, 2)
+        assert len(intake(store).keys) == 1
+
+
+def test_a_drop_whose_run_stands_in_line_is_not_announced_again(store: Store) -> None:
+    for number in range(3):
+        arrive(store, upload(store, "fam", f"d{number}", f'{{"text": "{number}"}}'))
+    assert len(intake(store).keys) == 3
+    age(store, 1000)
+    assert intake(store, Line(queued=3)).keys == []
+    arrive(store, upload(store, "fam", "new", '{"text": "new"}'))
+    assert [key.split("/")[2] for key in intake(store, Line(queued=3)).keys] == ["new"]
+    age(store, 1000)
+    assert len(intake(store, Line(queued=2)).keys) == 4  # at least one event was lost, no telling which
+
+
+def test_a_paused_dag_gets_no_event_and_nothing_is_forgotten(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1"))
+    assert intake(store, Line(paused=True)).keys == []
+    assert intake(store, Line(paused=True)).keys == []
+    assert len(intake(store).keys) == 1
+
+
+def test_a_claimed_drop_is_announced_no_more(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1"))
+    drop = intake(store).entered[0]
+    ledger.claim(store, "fam", drop.id, "run-1")
+    age(store, 1000)
+    assert intake(store).keys == []
+
+
+def test_a_claim_at_the_moment_of_announcing_is_not_undone(tmp_path: object) -> None:
+    class Racing(FolderStore):
+        """A run claims the drop between the intake's look and its note."""
+
+        def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+            family, drop_id = key.removeprefix(layout.PENDING).removesuffix(".json").split("/")
+            ledger.claim(self, family, drop_id, "run-1")
+            return super().put_if_match(key, data, etag)
+
+    store = Racing(tmp_path)  # type: ignore[arg-type]
+    arrive(store, upload(store, "fam", "d1"))
+    assert intake(store).keys == []
+    assert list(ledger.pending(store)) == []
+
+
+def test_a_marker_without_its_drop_waits_for_the_inbox(store: Store) -> None:
+    store.put(layout.pending_key("fam", "0" * 32), b"{}")
+    assert intake(store).keys == []
+
+
+def test_the_line_is_asked_only_when_a_drop_waits(store: Store) -> None:
+    def line() -> Line:
+        raise AssertionError("asked for nothing")
+
+    assert take_in(store, "b", "alias", line).keys == []

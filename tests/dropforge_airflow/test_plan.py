@@ -1,0 +1,137 @@
+"""Which drop, which recipe, and who may have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.plan import make_plan
+
+from dropforge import ledger
+from dropforge.drop import Drop, partition_key, read_drop
+from dropforge.errors import DataError, RecipeError
+from dropforge.store import Store
+
+
+def upload(store: Store, drop: str = "d1", recipe: str | None = None) -> Drop:
+    store.put(f"drops/fam/{drop}/a.jsonl", f'{{"text": "{drop}"}}'.encode())
+    if recipe is not None:
+        store.put(f"drops/fam/{drop}/recipe.yaml", recipe.encode())
+    store.put(f"drops/fam/{drop}/_SUCCESS", b"")
+    return read_drop(store, "fam", drop, "b")
+
+
+def entered(store: Store, drop: str = "d1", recipe: str | None = None) -> Drop:
+    found = upload(store, drop, recipe)
+    ledger.record(store, found)
+    return found
+
+
+def plan(store: Store, source: Drop | None = None, owner: str = "run-1", **params: Any) -> Any:
+    """The plan of an event run if `source` is given, else of a run from the form."""
+    key = partition_key("b", source) if source else None
+    return make_plan(store, "b", {"preset": "tiny", **params}, partition_key=key, owner=owner)
+
+
+def test_an_event_run_takes_its_drop(store: Store) -> None:
+    drop = entered(store)
+    made = plan(store, drop)
+    assert (made["family"], made["drop"], made["drop_id"], made["counter"]) == ("fam", "d1", drop.id, 1)
+    assert made["recipe"]["train"]["max_steps"] == 20
+    assert ledger.owner_of(store, "fam", drop.id) == "run-1"
+    assert list(ledger.pending(store)) == []
+
+
+def test_a_second_run_of_the_same_drop_is_skipped_and_told_why(store: Store) -> None:
+    drop = entered(store)
+    plan(store, drop)
+    with pytest.raises(AirflowSkipException, match=r"belongs to run run-1.*again"):
+        plan(store, drop, owner="run-2")
+
+
+def test_a_retried_task_has_the_same_plan(store: Store) -> None:
+    drop = entered(store)
+    assert plan(store, drop) == plan(store, drop)
+    first = plan(store, None, owner="run-2", drop="fam/d1", again=True)
+    assert first["counter"] == 2
+    assert plan(store, None, owner="run-2", drop="fam/d1", again=True) == first
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"drop": "fam/d1"}, {"drop": " fam/d1/ "}, {"drop": "drops/fam/d1/"}, {"drop": "d1", "family": "fam"}],
+)
+def test_a_person_names_a_drop(store: Store, asked: dict[str, str]) -> None:
+    upload(store)  # in the bucket, but no event ever told of it
+    assert plan(store, **asked)["drop"] == "d1"
+
+
+@pytest.mark.parametrize("family", [None, "fam"])
+def test_a_person_names_a_drop_by_its_id(store: Store, family: str | None) -> None:
+    drop = entered(store)
+    params = {"preset": "tiny", "drop": drop.id, "family": family}
+    assert make_plan(store, "b", params, partition_key=None, owner="run-1")["drop_id"] == drop.id
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause"),
+    [
+        ({}, "it is empty"),
+        ({"drop": "  "}, "it is empty"),
+        ({"drop": "d1"}, "its family is not given"),
+        ({"drop": "fam/gone"}, "there is no _SUCCESS"),
+        ({"drop": "fam/d1", "family": "other"}, "not of family 'other'"),
+        ({"drop": "fam/../x"}, "a drop's name is"),
+        ({"drop": "Fam/d1"}, "a family is"),
+        ({"drop": "0" * 32}, "the ledger has no such drop"),
+        ({"drop": "0" * 32, "family": "fam"}, "family fam has no such drop"),
+    ],
+)
+def test_a_drop_that_is_not_there_is_an_error_for_people(store: Store, asked: dict[str, str], cause: str) -> None:
+    upload(store)
+    with pytest.raises(DataError, match=cause):
+        make_plan(store, "b", {"preset": "tiny", **asked}, partition_key=None, owner="run-1")
+
+
+def test_preset_then_the_drops_recipe_then_the_form(store: Store) -> None:
+    recipe = "train: {learning_rate: 0.002, max_steps: 7}"
+    made = plan(store, entered(store, recipe=recipe), train_max_steps=9, overrides={"train": {"clip": 0.5}})
+    train = made["recipe"]["train"]
+    assert (train["sequence_length"], train["learning_rate"], train["max_steps"], train["clip"]) == (128, 0.002, 9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"),
+    [
+        ("train: {learning_rat: 1}", "recipe.yaml of drop fam/d1.*learning_rat.*learning_rate"),
+        ("train: {learning_rate: fast}", "recipe.yaml of drop fam/d1.*learning_rate"),
+        ("{", "recipe.yaml of drop fam/d1.*not a YAML mapping"),
+        ("a: &a [1]\nb: *a", "aliases"),
+        ("x: " + "y" * 70_000, "at most 64 KiB"),
+        ("train: {sequence_length: 4096}", "recipe.yaml of drop fam/d1.*longer than the model"),
+    ],
+)
+def test_a_bad_recipe_in_the_drop_names_the_drop(store: Store, recipe: str, text: str) -> None:
+    with pytest.raises(RecipeError, match=text):
+        plan(store, entered(store, recipe=recipe))
+
+
+def test_a_bad_recipe_ends_the_one_run_and_is_not_nudged_for_ever(store: Store) -> None:
+    drop = entered(store, recipe="nonsense: 1")
+    with pytest.raises(RecipeError):
+        plan(store, drop)
+    assert list(ledger.pending(store)) == []
+    with pytest.raises(AirflowSkipException):
+        plan(store, drop, owner="run-2")
+
+
+def test_a_bad_form_names_its_key(store: Store) -> None:
+    with pytest.raises(RecipeError, match=r"train\.clip"):
+        plan(store, entered(store), overrides={"train": {"clip": -1}})
+
+
+def test_errors_for_people_are_not_tried_again() -> None:
+    with pytest.raises(AirflowFailException, match=r"thing: cause\. mend"), no_retry():
+        raise RecipeError("thing", "cause", "mend")
