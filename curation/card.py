@@ -194,10 +194,11 @@ def _quarantine(card: Mapping[str, Any]) -> str:
             for item in examples
             if item["reason"] == reason
         )
+        number = f"{rows:,} row{'s' if rows > 1 else ''}"
         parts.append(
-            f"<details open><summary><code>{reason}</code> {rows:,} rows. {escape(MENDS[Reason(reason)])}.</summary>"
-            f'<div class="scroll"><table><thead><tr><th>place</th><th>why</th><th>first bytes</th></tr></thead>'
-            f"<tbody>{found}</tbody></table></div></details>"
+            f"<details open><summary><code>{reason}</code> {number}. {escape(MENDS[Reason(reason)])}.</summary>"
+            '<div class="scroll"><table class="faults"><thead><tr><th>place</th><th>why</th><th>first bytes</th></tr>'
+            f"</thead><tbody>{found}</tbody></table></div></details>"
         )
     return "".join(parts)
 

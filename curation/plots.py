@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH = 640
+WIDE, HALF = 920, 450
 
 
 class Bar(NamedTuple):
@@ -23,7 +23,7 @@ def bars(rows: Sequence[Bar], title: str, label_width: int = 170) -> str:
         return ""
     largest = max(1, *(sum(value for _, value, _ in row.segments) for row in rows))
     pitch, thick = 30, 16
-    room = WIDTH - label_width - 120
+    room = WIDE - label_width - 150
     parts = []
     for index, row in enumerate(rows):
         top = index * pitch
@@ -44,8 +44,8 @@ def bars(rows: Sequence[Bar], title: str, label_width: int = 170) -> str:
                 f"<title>{escape(tip)}</title></rect>"
             )
             x += width
-        parts.append(f'<text x="{WIDTH - 108}" y="{top + 20}" class="note">{escape(row.note)}</text>')
-    return _svg(parts, len(rows) * pitch + 4, title)
+        parts.append(f'<text x="{WIDE - 138}" y="{top + 20}" class="note">{escape(row.note)}</text>')
+    return _svg(parts, WIDE, len(rows) * pitch + 4, title)
 
 
 def histogram(bins: Mapping[str, Sequence[int]], edges: Sequence[int], colours: Mapping[str, str], title: str) -> str:
@@ -57,14 +57,14 @@ def histogram(bins: Mapping[str, Sequence[int]], edges: Sequence[int], colours: 
     first, last = max(0, filled[0] - 1), min(len(totals) - 1, filled[-1] + 1)
     height, left, base = 150, 44, 168
     largest = max(totals)
-    step = (WIDTH - left - 10) / (last - first + 1)
+    step = (HALF - left - 10) / (last - first + 1)
     parts = []
     for share in (0.5, 1.0):
         y = base - share * height
-        parts.append(f'<line x1="{left}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<line x1="{left}" x2="{HALF}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         rows = short(round(largest * share))
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="tick" text-anchor="end">{rows}</text>')
-    parts.append(f'<line x1="{left}" x2="{WIDTH}" y1="{base}" y2="{base}" class="axis"/>')
+    parts.append(f'<line x1="{left}" x2="{HALF}" y1="{base}" y2="{base}" class="axis"/>')
     for index in range(first, last + 1):
         x = left + (index - first) * step
         y = float(base)
@@ -81,7 +81,7 @@ def histogram(bins: Mapping[str, Sequence[int]], edges: Sequence[int], colours: 
                 f' fill="var({colours[split]})"><title>{escape(tip)}</title></rect>'
             )
         parts.append(f'<text x="{x:.1f}" y="{base + 16}" class="tick" text-anchor="middle">{short(low)}</text>')
-    return _svg(parts, base + 24, title)
+    return _svg(parts, HALF, base + 24, title)
 
 
 def short(number: int) -> str:
@@ -92,8 +92,8 @@ def short(number: int) -> str:
     return str(number)
 
 
-def _svg(parts: Sequence[str], height: int, title: str) -> str:
+def _svg(parts: Sequence[str], width: int, height: int, title: str) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title, quote=True)}"'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title, quote=True)}"'
         f' xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )

@@ -155,4 +155,5 @@ def _samples(exchange: Exchange) -> list[dict[str, Any]]:
 
 def _excerpt(text: str | None, messages: list[dict[str, str]] | None) -> str:
     whole = text if text is not None else " / ".join(turn["content"][:200] for turn in messages or ())
-    return whole if len(whole) <= 160 else whole[:159] + "…"
+    line = " ".join(whole[:400].split())
+    return line if len(line) <= 160 else line[:159] + "…"
