@@ -9,16 +9,16 @@ from dropforge_airflow.triggers.drops import DropTrigger
 INTAKE_DAG = "dropforge_intake"
 FINETUNE_DAG = "dropforge_finetune"
 
+# Names only: a URI with a scheme makes Airflow import every provider that handles one, boto3 among them.
 INBOX = Asset(
     name="dropforge_inbox",
-    uri="dropforge://inbox",
     group="dropforge",
     watchers=[AssetWatcher(name="dropforge_drops", trigger=DropTrigger())],
 )
 """Something arrived, or waits too long: events only wake."""
 
-DROPS = Asset(name="dropforge_drops", uri="dropforge://drops", group="dropforge")
+DROPS = Asset(name="dropforge_drops", group="dropforge")
 """One partition event per complete drop; the key is `dropforge.drop.partition_key`."""
 
-MODELS = Asset(name="dropforge_models", uri="dropforge://models", group="dropforge")
+MODELS = Asset(name="dropforge_models", group="dropforge")
 """A model version was registered; the event says which, and whether it became champion."""

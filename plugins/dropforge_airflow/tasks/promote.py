@@ -74,9 +74,10 @@ def judge(store: Store, run: str) -> tuple[RunSpec, dict[str, Any], dict[str, An
     )
 
 
-def register(opened: Opened) -> Listed:
+def register(opened: Opened, outlet_events: Any = None) -> Listed:
     """The task: register the candidate; the alias moves only if the verdict says so."""
     from dropforge import tracking
+    from dropforge_airflow.assets import MODELS
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
@@ -93,20 +94,14 @@ def register(opened: Opened) -> Listed:
         )
     word = f"now {alias}" if listed.promoted else f"not {alias}: {verdict.reason}"
     log.info("Version %s of %s is registered; it is %s", listed.version, spec.family, word)
-    return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous)
-
-
-def event_extra(opened: Opened, listed: Listed) -> dict[str, Any]:
-    """What the event on the asset `dropforge_models` says."""
-    store = connection.open_store(from_env().bucket)
-    spec, evaluation, _, _ = judge(store, opened["run"])
-    return {
+    outlet_events[MODELS].extra = {
         "family": spec.family,
-        "version": listed["version"],
-        "alias": spec.recipe["promote"]["alias"] if listed["promoted"] else None,
+        "version": listed.version,
+        "alias": alias if listed.promoted else None,
         "run": spec.run,
         "metrics": {name: value for name, value in evaluation["candidate"].items() if isinstance(value, int | float)},
     }
+    return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous)
 
 
 def report(opened: Opened, listed: Listed) -> str:

@@ -31,6 +31,7 @@ class Opened(TypedDict):
     root: str
     mlflow_run: str
     backend: str
+    retries: int
     train: dict[str, Any]
     evaluate: dict[str, Any]
 
@@ -60,6 +61,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         root=spec.root,
         mlflow_run=opened.run_id,
         backend=recipe.compute.backend,
+        retries=recipe.compute.retries,
         train=pytorch_job(**train_job(spec, recipe)),
         evaluate=pytorch_job(**evaluate_job(spec, recipe)),
     )
