@@ -22,6 +22,20 @@ CLUSTER = "kubeflow_training.jobs.local"
 # Variables of the caller that would reach into the stack from outside.
 _FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW")
 
+# What Airflow's parts have in common. Only modules that start nothing; none of ours, which may change meanwhile.
+_AIRFLOW_MODULES = (
+    "airflow.__main__",
+    "airflow.cli.commands.api_server_command",
+    "airflow.cli.commands.dag_processor_command",
+    "airflow.cli.commands.scheduler_command",
+    "airflow.cli.commands.triggerer_command",
+    "airflow.api_fastapi.core_api.app",
+    "airflow.api_fastapi.execution_api.app",
+    "airflow.executors.local_executor",
+    "airflow.providers.amazon.aws.hooks.s3",
+    "airflow.sdk.execution_time.task_runner",
+)
+
 
 @dataclass(frozen=True)
 class Service:
@@ -30,57 +44,67 @@ class Service:
     :param ready: tells whether the service that started at this time (seconds since 1970) is ready; may raise OSError.
     :param after: names of services that must be ready (or done) first.
     :param once: it runs to its end instead of staying.
+    :param preload: modules that it shares with the other services of the same; empty for a start of its own.
     :param patience: seconds until a service that is not ready is said to be stuck and is restarted.
     """
 
     name: str
-    command: tuple[str, ...]
+    module: str
+    arguments: tuple[str, ...]
     env: dict[str, str]
     ready: Callable[[float], bool]
     port: int | None = None
     after: tuple[str, ...] = ()
     once: bool = False
+    preload: tuple[str, ...] = ()
     patience: float = 180.0
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (sys.executable, "-m", self.module, *self.arguments)
 
 
 def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Service]:
     """The stack's services in the order in which they start; they stop in the reverse order."""
     env = base_env(folder, ports, secrets)
     airflow = {**env, **airflow_env(folder, ports, secrets)}
-    python = sys.executable
 
     def airflow_service(name: str, *arguments: str, part: str) -> Service:
-        command = (python, "-m", "airflow", *arguments)
         return Service(
             name,
-            command,
+            "airflow",
+            arguments,
             airflow,
             ready=lambda since: health.airflow_part(ports["airflow"], part, since),
             port=ports["airflow"] if part == "metadatabase" else None,
             after=("airflow-db",),
+            preload=_AIRFLOW_MODULES,
         )
 
     found = [
         Service(
             "objects",
-            (python, "-m", "dropforge.stack.objects", "--state", str(folder), "--port", str(ports["objects"])),
+            "dropforge.stack.objects",
+            ("--state", str(folder), "--port", str(ports["objects"])),
             env,
             ready=lambda _: health.answers(ports["objects"], "/-/health"),
             port=ports["objects"],
         ),
         Service(
             "airflow-db",
-            (python, "-m", "airflow", "db", "migrate"),
+            "airflow",
+            ("db", "migrate"),
             airflow,
             ready=lambda _: False,
             once=True,
+            preload=_AIRFLOW_MODULES,
         ),
         Service(
             "mlflow",
+            "dropforge.stack.tracking_server",
             (
-                *(python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(ports["mlflow"])),
-                *("--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow/mlflow.db"),
-                *("--serve-artifacts", "--artifacts-destination", "s3://dropforge/mlflow"),
+                *("--port", str(ports["mlflow"]), "--database", str(folder / "mlflow" / "mlflow.db")),
+                *("--artifacts", "s3://dropforge/mlflow"),
             ),
             {**env, **mlflow_env(folder)},
             ready=lambda _: health.answers(ports["mlflow"], "/health"),
@@ -95,7 +119,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Serv
     if _migrated(folder):
         found = [service for service in found if service.name != "airflow-db"]
     if _exists(f"{CLUSTER}.__main__"):
-        found.insert(1, Service("cluster", (python, "-m", CLUSTER), env, ready=health.settled))
+        found.insert(1, Service("cluster", CLUSTER, (), env, ready=health.settled))
     return found
 
 

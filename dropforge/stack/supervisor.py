@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dropforge.stack import processes
+from dropforge.stack.nursery import Nursery
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.services import Service, note_migrated, prepare, services
@@ -79,15 +80,19 @@ class Supervisor:
             secrets=read_secrets(folder),
         )
         self._written: StackState | None = None
+        self._nursery: Nursery | None = None
 
     def run(self, wake: int, lifeline: int | None) -> None:
         """Supervise until told to stop; on return no descendant lives."""
         sources = [wake] + ([lifeline] if lifeline is not None else [])
         try:
+            self._open_nursery()
             while not self._stopping:
                 self._reap()
                 for watched in self.watched:
                     self._advance(watched)
+                if all(watched.state.status != "waiting" for watched in self.watched):
+                    self._close_nursery()
                 self._publish()
                 ready, _, _ = select.select(sources, [], [], self._pause())
                 if wake in ready:
@@ -106,9 +111,7 @@ class Supervisor:
         now = time.time()
         status = watched.state.status
         if status == "waiting":
-            done = {other.service.name for other in self.watched if other.settled}
-            known = {other.service.name for other in self.watched}
-            if set(watched.service.after) & known <= done:
+            if self._can_start(watched.service):
                 self._start(watched)
         elif status == "restarting" and now >= watched.restart_at:
             self._start(watched)
@@ -119,13 +122,29 @@ class Supervisor:
         service = watched.service
         if service.port is not None and not port_free(service.port):
             return self._failed(watched, f"port {service.port} of 127.0.0.1 is taken by another program")
-        path = self.folder / "logs" / f"{service.name}.log"
+        log_path = self._log_path(service.name)
+        pid = self._fork(service, log_path) if service.preload else None
+        if pid is None:
+            pid = self._spawn(service, log_path)
+        watched.started = time.time()
+        watched.next_check, watched.failed_checks = watched.started, 0
+        watched.set("starting", pid=pid)
+        return None
+
+    def _log_path(self, name: str) -> Path:
+        path = self.folder / "logs" / f"{name}.log"
         if path.exists() and path.stat().st_size > _LOG_LIMIT:
             path.replace(path.with_suffix(".log.1"))
-        with path.open("ab") as output:
+        return path
+
+    def _env(self, service: Service) -> dict[str, str]:
+        return {**service.env, processes.ID_VARIABLE: self._state.traces.stack_id}
+
+    def _spawn(self, service: Service, log_path: Path) -> int:
+        with log_path.open("ab") as output:
             child = subprocess.Popen(
                 service.command,
-                env={**service.env, processes.ID_VARIABLE: self._state.traces.stack_id},
+                env=self._env(service),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -134,10 +153,42 @@ class Supervisor:
                 pass_fds=(self._mark,),
             )
         child.returncode = 0  # reaped by us, not by subprocess
-        watched.started = time.time()
-        watched.next_check, watched.failed_checks = watched.started, 0
-        watched.set("starting", pid=child.pid)
-        return None
+        return child.pid
+
+    def _fork(self, service: Service, log_path: Path) -> int | None:
+        """Fork the service from the process that has its modules already; None if there is none any more."""
+        if self._nursery is None:
+            return None
+        pid = self._nursery.spawn(service.module, service.arguments, log_path)
+        if pid is None:
+            log.warning("the nursery is broken, services start by themselves; logs/nursery.log says why")
+            self._close_nursery()
+        return pid
+
+    def _open_nursery(self) -> None:
+        forked = [watched.service for watched in self.watched if watched.service.preload]
+        if forked:
+            log_path = self._log_path("nursery")
+            first = forked[0]
+            self._nursery = Nursery(first.preload, self._env(first), self.folder, log_path, (self._mark,))
+
+    def _close_nursery(self) -> None:
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def _can_start(self, service: Service) -> bool:
+        """Whether what the service needs is there: the services before it, and its imported modules."""
+        settled = {watched.service.name: watched.settled for watched in self.watched}
+        if not all(settled.get(name, True) for name in service.after):
+            return False
+        if not service.preload or self._nursery is None:
+            return True
+        ready = self._nursery.ready()
+        if ready is False:
+            log.warning("the nursery ended, services start by themselves; logs/nursery.log says why")
+            self._close_nursery()
+        return ready is not None
 
     def _check(self, watched: Watched, now: float) -> None:
         try:
@@ -237,6 +288,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """End the services, last started first, then everything that still descends from us."""
+        self._close_nursery()
         self._stopping = True
         self._publish()
         deadline = time.monotonic() + GRACE
