@@ -135,7 +135,8 @@ class TemplateEncoder:
     def _span(self, text: str, messages: list[dict[str, str]], turn: int) -> tuple[int, int]:
         """Characters that assistant turn `turn` adds: from the end of the prompt to the end of the turn."""
         before = self._render(messages[:turn], prompt=True)
-        after = self._render(messages[: turn + 1])
+        # What stands between the end of the turn and the next one is not the model's to say.
+        after = self._render(messages[: turn + 1]).rstrip()
         if not text.startswith(before):  # templates may rewrite earlier turns: find the content itself
             begin = text.rfind(messages[turn]["content"])
             return (begin, begin + len(messages[turn]["content"])) if begin >= 0 else (0, 0)

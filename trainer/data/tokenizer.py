@@ -28,11 +28,11 @@ CHAT_TEMPLATE: Final = (
 # For models that bring neither a chat template nor tokens for one: plain words, and the model's own end token.
 PLAIN_TEMPLATE: Final = (
     "{% for message in messages %}"
-    "{{ message['role'].capitalize() + ': ' }}"
+    "{{ message['role'].capitalize() + ':\\n' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
     "{% else %}{{ message['content'] }}{% endif %}{{ '\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\\n' }}{% endif %}"
 )
 
 

@@ -39,7 +39,8 @@ def choose_checkpoint(checkpoints: Checkpoints, gang: Gang) -> Snapshot | None:
         _share(gang, part, own)
         for part, own in zip(shapes, (found.weights, found.moments) if found else ({}, {}), strict=True)
     )
-    return replace(snapshot, weights=weights, moments=moments)
+    restored: Snapshot = replace(snapshot, weights=weights, moments=moments)
+    return restored
 
 
 def _head(snapshot: Snapshot) -> tuple[Snapshot, list[dict[str, Any]]]:

@@ -1,0 +1,68 @@
+"""The recipe of run.json is checked again, and no request is ignored."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from dropforge import recipe as model
+from dropforge.errors import RecipeError
+from dropforge.recipes import load_recipe, presets
+from trainer import config
+from trainer.config import read_settings
+
+from .toy import recipe
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    values = copy.deepcopy(recipe())
+    *sections, key = path.split(".")
+    target = values
+    for section in sections:
+        target = target[section]
+    target[key] = value
+    return values
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_is_understood(name: str) -> None:
+    read_settings(load_recipe(name).plain())
+
+
+@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "Train"])
+def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
+    assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("train.learning_rat", 1.0),
+        ("train.learning_rate", "fast"),
+        ("train.learning_rate", float("nan")),
+        ("train.learning_rate", 0.0),
+        ("train.schedule", "stairs"),
+        ("train.max_steps", 0),
+        ("train.micro_batch", True),
+        ("train.tokens_per_step", 32),
+        ("train.sequence_length", 100_000),
+        ("train.method", "lora"),
+        ("base.model", "/somewhere"),
+        ("base.scratch", None),
+        ("evaluate.max_rows", 0),
+        ("train", None),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(path: str, value: Any) -> None:
+    with pytest.raises(RecipeError) as error:
+        read_settings(change(path, value))
+    assert path.split(".")[0] in str(error.value)
+
+
+def test_a_missing_key_is_named() -> None:
+    values = recipe()
+    del values["train"]["clip"]
+    with pytest.raises(RecipeError, match=r"train\.clip"):
+        read_settings(values)

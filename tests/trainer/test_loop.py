@@ -1,0 +1,225 @@
+"""The loop in one process: what must not change the result does not, and what is broken does no harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dropforge.run import RunSpec
+from dropforge.store import open_store
+from trainer.config import Settings, read_settings
+from trainer.data.batch import make_batch
+from trainer.gang import Gang
+from trainer.loop import BAD_STEPS, DivergedError, Loop
+from trainer.measure import measure
+from trainer.model.loss import LossModel, choose_way, loss_model
+from trainer.optim import optimizer_tensors
+from trainer.prepare import await_prepared, prepare
+from trainer.report.console import Console
+from trainer.report.tracking import Tracker
+from trainer.state.checkpoint import Checkpoints
+from trainer.state.stop import PreemptedError, StopSignal
+from trainer.training import build, make_plan, pad_id
+
+from .toy import Toy
+
+
+class Bench:
+    """Prepares a run once and makes loops over it, each with a fresh model."""
+
+    def __init__(self, toy: Toy, scratch: Path, **overrides: Any) -> None:
+        self.spec = RunSpec.from_json(Path(toy.run("bench", **overrides)).read_bytes())
+        self.settings = read_settings(self.spec.recipe)
+        prepare(self.spec, self.settings, scratch, lambda: None, lambda _: None)
+        self.prepared = await_prepared(self.settings, self.spec, scratch, lambda: None)
+        self.said: list[str] = []
+
+    def loop(
+        self, settings: Settings | None = None, packs: bool = True, folder: str = "a", dropout: float = 0.0
+    ) -> Loop:
+        settings = settings or self.settings
+        gang = Gang()
+        built = build(settings, self.prepared, gang)
+        for layer in built.model.model.layers:
+            layer.self_attn.attention_dropout = dropout
+        plan = make_plan(settings, self.prepared, packs)
+        loss = loss_model(built.model, packs, settings.train.precision == "bf16")
+        pad = pad_id(self.prepared.tokenizer)
+        choose_way(loss, make_batch(self.prepared.train, plan.step(0)[:1], pad))
+        store = open_store(f"{self.spec.root}/{folder}")
+        loop = Loop(
+            gang=gang,
+            settings=settings,
+            built=built,
+            loss=loss,
+            plan=plan,
+            train=self.prepared.train,
+            eval=self.prepared.eval,
+            pad=pad,
+            checkpoints=Checkpoints(store, "bench", plan.digest("x"), "recipe", self.said.append),
+            stop=StopSignal(),
+            console=Console(quiet=True),
+            tracker=Tracker(None, self.said.append),
+        )
+        loop.console.say = self.said.append  # type: ignore[method-assign]
+        return loop
+
+
+@pytest.fixture
+def bench(toy: Toy, tmp_path: Path) -> Callable[..., Bench]:
+    return lambda **overrides: Bench(toy, tmp_path / "scratch", **overrides)
+
+
+def weights(loop: Loop) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in loop.built.trainable()}
+
+
+def moments(loop: Loop) -> dict[str, torch.Tensor]:
+    return optimizer_tensors(loop.optimizer, loop.built.trainable())
+
+
+def trained(loop: Loop) -> Loop:
+    loop.start()
+    loop.run()
+    return loop
+
+
+def test_micro_batches_do_not_change_the_update(bench: Any) -> None:
+    """8 x 1, 3 + 3 + 2 and 1 x 8: rows of varied length, normalised by all targets of the step."""
+    results = []
+    for micro in (1, 3, 8):
+        one = bench(train={"micro_batch": micro, "max_steps": 3})
+        results.append(weights(trained(one.loop(folder=f"m{micro}"))))
+    for other in results[1:]:
+        assert all(torch.allclose(results[0][name], other[name], atol=2e-6) for name in other)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(bench: Any) -> None:
+    made = bench()
+    whole = trained(made.loop(folder="whole", dropout=0.1))
+    first = made.loop(folder="parts", dropout=0.1)
+    first.start()
+    step = first._step
+
+    def stop_at_six() -> bool:
+        if first.progress.step == 5:
+            first.stop.since = 0.0
+        return step()
+
+    first._step = stop_at_six  # type: ignore[method-assign]
+    with pytest.raises(PreemptedError, match="step 6"):
+        first.run()
+    second = made.loop(folder="parts", dropout=0.1)
+    found = second.checkpoints.newest()
+    assert found is not None
+    assert found[0].step == 6
+    torch.rand(17)  # another history of the generator must not matter
+    second.restore(found[1])
+    trained(second)
+    left, right = weights(whole), weights(second)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    left, right = moments(whole), moments(second)
+    assert len(left) == 3 * len(weights(whole))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    same = ("step", "tokens", "targets", "skipped", "loss_first", "loss_last", "evaluations")
+    assert [getattr(whole.progress, name) for name in same] == [getattr(second.progress, name) for name in same]
+    assert whole.report()["eval"] == second.report()["eval"]
+
+
+def poison(loop: Loop, bad: set[int], value: float = math.nan) -> None:
+    """Make the loss of some steps (counted from 0) not finite."""
+    forward = loop.loss.forward
+
+    def poisoned(*inputs: torch.Tensor) -> torch.Tensor:
+        found = forward(*inputs)
+        return found * value if loop.progress.step in bad and loop.loss.training else found
+
+    loop.loss.forward = poisoned  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_said(bench: Any, value: float) -> None:
+    loop = bench(train={"max_steps": 4}).loop()
+    poison(loop, {1}, value)
+    loop.start()
+    loop.loss.train()
+    loop._restart_clock()
+    loop._step()
+    before = weights(loop)
+    loop._step()
+    assert all(torch.equal(before[name], weight) for name, weight in weights(loop).items())
+    assert loop.progress.skipped == 1
+    loop._step()
+    assert loop.progress.in_row == 0
+    assert not all(torch.equal(before[name], weight) for name, weight in weights(loop).items())
+    assert math.isfinite(loop.progress.loss_last or math.nan)
+
+
+def test_too_many_bad_steps_end_the_run(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = bench().loop()
+    poison(loop, set(range(2, 100)))
+    loop.start()
+    with pytest.raises(DivergedError, match="in a row"):
+        loop.run()
+    assert loop.progress.skipped == BAD_STEPS + 1
+
+
+def test_evaluation_does_not_depend_on_batches_or_packing(bench: Any) -> None:
+    loop = bench().loop()
+    found = [
+        measure(way, loop.eval, Gang(), size=size, micro=micro, pad=0)
+        for way, size in ((loop.loss, 64), (_unpacked(loop.loss), 64))
+        for micro in (1, 4, 16)
+    ]
+    assert len({(item.targets, item.accuracy, item.rows) for item in found if item}) == 1
+    assert all(item.loss == pytest.approx(found[0].loss, rel=1e-6) for item in found if item and found[0])
+
+
+def _unpacked(loss: LossModel) -> LossModel:
+    return LossModel(loss.model, False, way=loss.way)
+
+
+def test_padding_learns_what_packing_learns(bench: Any) -> None:
+    """The same documents in one step, as packed rows and one per row: the same gradient."""
+    made = bench(train={"tokens_per_step": 64 * 200, "max_steps": 1, "micro_batch": 50})
+    packed, padded = made.loop(packs=True, folder="p"), made.loop(packs=False, folder="q")
+    documents = [sorted(int(i) for pack in loop.plan.epoch(0) for i in pack) for loop in (packed, padded)]
+    assert documents[0] == documents[1]
+    sums = []
+    for loop in (packed, padded):
+        loop.loss.zero_grad()
+        for mine in [loop.plan.epoch(0)]:
+            batch = make_batch(loop.train, mine, loop.pad)
+            (loop.loss(batch.ids, batch.positions, batch.places, batch.targets) / len(batch.targets)).backward()
+        sums.append([weight.grad.clone() for _, weight in loop.built.trainable()])
+    assert all(torch.allclose(left, right, atol=1e-6) for left, right in zip(*sums, strict=True))
+
+
+def test_a_store_that_is_full_costs_no_training(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = bench(train={"max_steps": 9, "checkpoint_every": 4}).loop()
+    save = loop.checkpoints.save
+
+    def full(snapshot: Any, eval_loss: float | None = None) -> Any:
+        if snapshot.step == 8:
+            raise OSError(28, "No space left on device")
+        return save(snapshot, eval_loss)
+
+    monkeypatch.setattr(loop.checkpoints, "save", full)
+    trained(loop)
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4, 9]
+    assert any("No space left" in line for line in made_lines(loop))
+
+
+def made_lines(loop: Loop) -> list[str]:
+    return loop.checkpoints.say.__self__  # type: ignore[attr-defined,no-any-return]
+
+
+def test_bf16_keeps_fp32_weights_and_learns(bench: Any) -> None:
+    loop = trained(bench(train={"precision": "bf16", "max_steps": 6}).loop())
+    assert {weight.dtype for weight in weights(loop).values()} == {torch.float32}
+    assert (loop.progress.loss_last or 9) < (loop.progress.loss_first or 0)

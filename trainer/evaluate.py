@@ -1,0 +1,174 @@
+"""`python -m trainer.evaluate ADDRESS_OF_EVALUATE_JSON`: candidate and champion on the same rows.
+
+The rows are the evaluation rows of the candidate's dataset, the first `evaluate.max_rows` in the order of their
+content keys. Each model reads them with its own tokenizer, so `eval/loss` (nats per token) compares two models only
+if they share the tokenizer (`same_tokenizer`); `eval/bits_per_byte` compares any two.
+
+evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": {"version", "model"} or null}`;
+the result is `evaluation.json` in the run's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.run import ExitCode, RunSpec
+from dropforge.store import open_store, split_uri
+from trainer.compat import check_versions, quiet_libraries
+from trainer.config import Settings, read_settings
+from trainer.data.rows import Row, check_keys, load_manifest, read_rows
+from trainer.launch import Verdict, write_termination_message
+from trainer.rank import ending
+from trainer.report.console import Console, warn
+from trainer.state.stop import StopSignal
+
+RESULT = "evaluation.json"
+
+
+def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
+    """Measure both models and write the result.
+
+    :raises RecipeError: if a model cannot be loaded. :raises DataError: if the dataset is broken.
+    """
+    check_versions()
+    order = read_order(uri)
+    root, key = split_uri(order["run"])
+    spec = RunSpec.from_json(open_store(root).get(key))
+    settings = read_settings(spec.recipe)
+    rows = evaluation_rows(spec, settings)
+    stop.check()
+    candidate, mark = _measure("candidate", order["candidate"], rows, settings, stop, console)
+    champion: dict[str, Any] | None = None
+    same = True
+    if order["champion"] is not None:
+        champion, other = _measure("champion", order["champion"]["model"], rows, settings, stop, console)
+        same = mark == other
+    result = {
+        "rows": candidate.pop("rows"),
+        "target_tokens": candidate.pop("target_tokens"),
+        "candidate": candidate,
+        "champion": None if champion is None else {k: v for k, v in champion.items() if k.startswith("eval/")},
+        "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
+        "same_tokenizer": same,
+        "metric_note": "" if same else "tokenizers differ: compare eval/bits_per_byte, not eval/loss",
+    }
+    open_store(spec.root).put(RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
+    return result
+
+
+def read_order(uri: str) -> dict[str, Any]:
+    """The content of evaluate.json. :raises RecipeError: if it is none."""
+    root, key = split_uri(uri)
+    try:
+        values = json.loads(open_store(root).get(key))
+        champion = values["champion"]
+        if not isinstance(values["run"], str) or not isinstance(values["candidate"], str):
+            raise TypeError("run and candidate are addresses")
+        if champion is not None and not {"version", "model"} <= set(champion):
+            raise KeyError("champion needs version and model")
+        return dict(values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(uri, f"it is no evaluate.json ({error!r})", "Write it with this version") from error
+
+
+def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
+    """The rows to measure on, checked against the dataset's manifest."""
+    manifest = load_manifest(spec)
+    store = open_store(spec.data_root)
+    rows = list(read_rows(store, manifest, "eval"))
+    keys = {"eval": [row.key for row in rows], "train": [row.key for row in read_rows(store, manifest, "train")]}
+    check_keys(manifest, keys)
+    return list(islice(sorted(rows, key=lambda row: row.key), settings.eval_rows))
+
+
+def _measure(
+    name: str, uri: str, rows: list[Row], settings: Settings, stop: StopSignal, console: Console
+) -> tuple[dict[str, Any], str]:
+    """Figures of one model and a digest of its tokenizer."""
+    import numpy as np
+
+    from trainer.data.batch import make_batch
+    from trainer.data.tokenizer import load_tokenizer
+    from trainer.gang import gang_from_env, set_threads
+    from trainer.measure import measure
+    from trainer.model.build import Built, check_vocabulary, fetch_folder, load_model
+    from trainer.model.loss import choose_way, loss_model
+    from trainer.prepare import encode_eval
+    from trainer.training import examine, pad_id
+
+    console.phase(f"measuring the {name}, {uri}")
+    quiet_libraries()
+    gang = gang_from_env({})
+    set_threads(1)
+    with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
+        folder = fetch_folder(uri, Path(temporary))
+        tokenizer = load_tokenizer(folder)
+        built = Built(load_model(folder).to(gang.device).eval())
+    # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
+    longest = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
+    length = min(settings.train.sequence_length, longest)
+    settings = replace(settings, train=replace(settings.train, sequence_length=length))
+    tokens = encode_eval(tokenizer, rows, settings)
+    if not len(tokens):
+        raise RecipeError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
+    check_vocabulary(built.model, int(tokens.ids.max()))
+    loss = loss_model(built.model, examine(built, settings).packs, False)
+    pad = pad_id(tokenizer)
+    choose_way(loss, make_batch(tokens, [np.zeros(1, np.int64)], pad).to(gang.device))
+
+    def tell(done: int, count: int) -> None:
+        if done == count or done % max(1, count // 10) == 0:
+            console.progress(done, steps=count, text=f"measuring the {name}")
+
+    found = measure(
+        loss,
+        tokens,
+        gang,
+        size=length,
+        micro=settings.train.micro_batch,
+        pad=pad,
+        stop=lambda: stop.asked,
+        tell=tell,
+    )
+    if found is None:
+        stop.check()
+    assert found is not None
+    console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
+    return found.plain(), hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
+
+
+def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1:
+        warn("usage: python -m trainer.evaluate ADDRESS_OF_EVALUATE_JSON")
+        return 2
+    stop = StopSignal()
+    stop.install()
+    try:
+        evaluate(arguments[0], stop, Console())
+        verdict = Verdict(ExitCode.DONE, "done")
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = ending(error)
+        if not isinstance(error, DropforgeError) and code == 1:
+            import traceback
+
+            traceback.print_exc()
+        warn(message)
+        verdict = Verdict(code, message, 0)
+    write_termination_message(verdict, env)
+    return int(verdict.code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
