@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, chain, task
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, MODELS
@@ -14,6 +16,17 @@ from kubeflow_training.operators import PyTorchJobOperator
 
 FIELDS = form_fields(os.environ.get("DROPFORGE_PRESET", "sample"))
 
+
+def step(body: Callable[..., Any], *, multiple_outputs: bool = False, **arguments: Any) -> Any:
+    """A task with this body and its name."""
+    return task(multiple_outputs=multiple_outputs, **arguments)(body)
+
+
+def wait(body: Callable[..., Any], **arguments: Any) -> Any:
+    """A task that looks now and then, and occupies no worker in between."""
+    return task.sensor(mode="reschedule", **arguments)(body)
+
+
 with DAG(
     FINETUNE_DAG,
     schedule=PartitionedAssetTimetable(assets=DROPS),
@@ -23,10 +36,10 @@ with DAG(
     doc_md=__doc__,
     default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
 ):
-    planned = task(multiple_outputs=False)(plan.plan)()
-    curated = task(multiple_outputs=False)(data.curate)(planned)
-    checked = task(multiple_outputs=False)(data.check_data)(planned, curated)
-    opened = task(multiple_outputs=True)(run.open_run)(planned, curated)
+    planned = step(plan.plan)()
+    curated = step(data.curate)(planned)
+    checked = step(data.check_data)(planned, curated)
+    opened = step(run.open_run, multiple_outputs=True)(planned, curated)
 
     train = PyTorchJobOperator(
         task_id="train",
@@ -36,12 +49,12 @@ with DAG(
         retry_policy=GangBudget("open_run"),
     )
     # Another run of the family may be comparing: its promotion would make this one's verdict void.
-    champion = task.sensor(mode="reschedule", poke_interval=10, timeout=timedelta(days=7))(turn.champion)(opened)
+    champion = wait(turn.champion, poke_interval=10, timeout=timedelta(days=7))(opened)
     evaluate = PyTorchJobOperator(task_id="evaluate", manifest=opened["evaluate"], backend=opened["backend"])
-    decided = task(multiple_outputs=False)(promote.decide)(opened)
-    registered = task(multiple_outputs=False, outlets=[MODELS])(promote.register)(opened)
-    reported = task(promote.report)(opened, registered)
-    closed = task(run.close_run)(opened)
+    decided = step(promote.decide)(opened)
+    registered = step(promote.register, outlets=[MODELS])(opened)
+    reported = step(promote.report)(opened, registered)
+    closed = step(run.close_run)(opened)
 
     chain(checked, opened, train, champion, evaluate, decided, registered, reported, closed)
     closed.as_teardown(setups=opened)

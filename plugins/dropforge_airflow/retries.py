@@ -24,7 +24,11 @@ class GangBudget(RetryPolicy):
         self.task_id = task_id
 
     def evaluate(
-        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+        self,
+        exception: BaseException,
+        try_number: int,  # noqa: ARG002
+        max_tries: int,  # noqa: ARG002
+        context: Context | None = None,
     ) -> RetryDecision:
         if not isinstance(exception, JobFailed) or context is None:
             return RetryDecision.default()

@@ -1,0 +1,130 @@
+"""The DAG files as Airflow's own processes see them: in fresh processes, offline, with a home of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Parsing happens every half minute: nothing heavy may be imported by it.
+HEAVY = {
+    "torch", "transformers", "mlflow", "pyspark", "pandas", "duckdb", "pyarrow", "numpy", "boto3", "botocore",
+    "kubernetes", "kubernetes_asyncio", "curation", "trainer", "kubeflow",
+}  # fmt: skip
+
+PARSE = """
+import json, runpy, sys
+from pathlib import Path
+import airflow.sdk
+for path in sorted(Path(sys.argv[1]).glob("*.py")):
+    runpy.run_path(str(path))
+imported = sorted({name.partition(".")[0] for name in sys.modules})
+
+from airflow.dag_processing.dagbag import DagBag
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.serialization.serialized_objects import DagSerialization
+bag = DagBag(sys.argv[1])
+dags = {name: DagSerialization.to_dict(dag) for name, dag in sorted(bag.dags.items())}
+# Another hash is another DAG version to Airflow.
+hashes = {name: SerializedDagModel.hash(dag) for name, dag in dags.items()}
+print(json.dumps({"errors": bag.import_errors, "imported": imported, "dags": dags, "hashes": hashes}))
+"""
+
+
+def fresh(home: Path, code: str, *arguments: str, **env: str) -> Any:
+    """What a fresh process prints last, as JSON."""
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "DROPFORGE", "AWS"))}
+    settings = {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        # Nothing answers there: parsing that asked the network would fail.
+        "HTTP_PROXY": "http://127.0.0.1:1",
+        "HTTPS_PROXY": "http://127.0.0.1:1",
+        **env,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=known | settings,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    home = tmp_path_factory.mktemp("airflow")
+    return fresh(home, PARSE, str(ROOT / "dags"), PYTHONHASHSEED="1")
+
+
+def test_all_dags_are_there_without_errors(parsed: Any) -> None:
+    assert parsed["errors"] == {}
+    assert list(parsed["dags"]) == ["dropforge_finetune", "dropforge_intake"]
+
+
+def test_parsing_imports_nothing_heavy(parsed: Any) -> None:
+    assert not HEAVY & set(parsed["imported"])
+
+
+def test_a_dag_is_the_same_in_every_process_and_at_every_address(parsed: Any, tmp_path: Path) -> None:
+    elsewhere = {
+        "PYTHONHASHSEED": "2",
+        "TZ": "Asia/Tokyo",
+        "DROPFORGE_BUCKET": "other",
+        "DROPFORGE_QUEUE_URL": "http://127.0.0.1:9/1/q",
+        "DROPFORGE_STATE": "/nowhere",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+    }
+    assert fresh(tmp_path, PARSE, str(ROOT / "dags"), **elsewhere)["hashes"] == parsed["hashes"]
+
+
+def test_the_environment_chooses_the_default_preset(tmp_path: Path) -> None:
+    tiny = fresh(tmp_path, PARSE, str(ROOT / "dags"), DROPFORGE_PRESET="tiny")
+    params = dict(tiny["dags"]["dropforge_finetune"]["dag"]["params"])
+    assert params["preset"]["default"] == "tiny"
+
+
+def test_the_chain_of_tasks(parsed: Any) -> None:
+    tasks = {item["__var"]["task_id"]: item["__var"] for item in parsed["dags"]["dropforge_finetune"]["dag"]["tasks"]}
+    chain = "plan curate check_data open_run train champion evaluate decide register report close_run"
+    order = chain.split()
+    assert sorted(tasks) == sorted(order)
+    for before, after in pairwise(order):
+        assert after in tasks[before]["downstream_task_ids"]
+    assert tasks["open_run"]["is_setup"]
+    assert tasks["close_run"]["is_teardown"]
+
+
+LOAD_PLUGINS = """
+import json, sys
+from airflow import plugins_manager
+plugins, errors = plugins_manager._get_plugins()
+ours = [str(getattr(plugin.source, "path", plugin.source)) for plugin in plugins if plugin.name == "dropforge"]
+import kubernetes
+shadow = sorted(
+    name for name, module in list(sys.modules.items())
+    if "." not in name and sys.argv[1] in str(getattr(module, "__file__", "") or "")
+)
+print(json.dumps({"ours": ours, "errors": errors, "kubernetes": kubernetes.__file__, "top": shadow}))
+"""
+
+
+def test_airflow_executes_one_file_of_the_plugins_folder_and_shadows_no_package(tmp_path: Path) -> None:
+    found = fresh(tmp_path, LOAD_PLUGINS, str(ROOT / "plugins"))
+    assert found["errors"] == {}
+    assert found["ours"] == ["dropforge_airflow/plugin.py"]
+    assert set(found["top"]) <= {"plugin", "dropforge_airflow", "kubeflow_training"}
+    assert "site-packages" in found["kubernetes"]
