@@ -63,6 +63,21 @@ class Verdict:
         return "\n".join([head, *rows])
 
 
+def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool) -> Policy:
+    """The policy that a recipe's `promote` section asks for.
+
+    Losses and accuracies count tokens, so between models of different tokenizers they say nothing: bits per byte of
+    text decide then.
+    """
+    metric = str(promote["metric"]) if same_tokenizer else "eval/bits_per_byte"
+    return Policy(
+        metric=metric,
+        direction="higher" if metric == "eval/accuracy" else "lower",
+        min_improvement=float(promote["min_improvement"]),
+        better_than_base=bool(promote["better_than_base"]),
+    )
+
+
 def decide(
     candidate: Mapping[str, float],
     champion: Mapping[str, float] | None,

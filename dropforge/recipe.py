@@ -168,8 +168,8 @@ class Promote(Section):
 
     alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
     """Alias in MLflow's model registry."""
-    metric: Literal["eval/loss", "eval/perplexity", "eval/accuracy"] = "eval/loss"
-    """Deciding metric."""
+    metric: Literal["eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte"] = "eval/loss"
+    """Deciding metric; between models of different tokenizers it is always bits per byte."""
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     better_than_base: bool = True

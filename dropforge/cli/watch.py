@@ -19,7 +19,19 @@ from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection
 from dropforge.errors import DropforgeError
 
-STAGES = ("plan", "curate", "check_data", "open_run", "train", "evaluate", "decide", "register", "report", "close_run")
+STAGES = (
+    "plan",
+    "curate",
+    "check_data",
+    "open_run",
+    "train",
+    "champion",
+    "evaluate",
+    "decide",
+    "register",
+    "report",
+    "close_run",
+)
 ENDED = frozenset({"success", "failed"})
 _MARKS = {
     "success": ("✓", "green"),
@@ -138,27 +150,22 @@ def draw(view: View) -> RenderableType:
         mark, style = _MARKS.get(stage.state, ("·", "dim"))
         took = f"{stage.seconds:5.0f} s" if stage.seconds is not None else ""
         tries = f"try {stage.attempt}" if stage.attempt > 1 else ""
-        extra = _training(view) if stage.name == "train" and view.step is not None else Text("")
-        table.add_row(Text(mark, style=style), Text(stage.name, style=style), took, tries, extra)
+        table.add_row(Text(mark, style=style), Text(stage.name, style=style), took, tries)
     head = Text.assemble((view.title, "bold"), f"  {view.state}", (f"  {view.note}" if view.note else "", "yellow"))
-    return Group(head, table)
+    return Group(head, table, *([_training(view)] if view.step is not None else []))
 
 
 def _training(view: View) -> RenderableType:
-    row = Table.grid(padding=(0, 1))
     steps = view.steps or view.step or 1
-    loss = f"loss {view.losses[-1]:.3f}" if view.losses else ""
-    speed = f"{view.tokens_per_second:,.0f} tok/s" if view.tokens_per_second else ""
-    evals = f"eval {view.evals[0]:.3f} → {view.evals[-1]:.3f}" if view.evals else ""
-    row.add_row(
-        ProgressBar(total=steps, completed=view.step or 0, width=24),
-        f"{view.step}/{steps}",
-        Text(sparkline(view.losses, 24), style="magenta"),
-        loss,
-        speed,
-        evals,
-    )
-    return row
+    row = Table.grid(padding=(0, 2))
+    figures = [
+        f"loss {view.losses[-1]:.3f}" if view.losses else "",
+        f"{view.tokens_per_second:,.0f} tok/s" if view.tokens_per_second else "",
+        f"eval {view.evals[0]:.3f} → {view.evals[-1]:.3f}" if view.evals else "",
+    ]
+    bar = ProgressBar(total=steps, completed=view.step or 0, width=20)
+    row.add_row(bar, f"{view.step}/{steps}", *(figure for figure in figures if figure))
+    return Group(row, Text(sparkline(view.losses, 60), style="magenta"))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -1,0 +1,37 @@
+"""One real stack for all end-to-end tests: Airflow, MLflow, S3, SQS and the local cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dropforge.cli.upload import find_files
+from dropforge.stack import control
+from tests.e2e.harness import Stack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("stack")
+    before = dict(os.environ)
+    control.start(folder)
+    try:
+        control.wait_ready(folder)
+        yield Stack(folder)
+    finally:
+        control.stop(folder)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Path]]:
+    """Files of the two sample drops."""
+    from dropforge.samples import write_sample
+
+    folder = tmp_path_factory.mktemp("samples")
+    written = {part: write_sample(folder / str(part), part=part) for part in (1, 2)}
+    return {part: find_files(list(paths)) for part, paths in written.items()}

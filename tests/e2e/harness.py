@@ -1,0 +1,100 @@
+"""What end-to-end tests ask of a running stack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from dropforge import tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.connect import Connection, connect
+from dropforge.cli.upload import upload
+from dropforge.drop import Drop, read_drop
+
+RECIPE = "extends: tiny\n"
+
+
+def wait(what: str, condition: Callable[[], Any], seconds: float = 240) -> Any:
+    """The first true value of `condition`; fails with `what` after a time that is far above the usual."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.2)
+    pytest.fail(f"waited {seconds:g} s for {what}")
+
+
+class Stack:
+    """The running stack, with the questions that tests ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.connection: Connection = connect(folder)
+        self.mlflow: MlflowClient = tracking.client(self.connection.settings.tracking_uri)
+
+    def drop(self, family: str, name: str, files: dict[str, Path], recipe: str | None = RECIPE) -> Drop:
+        """Upload files and `_SUCCESS` with an ordinary client; nothing else starts the run."""
+        if recipe is not None:
+            path = self.folder / "recipes" / f"{family}-{name}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(recipe)
+            files = {**files, "recipe.yaml": path}
+        upload(self.connection.store, family, name, files)
+        return read_drop(self.connection.store, family, name, self.connection.settings.bucket)
+
+    def state(self, dag_run: str) -> str:
+        return str(self.connection.airflow.dag_run(FINETUNE, dag_run)["state"])
+
+    def end(self, dag_run: str) -> str:
+        """Wait for the end of a run and tell its state."""
+        return str(
+            wait(f"the end of {dag_run}", lambda: (s := self.state(dag_run)) in {"success", "failed"} and s, 400)
+        )
+
+    def tasks(self, dag_run: str) -> dict[str, dict[str, Any]]:
+        return {task["task_id"]: task for task in self.connection.airflow.task_states(FINETUNE, dag_run)}
+
+    def log(self, dag_run: str, task: str) -> str:
+        """The log of a task's last try."""
+        attempt = int(self.tasks(dag_run)[task]["try_number"])
+        return "\n".join(self.connection.airflow.log(FINETUNE, dag_run, task, attempt))
+
+    def tracked(self, dag_run: str) -> list[Run]:
+        """The MLflow runs that a DAG run opened: one, whatever happened."""
+        experiments = [experiment.experiment_id for experiment in self.mlflow.search_experiments()]
+        return list(self.mlflow.search_runs(experiments, f"tags.`{tracking.TAG_DAG_RUN}` = '{dag_run}'"))
+
+    def champion(self, family: str) -> str | None:
+        found = tracking.champion(self.connection.settings.tracking_uri, family)
+        return found.version if found else None
+
+    def cancel(self, dag_run: str) -> None:
+        """What a person does who marks the run as failed in the UI."""
+        path = f"/api/v2/dags/{FINETUNE}/dagRuns/{quote(dag_run, safe='')}"
+        self.connection.airflow._call("PATCH", path, json={"state": "failed"})
+
+    def dag_runs(self, drop: Drop) -> list[dict[str, Any]]:
+        """The fine-tune runs of a drop's partition key."""
+        answer = self.connection.airflow._call("GET", f"/api/v2/dags/{FINETUNE}/dagRuns", params={"limit": 100})
+        return [run for run in answer["dag_runs"] if drop.id in str(run.get("partition_key"))]
+
+    def ranks(self) -> list[psutil.Process]:
+        """The training processes of this stack."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                home = process.environ().get("DROPFORGE_STATE")
+                if home == str(self.folder) and "trainer.rank" in process.cmdline():
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found

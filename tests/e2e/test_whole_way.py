@@ -1,0 +1,162 @@
+"""From an upload to the registered model, with what happens to it on the way."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from dropforge import ledger, tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.drops import wait_for_run
+from dropforge.errors import DropforgeError
+from tests.e2e.harness import Stack, wait
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+FAMILY = "python-help"
+
+
+@pytest.fixture(scope="module")
+def first(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
+    """The run of the first drop, one of whose ranks is killed in the middle."""
+    recipe = "extends: tiny\ntrain: {max_steps: 60, checkpoint_every: 5}\n"
+    drop = stack.drop(FAMILY, "one", samples[1], recipe)
+    run = wait_for_run(stack.connection, drop)
+    store = stack.connection.store
+
+    def past_a_checkpoint() -> bool:
+        return any(info.key.endswith("/manifest.json") and "/checkpoints/" in info.key for info in store.list("runs/"))
+
+    wait("the first checkpoint", past_a_checkpoint)
+    victims = wait("a training process", stack.ranks)
+    victims[0].send_signal(signal.SIGKILL)
+    assert stack.end(run) == "success", stack.log(run, "train")
+    return run
+
+
+def test_a_killed_rank_still_ends_in_a_registered_model(stack: Stack, first: str) -> None:
+    (tracked,) = stack.tracked(first)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.tags[tracking.TAG_ATTEMPT] == "2"
+    assert int(tracked.data.tags[tracking.TAG_RESUMED]) >= 5
+    version = tracking.client(stack.connection.settings.tracking_uri).get_model_version(
+        FAMILY, tracked.data.tags[tracking.TAG_VERSION]
+    )
+    assert version.run_id == tracked.info.run_id
+    assert stack.champion(FAMILY) == version.version
+    steps = stack.mlflow.get_metric_history(tracked.info.run_id, "train/loss")
+    assert max(point.step for point in steps) == 60
+    losses = sorted(stack.mlflow.get_metric_history(tracked.info.run_id, "eval/loss"), key=lambda point: point.step)
+    assert losses[-1].value < losses[0].value
+
+
+def test_the_log_tells_who_failed_and_from_where_it_went_on(stack: Stack, first: str) -> None:
+    log = "\n".join(stack.connection.airflow.log(FINETUNE, first, "train", 1))
+    assert "SIGKILL" in log
+    assert "step 5/60" in log or "step" in log
+    assert "resuming from checkpoint step-" in stack.log(first, "train")
+
+
+def test_the_registered_model_is_whole(stack: Stack, first: str, tmp_path: Path) -> None:
+    (tracked,) = stack.tracked(first)
+    version = stack.mlflow.get_model_version(FAMILY, tracked.data.tags[tracking.TAG_VERSION])
+    prefix = version.source.removeprefix(f"{stack.connection.settings.root}/").rstrip("/") + "/"
+    names = {info.key.removeprefix(prefix) for info in stack.connection.store.list(prefix)}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
+    for name in names:
+        stack.connection.store.download(prefix + name, tmp_path / name)
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("What does", return_tensors="pt")["input_ids"]
+    assert model(input_ids=ids).logits.shape[-1] == model.config.vocab_size
+
+
+def test_the_same_bytes_are_not_trained_twice(stack: Stack, first: str, samples: dict[int, dict[str, Path]]) -> None:
+    recipe = "extends: tiny\ntrain: {max_steps: 60, checkpoint_every: 5}\n"
+    again = stack.drop(FAMILY, "one-again", samples[1], recipe)
+    wait("intake", lambda: not list(stack.connection.store.list("ledger/inbox/")) and _seen(stack, "one-again"))
+    assert ledger.owner_of(stack.connection.store, FAMILY, again.id) == first
+    assert ledger.owner_of(stack.connection.store, FAMILY, again.id, 2) is None
+    assert [run["state"] for run in stack.dag_runs(again)].count("success") == 1
+
+
+def _seen(stack: Stack, name: str) -> bool:
+    """Whether intake has looked at a drop: its log says so."""
+    answer = stack.connection.airflow._call(
+        "GET", "/api/v2/dags/dropforge_intake/dagRuns", params={"limit": 100, "order_by": "-start_date"}
+    )
+    for run in answer["dag_runs"][:5]:
+        tasks = stack.connection.airflow.task_states("dropforge_intake", run["dag_run_id"])
+        for task in tasks:
+            if task["state"] == "success" and task["try_number"]:
+                lines = stack.connection.airflow.log("dropforge_intake", run["dag_run_id"], task["task_id"], 1)
+                if any(f"/{name} " in line for line in lines):
+                    return True
+    return False
+
+
+def test_a_cancelled_run_frees_the_machine(stack: Stack, first: str, samples: dict[int, dict[str, Path]]) -> None:
+    drop = stack.drop(FAMILY, "two", samples[2], None)
+    run = wait_for_run(stack.connection, drop)
+    wait("training to begin", stack.ranks)
+    stack.cancel(run)
+    wait("the end of its processes", lambda: not stack.ranks(), 60)
+    wait("the end of its MLflow run", lambda: stack.tracked(run)[0].info.status in {"KILLED", "FAILED"}, 60)
+
+
+def test_the_form_starts_the_same_dag_with_another_preset(
+    stack: Stack, first: str, samples: dict[int, dict[str, Path]]
+) -> None:
+    """A second, different drop, trained from the form: the next version, and the alias moves only by the rule."""
+    conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3, "train_learning_rate": 1e-5}
+    run = stack.connection.airflow.trigger(FINETUNE, conf)
+    assert stack.end(run) == "success"
+    (tracked,) = stack.tracked(run)
+    assert tracked.data.params["base.scratch.vocab_size"] == "1024"
+    assert tracked.data.params["train.max_steps"] == "3"
+    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion")
+    assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
+
+
+def test_a_recipe_with_an_unknown_key_fails_at_once_and_names_the_nearest(
+    stack: Stack, samples: dict[int, dict[str, Path]]
+) -> None:
+    drop = stack.drop("bad-recipe", "d", samples[1], "extends: tiny\ntrain: {learning_rat: 0.1}\n")
+    run = wait_for_run(stack.connection, drop)
+    assert stack.end(run) == "failed"
+    assert stack.tasks(run)["plan"]["try_number"] == 1
+    assert "Did you mean `train.learning_rate`?" in stack.log(run, "plan")
+
+
+def test_a_drop_with_no_readable_row_says_so(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("not json\n{broken\n" * 20)
+    drop = stack.drop("bad-data", "d", {"rows.jsonl": path})
+    run = wait_for_run(stack.connection, drop)
+    assert stack.end(run) == "failed"
+    log = stack.log(run, "curate")
+    assert "rows.jsonl" in log
+    assert stack.tasks(run)["curate"]["try_number"] == 1
+
+
+def test_a_half_uploaded_drop_waits_for_its_repair(stack: Stack, tmp_path: Path) -> None:
+    store = stack.connection.store
+    prefix = "drops/late/d/"
+    store.put(prefix + "_SUCCESS", b'[{"key": "rows.jsonl", "size": 22}]')
+    wait("the refusal", lambda: any("late" in info.key for info in store.list("ledger/refused/")))
+    (refusal,) = [info.key for info in store.list("ledger/refused/") if "late" in info.key]
+    assert b"rows.jsonl" in store.get(refusal)
+    with pytest.raises(DropforgeError):
+        wait_for_run(stack.connection, ledger_drop(stack), 0)
+    store.put(prefix + "rows.jsonl", b'{"text": "one two 3"}\n')
+    store.put(prefix + "_SUCCESS", b'[{"key": "rows.jsonl", "size": 22}]')
+    wait("the entry in the ledger", lambda: any("/late/" in info.key for info in store.list("ledger/drops/")))
+
+
+def ledger_drop(stack: Stack):  # type: ignore[no-untyped-def]
+    from dropforge.drop import Drop
+
+    return Drop(family="late", drop="d", id="0" * 32, bucket=stack.connection.settings.bucket, files=())
