@@ -73,7 +73,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
             yield Blank()
             continue
         if header is None:
-            delimiter = max(",\t;|", key=lambda mark: (item.data.count(mark.encode()), -ord(mark)))
+            delimiter = max(",\t;|", key=lambda mark: item.data.count(mark.encode()))
         if reader is None:
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
         try:

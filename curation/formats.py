@@ -116,7 +116,7 @@ def _foreign(head: bytes, compression: Compression) -> str | None:
     sample = head[:4096]
     if not head.startswith(b"PAR1") and not _utf16(head):
         control = sum(sample.count(bytes([code])) for code in (0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19, 20))
-        if control * 10 > len(sample):
+        if len(sample) >= 256 and control * 20 > len(sample):
             return "binary data of an unknown kind"
     return None
 

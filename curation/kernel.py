@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.canonical import Row, canonical
+from curation.columns import binaries, booleans, integers, offsets, strings
 from curation.identity import names, rank, salt_bytes, unit
 from curation.readers import read
 from curation.reasons import Reason, RejectError
@@ -217,21 +218,23 @@ class _Batch:
         if self.valid:
             row_file.write_batch(self._record_batch())
         if self.faults:
-            arrays = [
-                pa.array(list(values), type=kind)
-                for values, kind in zip(zip(*self.faults, strict=True), FAULTS.types, strict=True)
-            ]
+            file, position, reason, detail, head = zip(*self.faults, strict=True)
+            arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
             fault_file.write_batch(pa.RecordBatch.from_arrays(arrays, schema=FAULTS))
 
     def _record_batch(self) -> pa.RecordBatch:
-        flat = pa.StructArray.from_arrays(
-            [pa.array(self.roles, pa.string()), pa.array(self.contents, pa.string())], names=["role", "content"]
-        )
-        offsets = pa.array(self.offsets, pa.int32())
-        mask = pa.array([not valid for valid in self.valid], pa.bool_())
-        messages = pa.ListArray.from_arrays(offsets, flat, type=MESSAGES, mask=mask)
+        flat = pa.StructArray.from_arrays([strings(self.roles), strings(self.contents)], names=["role", "content"])
+        mask = booleans([not valid for valid in self.valid])
+        messages = pa.ListArray.from_arrays(offsets(self.offsets), flat, type=MESSAGES, mask=mask)
         arrays = [
-            messages if name == "messages" else pa.array(self.columns[name], kind)
+            messages if name == "messages" else _MAKE[kind](self.columns[name])
             for name, kind in zip(ROWS.names, ROWS.types, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
+
+
+_MAKE: Final[dict[Any, Callable[[Any], pa.Array]]] = {
+    pa.int64(): integers,
+    pa.binary(): binaries,
+    pa.string(): strings,
+}

@@ -31,7 +31,7 @@ def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None =
             while (stop := piece.find(b"\n", at)) >= 0:
                 size += stop - at
                 if size > limit:
-                    head = piece[at:stop] if not held else b"".join(held)
+                    head = b"".join(held) + piece[at : min(stop, at + HEAD)]
                     yield Fault(position, Reason.TOO_LARGE, f"{size} bytes", head[:HEAD])
                 elif held:
                     held.append(piece[at:stop])
@@ -46,8 +46,8 @@ def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None =
             rest = len(piece) - at
             size += rest
             offset += len(piece)
-            if rest and not skipping:
-                held.append(piece[at:] if at else piece)
+            if rest:
+                held.append(piece[at : at + HEAD] if skipping else piece[at:])
                 if size > limit:
                     # Only the head is kept of a line that is too long already.
                     held, skipping = [b"".join(held)[:HEAD]], True

@@ -78,6 +78,7 @@ def _no_constant(text: str) -> Any:
     raise RejectError(Reason.BAD_NUMBER, f"{text} is no JSON number")
 
 
+_DEEPEST: Final = 100
 _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
 
 
@@ -93,9 +94,22 @@ def parse_json(data: bytes) -> Fields:
         if b"\0" in data:
             raise RejectError(Reason.NUL, "a NUL byte in the row") from None
         raise RejectError(Reason.BAD_JSON, str(error)[:120]) from None
+    # A limit of our own: the interpreter's depends on its version and on who calls.
+    if data.count(b"{") + data.count(b"[") > _DEEPEST and _depth(row) > _DEEPEST:
+        raise RejectError(Reason.TOO_DEEP, f"brackets are nested more than {_DEEPEST} deep")
     if not isinstance(row, dict):
         raise RejectError(Reason.NOT_AN_OBJECT, f"the row is a {type(row).__name__}")
     return row
+
+
+def _depth(value: Any) -> int:
+    """How deeply lists and objects are nested, level by level."""
+    depth, level = 0, [value]
+    while level:
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [part for parts in inner for part in parts]
+        depth += bool(inner)
+    return depth
 
 
 def _json_rows(found: Iterator[Line | Fault]) -> Iterator[Record]:

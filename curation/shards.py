@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from curation.columns import strings
 from curation.kernel import MESSAGES
 from dropforge.dataset import COLUMNS
 
@@ -123,7 +124,7 @@ def _table(batches: list[pa.RecordBatch]) -> pa.Table:
 
 def write_ledger(batches: Iterable[pa.RecordBatch], path: Path, files: Sequence[str]) -> None:
     """The ledger: every input row with its one end, in the order of file and place."""
-    names = pa.array(files, pa.string())
+    names = strings(files)
 
     def named(indices: pa.Array) -> pa.Array:
         return pa.DictionaryArray.from_arrays(indices.cast(pa.int32()), names)

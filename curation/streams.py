@@ -56,11 +56,14 @@ def chunks(stream: BinaryIO, compression: Compression, size: int, limits: Limits
     """
     source = {"none": _plain, "gzip": _gzip, "zstd": _zstd}[compression](stream)
     produced = 0
-    for piece in source:
-        produced += len(piece)
-        if compression != "none":
-            limits.check(produced, size)
-        yield piece
+    for whole in source:
+        # Small steps, so that rows before the limit come out even of a piece that bursts it.
+        for start in range(0, len(whole), STEP):
+            piece = whole[start : start + STEP]
+            produced += len(piece)
+            if compression != "none":
+                limits.check(produced, size)
+            yield piece
 
 
 def _plain(stream: BinaryIO) -> Iterator[bytes]:

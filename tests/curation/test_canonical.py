@@ -1,0 +1,200 @@
+"""The shapes that people use, and what cannot be mapped."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from curation.canonical import canonical
+from curation.identity import fold, names, rank, salt_bytes, unit
+from curation.reasons import Reason, RejectError
+from curation.tokens import invisible, neutralise
+
+TALK = [("user", "q"), ("assistant", "a")]
+
+
+def turns(fields: dict[str, Any], text_column: str = "text") -> list[tuple[str, str]]:
+    row = canonical(fields, text_column)
+    return list(zip(row.roles, row.contents, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, TALK),
+        ({"messages": '[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]'}, TALK),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, TALK),
+        ({"messages": [{"role": "User", "content": "q"}, {"role": " BOT ", "content": "a"}]}, TALK),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "q"}]},
+                    {"role": "ai", "content": "a"},
+                ]
+            },
+            TALK,
+        ),
+        ({"prompt": "q", "completion": "a"}, TALK),
+        ({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]}, TALK),
+        ({"question": "q", "answer": "a", "text": "not this"}, TALK),
+        ({"Question": "q", " ANSWER ": "a"}, TALK),
+        ({"input": "q", "output": "a"}, TALK),
+        ({"instruction": "q", "input": "", "output": "a"}, TALK),
+        ({"instruction": "q", "input": "x", "output": "a"}, [("user", "q\n\nx"), ("assistant", "a")]),
+        ({"system": "s", "prompt": "q", "response": "a"}, [("system", "s"), *TALK]),
+        (
+            {
+                "messages": [
+                    {"role": r, "content": c} for r, c in [("user", "q"), ("assistant", "a"), ("assistant", "b")]
+                ]
+            },
+            [("user", "q"), ("assistant", "a\n\nb")],
+        ),
+        (
+            {"messages": [{"role": r, "content": c} for r, c in [("system", " "), ("user", "q"), ("assistant", "a")]]},
+            TALK,
+        ),
+    ],
+)
+def test_conversations(fields: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert turns(fields) == expected
+
+
+def test_text_label_source_group() -> None:
+    row = canonical({"text": " as it is \n", "label": 3, "source": "web", "conversation_id": "g"})
+    assert (row.text, row.label, row.source, row.group) == (" as it is \n", "3", "web", "g")
+    assert canonical({"body": "x", "messages": None}, "body").text == "x"
+    assert canonical({"body": "x", "prompt": "q", "completion": "a"}, "body").text == "x"
+    assert canonical({"text": "x", "label": ["b", 1]}).label == '["b", 1]'
+
+
+def talk(*messages: tuple[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, Reason.NO_CONTENT),
+        ({"body": "x"}, Reason.NO_CONTENT),
+        ({"text": None}, Reason.NO_CONTENT),
+        ({"text": "  \n"}, Reason.EMPTY),
+        ({"text": 7}, Reason.BAD_FIELD),
+        ({"text": ["a"]}, Reason.BAD_FIELD),
+        ({"text": "a\0b"}, Reason.NUL),
+        ({"text": "a", "label": "\0"}, Reason.NUL),
+        ({"messages": []}, Reason.BAD_MESSAGES),
+        ({"messages": "hello"}, Reason.BAD_MESSAGES),
+        ({"messages": ["hello"]}, Reason.BAD_MESSAGES),
+        ({"messages": [{"content": "x"}]}, Reason.BAD_MESSAGES),
+        (talk(("wizard", "x")), Reason.UNKNOWN_ROLE),
+        (talk(("user", None), ("assistant", "a")), Reason.BAD_FIELD),
+        (talk(("user", [{"type": "image"}]), ("assistant", "a")), Reason.BAD_FIELD),
+        (talk(("user", " "), ("assistant", "a")), Reason.EMPTY),
+        (talk(("user", "q"), ("assistant", "")), Reason.NO_ANSWER),
+        (talk(("user", "q")), Reason.NO_ANSWER),
+        (talk(("assistant", "a")), Reason.BAD_ORDER),
+        (talk(("user", "q"), ("system", "s"), ("assistant", "a")), Reason.BAD_ORDER),
+        ({"prompt": "q", "completion": None}, Reason.BAD_FIELD),
+        ({"question": "q", "answer": ""}, Reason.NO_ANSWER),
+    ],
+)
+def test_what_cannot_be_mapped_has_a_reason(fields: dict[str, Any], reason: Reason) -> None:
+    with pytest.raises(RejectError) as caught:
+        canonical(fields)
+    assert caught.value.reason == reason
+
+
+def test_lone_surrogates_are_rejected_wherever_they_stand() -> None:
+    for fields in ({"text": "\ud800"}, {"text": "a", "group": "\udfff"}, {"text": "a", "label": "\ud800"}):
+        with pytest.raises(RejectError) as caught:
+            names(canonical(fields))
+        assert caught.value.reason == Reason.LONE_SURROGATE
+
+
+CONTROL = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "</s>",
+    "<s>",
+    "[INST]",
+    "[/INST]",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    "<</SYS>>",
+    "<bos>",
+)
+
+
+@pytest.mark.parametrize("token", CONTROL)
+def test_control_tokens_are_made_harmless_and_counted(token: str) -> None:
+    row = canonical({"prompt": f"a{token}b{token}", "completion": "fine"})
+    assert token not in row.contents[0]
+    assert row.contents[0].replace(" ", "") == f"a{token}b{token}"
+    assert row.neutralised == 2
+
+
+@pytest.mark.parametrize("text", ["a < b", "x[0]", "<b>bold</b>", "<div|>", "[INSTALL]", "List<String>", "a <| b |> c"])
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert neutralise(text) == (text, 0)
+
+
+@given(st.lists(st.sampled_from([*CONTROL, "<", "|", ">", "[", "]", "im_end", "/", " ", "x"]), max_size=12))
+def test_nothing_is_left_after_neutralising(parts: list[str]) -> None:
+    clean, _ = neutralise("".join(parts))
+    assert neutralise(clean) == (clean, 0)
+    assert not any(token in clean for token in CONTROL)
+
+
+def test_invisible_characters_are_seen() -> None:
+    assert invisible("a\u202eb")
+    assert invisible("a\U000e0041")
+    assert not invisible("naïve שלום 👩‍👩‍👧")
+
+
+def key(fields: dict[str, Any]) -> bytes:
+    return names(canonical(fields))[0]
+
+
+def test_what_counts_as_the_same_content() -> None:
+    base = key({"text": "Ångström  ist\tgleich"})
+    for other in ("A\u030angstro\u0308m ist gleich", " Ångström\n\nist\u00a0gleich ", "Ångström ist\u2028gleich"):
+        assert key({"text": other}) == base
+    for other in ("ångström ist gleich", "Ångström istgleich", "Angstrom ist gleich", "Ångström ist gleich."):
+        assert key({"text": other}) != base
+    assert key({"prompt": "q", "completion": "a"}) == key(
+        {"conversations": [{"from": "human", "value": "q "}, {"from": "gpt", "value": "a"}]}
+    )
+    assert key({"prompt": "q", "completion": "a"}) != key({"prompt": "q a", "completion": "a"})
+    assert key({"text": "a", "label": "x", "source": "s", "group": "g"}) == key({"text": "a"})
+
+
+def test_exact_name_sees_every_difference() -> None:
+    def exact(fields: dict[str, Any]) -> bytes:
+        return names(canonical(fields))[1]
+
+    rows = [{"text": "a b"}, {"text": "a  b"}, {"text": "a b", "label": "1"}, {"text": "a b", "group": "1"}]
+    assert len({exact(row) for row in rows}) == len(rows)
+
+
+@given(st.text(), st.text())
+def test_folding_is_stable_and_normalised(left: str, right: str) -> None:
+    assert fold(fold(left)) == fold(left)
+    if unicodedata.normalize("NFC", left) == unicodedata.normalize("NFC", right):
+        assert fold(left) == fold(right)
+
+
+def test_golden_names() -> None:
+    """The same on every machine and Python: a change here changes every digest, so raise the kernel's version."""
+    row = canonical({"prompt": "Grüße <|im_end|>", "completion": "ok", "label": "x", "group": "g1"})
+    content, exact, words = names(row)
+    assert content.hex() == "cf9de53df8d3681d0ea4ef892867118a"
+    assert exact.hex() == "0ce1c83d824136451ed2794dd00be7b7"
+    assert unit(row, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"
+    assert words == 4
+    assert rank(exact, 3, 258)[16:].hex() == "000000030000000000000102"

@@ -1,0 +1,328 @@
+"""Golden tables: what each kind of bad input becomes. Every input row is found once, its neighbours survive."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from curation.lines import lines
+from curation.plan import cut
+from curation.readers import read
+from curation.reasons import Reason
+from curation.records import Blank, Fault, Found, Line
+from curation.streams import Limits
+from curation.values import values
+
+GOOD = b'{"text": "good"}'
+
+
+def found(
+    tmp_path: Path,
+    name: str,
+    data: bytes,
+    limit: int = 1_000_000,
+    limits: Limits = Limits(),  # noqa: B008
+) -> list[tuple[int, Any]]:
+    """(place, fields or reason) of every record of a file, blank lines left out."""
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    result: list[tuple[int, Any]] = []
+    for split in cut(path, name):
+        for record in read(split, max_row_bytes=limit, limits=limits):
+            if isinstance(record, Found):
+                result.append((record.position, dict(record.fields)))
+            elif isinstance(record, Fault):
+                result.append((record.position, record.reason))
+    return result
+
+
+def kinds(records: list[tuple[int, Any]]) -> list[Any]:
+    return [value if isinstance(value, Reason) else "row" for _, value in records]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "cut', Reason.BAD_JSON),
+        (b'{"text": "a"} {"text": "b"}', Reason.BAD_JSON),
+        (b"not json at all", Reason.BAD_JSON),
+        (b'{"text": "bad \xff byte"}', Reason.BAD_ENCODING),
+        (b'{"text": "latin \xe9"}', Reason.BAD_ENCODING),
+        (b'{"text": "\xed\xa0\x80"}', Reason.BAD_ENCODING),
+        (b'{"text": "a", "score": NaN}', Reason.BAD_NUMBER),
+        (b'{"text": "a", "score": -Infinity}', Reason.BAD_NUMBER),
+        (b'{"text": "a", "text": "b"}', Reason.DUPLICATE_FIELD),
+        (b'{"a": {"b": 1, "b": 2}}', Reason.DUPLICATE_FIELD),
+        (b"[" * 10_000 + b"]" * 10_000, Reason.TOO_DEEP),
+        (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, Reason.TOO_DEEP),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, Reason.TOO_DEEP),
+        (b'["an", "array"]', Reason.NOT_AN_OBJECT),
+        (b"17", Reason.NOT_AN_OBJECT),
+        (b"null", Reason.NOT_AN_OBJECT),
+        (b'{"text": "raw \x00 nul"}', Reason.NUL),
+        (b'{"text": "' + b"x" * 100_000 + b'"}', Reason.TOO_LARGE),
+        (b'{"n": ' + b"9" * 5_000 + b"}", Reason.BAD_JSON),
+    ],
+)
+def test_bad_json_line_is_one_record_and_neighbours_survive(tmp_path: Path, line: bytes, reason: Reason) -> None:
+    records = found(tmp_path, "a.jsonl", GOOD + b"\n" + line + b"\n" + GOOD + b"\n", limit=80_000)
+    assert records == [(0, {"text": "good"}), (len(GOOD) + 1, reason), (len(GOOD) + len(line) + 2, {"text": "good"})]
+
+
+def test_bad_first_line_does_not_make_the_file_something_else(tmp_path: Path) -> None:
+    assert kinds(found(tmp_path, "a.jsonl", b"garbage\n" + GOOD + b"\n")) == [Reason.BAD_JSON, "row"]
+    assert kinds(found(tmp_path, "a.jsonl", b"[1, 2]\n" + GOOD + b"\n")) == [Reason.NOT_AN_OBJECT, "row"]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\xef\xbb\xbf" + GOOD, [(3, {"text": "good"})]),
+        (GOOD + b"\r\n" + GOOD + b"\r\n", [(0, {"text": "good"}), (18, {"text": "good"})]),
+        (b"\n  \n" + GOOD + b"\n\n" + GOOD, [(4, {"text": "good"}), (22, {"text": "good"})]),
+        ('{"text": "a\u2028b\u0085c"}'.encode(), [(0, {"text": "a\u2028b\u0085c"})]),
+        (b"", []),
+        (b"\n\n", []),
+    ],
+)
+def test_harmless_oddities_of_json_lines(tmp_path: Path, data: bytes, expected: list[Any]) -> None:
+    assert found(tmp_path, "a.jsonl", data) == expected
+
+
+def test_json_array(tmp_path: Path) -> None:
+    data = b'[\n {"text": "a, [b] {c} \\" ]"},\n {"text": NaN}, 7, {"text": "\xff"},\n{"text": "d"}]\n'
+    records = found(tmp_path, "a.json", data)
+    assert [value for _, value in records] == [
+        {"text": 'a, [b] {c} " ]'},
+        Reason.BAD_NUMBER,
+        Reason.NOT_AN_OBJECT,
+        Reason.BAD_ENCODING,
+        {"text": "d"},
+    ]
+    assert all(data[position : position + 1] in b"{7" for position, _ in records)
+
+
+def test_json_array_that_is_cut_off(tmp_path: Path) -> None:
+    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}, {"text": "b"')) == ["row", Reason.BAD_JSON]
+    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}, {"text": "b"}')) == ["row", Reason.BAD_JSON]
+    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}] trailing')) == ["row", Reason.BAD_JSON]
+
+
+def test_pretty_printed_json(tmp_path: Path) -> None:
+    data = json.dumps({"text": "a"}, indent=2) + "\n" + json.dumps({"text": "b"}, indent=2)
+    assert [value for _, value in found(tmp_path, "a.json", data.encode())] == [{"text": "a"}, {"text": "b"}]
+
+
+def test_csv_golden_table(tmp_path: Path) -> None:
+    data = (
+        b"\xef\xbb\xbfQuestion,Answer\r\n"
+        b'"What, now?","line one\nline two"\r\n'
+        b"too,many,cells\r\n"
+        b"too few\r\n"
+        b'=cmd|calc,"1,234.5"\r\n'
+        b'"never closed,oops\r\n'
+        b"bytes,\xff\xfe\r\n"
+        b'he said,"a ""quoted"" word"\r\n'
+        b"\r\n"
+        b'"x"y,bad quotes\r\n'
+        b"last,row"
+    )
+    values_ = [value for _, value in found(tmp_path, "a.csv", data)]
+    assert values_ == [
+        {"Question": "What, now?", "Answer": "line one\nline two"},
+        Reason.RAGGED,
+        Reason.RAGGED,
+        {"Question": "=cmd|calc", "Answer": "1,234.5"},
+        Reason.BAD_QUOTES,
+        Reason.BAD_ENCODING,
+        {"Question": "he said", "Answer": 'a "quoted" word'},
+        Reason.BAD_QUOTES,
+        {"Question": "last", "Answer": "row"},
+    ]
+
+
+def test_csv_places_are_offsets(tmp_path: Path) -> None:
+    data = b'text\n"a\nb"\nc,d\ne\n'
+    assert found(tmp_path, "a.csv", data) == [(5, {"text": "a\nb"}), (11, Reason.RAGGED), (15, {"text": "e"})]
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_csv_delimiters(tmp_path: Path, mark: str) -> None:
+    data = f"question{mark}answer\nwhat, then{mark}this\n".encode()
+    assert [value for _, value in found(tmp_path, "a.csv", data)] == [{"question": "what, then", "answer": "this"}]
+
+
+def test_csv_header_with_repeated_names(tmp_path: Path) -> None:
+    assert kinds(found(tmp_path, "a.csv", b"text,text\na,b\n")) == [Reason.BAD_HEADER]
+
+
+def test_text_is_paragraphs(tmp_path: Path) -> None:
+    data = b"one\r\ntwo\r\n\r\n\r\nbad \xff here\n\n \nthree\n" + b"x" * 90 + b"\n\nfour"
+    assert found(tmp_path, "a.txt", data, limit=80) == [
+        (0, {"text": "one\ntwo"}),
+        (14, Reason.BAD_ENCODING),
+        (28, {"text": "three"}),
+        (34, Reason.TOO_LARGE),
+        (126, {"text": "four"}),
+    ]
+
+
+def test_paragraph_of_many_short_lines_is_bounded(tmp_path: Path) -> None:
+    records = found(tmp_path, "a.txt", b"short line\n" * 100_000 + b"\nnext", limit=5_000)
+    assert kinds(records) == [Reason.TOO_LARGE, "row"]
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def test_parquet_rows_and_their_numbers(tmp_path: Path) -> None:
+    broken = pa.Array.from_buffers(pa.string(), 3, [None, *pa.array([b"good", b"b\xffd", b"last"]).buffers()[1:]])
+    data = parquet(pa.table({"text": broken, "other": [1, 2, 3]}), row_group_size=2)
+    assert found(tmp_path, "a.parquet", data) == [
+        (0, {"text": "good"}),
+        (1, Reason.BAD_ENCODING),
+        (2, {"text": "last"}),
+    ]
+
+
+def test_parquet_without_known_columns_gives_every_row_an_end(tmp_path: Path) -> None:
+    assert kinds(found(tmp_path, "a.parquet", parquet(pa.table({"x": [1, 2]})))) == [Reason.NO_CONTENT] * 2
+
+
+def test_torn_parquet(tmp_path: Path) -> None:
+    assert kinds(found(tmp_path, "a.parquet", parquet(pa.table({"text": ["a"]}))[:-9])) == [Reason.BAD_PARQUET]
+
+
+def test_damaged_row_group_leaves_the_next_one(tmp_path: Path) -> None:
+    data = bytearray(
+        parquet(pa.table({"text": [f"{n:08}" * 9 for n in range(40)]}), row_group_size=20, compression="gzip")
+    )
+    data[60:90] = b"\xee" * 30
+    records = found(tmp_path, "a.parquet", bytes(data))
+    assert kinds(records)[0] == Reason.BAD_PARQUET
+    assert kinds(records)[1:] == ["row"] * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("a.json", gzip.compress(GOOD + b"\n" + GOOD), ["row"] * 2),
+        ("a.jsonl.gz", GOOD + b"\n" + GOOD, ["row"] * 2),
+        ("a.jsonl", zstandard.compress(GOOD), ["row"]),
+        ("a.csv", GOOD + b"\n" + GOOD, ["row"] * 2),
+        ("a.txt", parquet(pa.table({"text": ["a"]})), ["row"]),
+        ("data", GOOD + b"\n" + GOOD, ["row"] * 2),
+        ("a.parquet", b"<!DOCTYPE html><html>login</html>", [Reason.BAD_FORMAT]),
+        ("a.jsonl", b"%PDF-1.7 ...", [Reason.BAD_FORMAT]),
+        ("a.csv", b"PK\x03\x04rest", [Reason.BAD_FORMAT]),
+        ("a.jsonl.gz", gzip.compress(gzip.compress(GOOD)), [Reason.BAD_FORMAT]),
+        ("a.txt", bytes(range(256)) * 20, [Reason.BAD_FORMAT]),
+        ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16"), [Reason.BAD_ENCODING]),
+        ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16-le"), [Reason.BAD_ENCODING]),
+        ("a.csv", "text\nsixteen bits\nmore\n".encode("utf-16-be"), [Reason.BAD_ENCODING]),
+    ],
+)
+def test_bytes_decide_and_names_do_not(tmp_path: Path, name: str, data: bytes, kind: list[Any]) -> None:
+    assert kinds(found(tmp_path, name, data)) == kind
+
+
+# --- compressed files ---
+
+
+def numbered(count: int) -> bytes:
+    return b"".join(b'{"text": "row %d of many, with some words"}\n' % index for index in range(count))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_several_members_are_read_to_the_end(tmp_path: Path, compress: Any) -> None:
+    data = compress(numbered(10)) + compress(numbered(3)[:50]) + compress(numbered(3)[50:])
+    assert kinds(found(tmp_path, "a.jsonl.gz", data)) == ["row"] * 13
+
+
+def test_padding_behind_gzip_is_harmless_and_garbage_is_not(tmp_path: Path) -> None:
+    assert kinds(found(tmp_path, "a.gz", gzip.compress(numbered(3)) + b"\0" * 700)) == ["row"] * 3
+    assert kinds(found(tmp_path, "a.gz", gzip.compress(numbered(3)) + b"junk")) == ["row"] * 3 + [Reason.TORN_FILE]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+def test_torn_file_keeps_what_came_before_and_names_the_rest(tmp_path: Path, compress: Any) -> None:
+    whole = numbered(60_000)
+    data = compress(whole)
+    records = found(tmp_path, "a.jsonl.gz", data[: len(data) * 2 // 3])
+    *before, (position, last) = records
+    assert last == Reason.TORN_FILE
+    assert len(before) > 1000
+    assert kinds(before) == ["row"] * len(before)
+    # The record names the place behind the last whole row.
+    assert position == whole.index(b'{"text": "row %d ' % len(before))
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(numbered(1000)))
+    data[-8:-4] = b"\0\0\0\0"  # the checksum
+    records = kinds(found(tmp_path, "a.gz", bytes(data)))
+    assert records[-1] == Reason.TORN_FILE
+    assert records.count(Reason.TORN_FILE) == 1
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("limits", [Limits(ratio=50, free=1 << 20), Limits(total=2 << 20)])
+def test_compression_bomb_ends_in_one_record(tmp_path: Path, compress: Any, limits: Limits) -> None:
+    data = compress(GOOD + b"\n" + b" " * (16 << 20) + b"\n" + GOOD)
+    assert kinds(found(tmp_path, "a.gz", data, limits=limits)) == ["row", Reason.BOMB]
+
+
+# --- pieces may end anywhere ---
+
+
+def pieces(data: bytes, size: int) -> Any:
+    return (data[start : start + size] for start in range(0, len(data), size))
+
+
+@given(st.lists(st.binary(max_size=12), max_size=12), st.integers(1, 7), st.integers(1, 20))
+def test_lines_do_not_depend_on_pieces(parts: list[bytes], size: int, limit: int) -> None:
+    data = b"x" + b"\n".join(parts)
+    whole = list(lines(iter([data]), limit))
+    assert list(lines(pieces(data, size), limit)) == whole
+    assert [line.data for line in whole if isinstance(line, Line) and line.data] == [
+        part for part in data.split(b"\n") if 0 < len(part) <= limit
+    ]
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=9) | st.lists(st.integers()), max_size=3)),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_array_elements_do_not_depend_on_pieces(rows: list[Any], size: int, pretty: bool) -> None:
+    data = json.dumps(rows, indent=2 if pretty else None, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    got = list(values(pieces(data, size), 10_000, array=True))
+    assert [json.loads(item.data.decode("utf-8", "surrogatepass")) for item in got if isinstance(item, Line)] == rows
+
+
+@given(st.integers(0, 400), st.integers(20, 200))
+def test_splits_of_a_file_find_every_row_once(tmp_path_factory: Any, bad: int, split_bytes: int) -> None:
+    path = tmp_path_factory.mktemp("split") / "a"
+    rows = [b'{"text": "%s"}' % (b"x" * (index * 7 % 90)) for index in range(30)]
+    rows.insert(bad % 30, b"x" * bad)
+    path.write_bytes(b"\n".join(rows))
+
+    def places(size: int) -> list[Any]:
+        splits = cut(path, "a.jsonl", size)
+        records = [record for split in splits for record in read(split, max_row_bytes=100)]
+        return [record for record in records if not isinstance(record, Blank)]
+
+    assert places(split_bytes) == places(1 << 30)
