@@ -8,6 +8,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -80,7 +81,8 @@ def main(
         typer.echo(f"card   {out.absolute() / manifest.files['card_html']}")
         check(manifest, settings)
     except DropforgeError as error:
-        _console.print(f"[red]{error.thing}[/red]: {error.cause}. [bold]{error.mend}[/bold]")
+        thing, cause, mend = map(escape, (error.thing, error.cause, error.mend))
+        _console.print(f"[red]{thing}[/red]: {cause}. [bold]{mend}[/bold]", soft_wrap=True)
         raise typer.Exit(1) from None
 
 

@@ -189,7 +189,8 @@ def _quarantine(card: Mapping[str, Any]) -> str:
     parts = []
     for reason, rows in quarantined(card["counts"]).items():
         found = "".join(
-            f"<tr><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td><td>{escape(item['detail'])}</td>"
+            f"<tr><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
+            f"<td>{escape(_visible(item['detail']))}</td>"
             f"<td><code>{escape(_visible(item['head']))}</code></td></tr>"
             for item in examples
             if item["reason"] == reason

@@ -1,0 +1,57 @@
+"""The gate before training: each rule refuses with the thing, the cause and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import curation
+from dropforge.dataset import Manifest, Shard
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+
+SOUND = {"input": 110, "train": 90, "eval": 10, "duplicate": 5, "bad_json": 5}
+
+
+def manifest(**changes: int) -> Manifest:
+    counts = {**SOUND, **changes}
+    counts["input"] = changes.get("input", sum(rows for name, rows in counts.items() if name != "input"))
+    shards = tuple(Shard(split, f"{split}.parquet", "0" * 64, counts[split], 1) for split in ("train", "eval"))
+    return Manifest("fam", "d" * 64, counts, {}, shards)
+
+
+def test_sound_dataset_passes_every_rule(recipe: Callable[..., Recipe]) -> None:
+    result = curation.check(manifest(), recipe())
+    assert [item.ok for item in result] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "values", "said"),
+    [
+        ({"train": 10, "eval": 5}, {}, ("enough rows", "15 rows", "at least 20", "curation.min_rows")),
+        ({"bad_json": 40}, {}, ("quarantined", "mostly bad_json (40)", "at most 20.00%", "curation.max_quarantined")),
+        ({"eval": 0}, {}, ("both splits", "90 train, 0 eval", "group")),
+        ({"input": 111}, {}, ("ledger adds up", "111 rows read")),
+    ],
+)
+def test_each_rule_refuses(
+    recipe: Callable[..., Recipe], changes: dict[str, int], values: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    with pytest.raises(DataError) as caught:
+        curation.check(manifest(**changes), recipe(**values))
+    assert all(text in str(caught.value) for text in said)
+
+
+def test_shards_that_hold_other_numbers_are_refused(recipe: Callable[..., Recipe]) -> None:
+    sound = manifest()
+    short = Manifest(**{**sound.__dict__, "shards": sound.shards[:1]})
+    with pytest.raises(DataError, match="ledger adds up"):
+        curation.check(short, recipe())
+
+
+def test_one_group_cannot_be_split(make: Callable[..., Manifest], recipe: Callable[..., Recipe]) -> None:
+    rows = [b'{"text": "row %d", "group": "only"}' % n for n in range(50)]
+    with pytest.raises(DataError, match="more than one group"):
+        curation.check(make({"a.jsonl": b"\n".join(rows)}), recipe())

@@ -1,0 +1,75 @@
+"""Memory ceilings, measured in a child process that does nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from curation import curate
+from dropforge.drop import read_drop
+from dropforge.recipes import load_recipe
+from dropforge.store import FolderStore
+
+root = Path(sys.argv[1])
+store = FolderStore(root / "bucket")
+recipe = load_recipe("tiny", {"curation": {"workers": 1}})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+manifest = curate(store, read_drop(store, "fam", "d"), recipe, workdir=root / "w")
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) // 1024, manifest.counts, "pandas" in sys.modules)
+"""
+
+
+def curate_in_child(root: Path) -> tuple[int, str]:
+    """(MiB that curation added to the peak of resident memory, what it printed)."""
+    done = subprocess.run([sys.executable, "-c", CHILD, str(root)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[0]), done.stdout
+
+
+@pytest.mark.parametrize("name", ["huge.jsonl", "huge.json", "huge.csv", "huge.txt"])
+def test_one_huge_row_is_quarantined_in_bounded_memory(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "bucket" / "drops" / "fam" / "d"
+    folder.mkdir(parents=True)
+    with (folder / name).open("wb") as file:
+        head, row, tail = {
+            "huge.jsonl": (b"", b'{"text": "good %d"}\n', b""),
+            "huge.json": (b"[", b'{"text": "good %d"},\n', b'{"text": "last"}]'),
+            "huge.csv": (b"text\n", b"good %d\n", b""),
+            "huge.txt": (b"", b"good %d\n\n", b""),
+        }[name]
+        file.write(head)
+        for number in range(30):
+            file.write(row % number)
+        start, end = row.split(b"good %d")
+        file.write(start)
+        for _ in range(300):
+            file.write(b"x" * (1 << 20))
+        file.write(end)
+        for number in range(30, 60):
+            file.write(row % number)
+        file.write(tail)
+    (folder / "_SUCCESS").touch()
+    added, printed = curate_in_child(tmp_path)
+    assert "'too_large': 1" in printed
+    assert f"'input': {62 if tail else 61}" in printed
+    assert added < 150
+    assert printed.split()[-1] == "False", "curation must not load pandas: it costs more time than a small drop"
+
+
+def test_many_rows_are_sorted_in_bounded_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket" / "drops" / "fam" / "d"
+    folder.mkdir(parents=True)
+    with (folder / "a.jsonl").open("wb") as file:
+        for number in range(40_000):
+            file.write(b'{"text": "%d %s"}\n' % (number, b"word " * 1_000))
+    (folder / "_SUCCESS").touch()
+    added, printed = curate_in_child(tmp_path)
+    assert "'input': 40000" in printed
+    assert added < 900

@@ -1,0 +1,80 @@
+"""Curation against an S3 server: reads pinned by entity tag, uploads, conditional manifest, the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+from typer.testing import CliRunner
+
+import curation
+from dropforge.drop import read_drop
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+from dropforge.store import S3Store
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[S3Store]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{host}:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    client.create_bucket(Bucket="bucket")
+    yield S3Store("bucket", client=client)
+    server.stop()
+
+
+def test_drop_in_s3(
+    bucket: S3Store, texts: Callable[..., list[bytes]], recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    bucket.put("drops/fam/d1/part one/a+b.jsonl", b"\n".join(texts(60)))
+    bucket.put("drops/fam/d1/_SUCCESS", b"")
+    drop = read_drop(bucket, "fam", "d1")
+    manifest = curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w")
+    assert manifest.counts["input"] == 60
+    assert {info.key for info in bucket.list("datasets/")} == {
+        *(shard.key for shard in manifest.shards),
+        *manifest.files.values(),
+        f"datasets/fam/{manifest.digest}/manifest.json",
+    }
+    again = curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w2")
+    assert again.to_json() == manifest.to_json()
+
+    bucket.put("drops/fam/d1/part one/a+b.jsonl", b"\n".join(texts(61)))
+    with pytest.raises(DataError, match="changed while it was being read"):
+        curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w3")
+    bucket.delete("drops/fam/d1/part one/a+b.jsonl")
+    with pytest.raises(DataError, match="no such object"):
+        curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w4")
+
+
+def test_command_line(texts: Callable[..., list[bytes]], tmp_path: Path) -> None:
+    import typer
+
+    from curation.__main__ import main
+
+    app = typer.Typer()
+    app.command()(main)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(b"\n".join(texts(60)))
+    run = CliRunner()
+    result = run.invoke(app, [str(folder), "--out", str(tmp_path / "out"), "--recipe", "tiny"])
+    assert result.exit_code == 0, result.output
+    card = next(line.split(maxsplit=1)[1] for line in result.output.splitlines() if line.startswith("card"))
+    assert "<h1>local</h1>" in Path(card).read_text()
+    for bad, said in (("nowhere", "it is not there"), ("empty", "it is empty")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        result = run.invoke(app, [str(tmp_path / bad), "--out", str(tmp_path / "out")])
+        assert result.exit_code == 1
+        assert said in result.output
