@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.manifest import pytorch_job

@@ -1,4 +1,4 @@
-"""The local cluster with real processes: what a user relies on when jobs succeed, fail, queue, are killed or orphaned."""
+"""The local cluster with real processes: jobs that succeed, fail, queue, are killed or orphaned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from kubeflow_training.jobs.errors import JobExistsError, JobRefusedError, ManifestError
 from kubeflow_training.jobs.local import processes
 from kubeflow_training.jobs.observation import Phase, Reason

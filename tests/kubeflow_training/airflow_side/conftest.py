@@ -1,0 +1,188 @@
+"""A real Airflow with its own database and a local cluster, both shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubeflow_training.jobs.backend import Snapshot
+from kubeflow_training.jobs.local import LocalCluster
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.observation import Phase, observe
+
+HERE = Path(__file__).parent
+
+
+class Airflow:
+    """One process that is scheduler, worker and triggerer by turns (see driver.py)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = LocalCluster(folder / "cluster")
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")},
+            "AIRFLOW_HOME": str(folder / "airflow"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+            "KUBEFLOW_TRAINING_HOME": str(folder / "cluster"),
+            "KUBEFLOW_TRAINING_CPUS": "4",
+            "KUBEFLOW_TRAINING_MEMORY_GB": "8",
+            "NO_COLOR": "1",
+        }
+        self.process: subprocess.Popen[str] | None = None
+        self.answers: Any = None
+        self._log_from = 0
+
+    def start(self) -> None:
+        read, write = os.pipe()
+        with (self.folder / "airflow.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "driver.py"), str(write)],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                pass_fds=[write],
+            )
+        os.close(write)
+        self.answers = os.fdopen(read)
+        if not self.answers.readline():
+            raise AssertionError((self.folder / "airflow.log").read_text()[-4000:])
+
+    def begin(self, do: str, **more: Any) -> None:
+        """Send a request and do not wait for its answer."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        assert self.process
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        line = self.answers.readline()
+        assert line, "the process is gone"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def ask(self, do: str, **more: Any) -> Any:
+        self.begin(do, **more)
+        return self.answer()
+
+    def signal(self, number: int) -> None:
+        assert self.process
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+
+    def state_from_outside(self, dag: str, run: str, state: str | None) -> None:
+        """What the API server does when a person marks a task, while the task runs."""
+        with sqlite3.connect(self.folder / "airflow/airflow.db", timeout=30) as database:
+            database.execute("update task_instance set state = ? where dag_id = ? and run_id = ?", (state, dag, run))
+
+    def mark(self) -> None:
+        """From here on `log` begins."""
+        self._log_from = (self.folder / "airflow.log").stat().st_size
+
+    def log(self) -> str:
+        text = (self.folder / "airflow.log").read_bytes()[self._log_from :].decode(errors="replace")
+        return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+    def ranks(self) -> list[str]:
+        """Lines of ranks in the log."""
+        return [
+            found[1].rstrip() for found in re.finditer(r"\] (\[(?:master|worker)-\d+\] .*?)\s+\[kubeflow", self.log())
+        ]
+
+
+class Run:
+    """One DAG run with one job of its own."""
+
+    def __init__(self, airflow: Airflow, dag: str, name: str, manifest: dict[str, Any]) -> None:
+        self.airflow, self.dag, self.name, self.manifest = airflow, dag, name, manifest
+        self.run = f"{dag}-{name}"
+        airflow.ask("create", dag=dag, run=self.run, conf={"manifest": manifest})
+        airflow.mark()
+
+    def attempt(self, task: str = "train") -> dict[str, Any]:
+        found: dict[str, Any] = self.airflow.ask("attempt", dag=self.dag, run=self.run, task=task)
+        return found
+
+    def begin_attempt(self) -> None:
+        self.airflow.begin("attempt", dag=self.dag, run=self.run)
+
+    def look(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.airflow.ask("look", dag=self.dag, run=self.run)
+        return found
+
+    def job(self) -> Snapshot | None:
+        return self.airflow.cluster.read(self.name, "default")
+
+    def phase(self) -> Phase:
+        job = self.job()
+        return observe(job.job, job.pods, job.events).phase if job else Phase.LOST
+
+    def until(self, what: Callable[[], Any], seconds: float = 60) -> Any:
+        end = time.monotonic() + seconds
+        while not (value := what()):
+            assert time.monotonic() < end, self.airflow.log()[-3000:]
+            time.sleep(0.02)
+        return value
+
+    def trigger(self, **more: Any) -> dict[str, Any]:
+        """Arguments of a trigger for this run's job."""
+        job = self.job()
+        assert job
+        return {
+            "name": self.name,
+            "namespace": "default",
+            "uid": job.uid,
+            "backend": "local",
+            "poll_interval": 0.1,
+            **more,
+        }
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    airflow = Airflow(tmp_path_factory.mktemp("airflow-side"))
+    migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
+    subprocess.run(migrate, env=airflow.env, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-m", "kubeflow_training.jobs.local"]
+    with (airflow.folder / "supervisor.log").open("ab") as log:
+        supervisor = subprocess.Popen(command, env=airflow.env, stdout=log, stderr=log)
+    yield airflow
+    for job in airflow.cluster.jobs():
+        airflow.cluster.delete(job.job["metadata"]["name"], "default", grace_seconds=0)
+    if airflow.process and airflow.process.poll() is None:
+        airflow.process.kill()
+        airflow.process.wait()
+    supervisor.terminate()
+    supervisor.wait(60)
+
+
+@pytest.fixture
+def new_run(airflow: Airflow, request: pytest.FixtureRequest) -> Callable[..., Run]:
+    """Makes a DAG run whose task runs a Python script as its job."""
+    count = iter(range(100))
+
+    def make(dag: str, script: str, **more: Any) -> Run:
+        digest = format(hash(request.node.nodeid) & 0xFFFFFFFF, "x")
+        name = f"job-{digest}-{next(count)}"
+        values = {"cpus": 1, "memory_gb": 0.2, "grace_seconds": 2} | more
+        manifest = pytorch_job(name=name, image="none", command=["python", "-c", script], **values)
+        return Run(airflow, dag, name, manifest)
+
+    return make

@@ -1,0 +1,317 @@
+"""The observation: a table of situations as the API tells them, and that nothing whatever makes it raise."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kubeflow_training.jobs.checks import check
+from kubeflow_training.jobs.observation import Observation, Phase, observe
+from kubeflow_training.jobs.progress import Progress, last, parse
+from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason
+
+
+def job(*conditions: Any, workers: int = 0, policy: str = "Never", **status: Any) -> dict[str, Any]:
+    """A job with conditions given as type, (type, status) or (type, status, reason, message)."""
+    whole = [(item, "True") if isinstance(item, str) else item for item in conditions]
+    keys = ("type", "status", "reason", "message")
+    replicas = {"Master": {"replicas": 1, "restartPolicy": policy}}
+    if workers:
+        replicas["Worker"] = {"replicas": workers, "restartPolicy": policy}
+    return {
+        "metadata": {"name": "job", "uid": "u"},
+        "spec": {"pytorchReplicaSpecs": replicas},
+        "status": {"conditions": [dict(zip(keys, item, strict=False)) for item in whole], **status},
+    }
+
+
+def pod(
+    rank: int, phase: str, state: dict[str, Any] | None = None, node: str | None = "n1", **status: Any
+) -> dict[str, Any]:
+    kind, index = ("master", 0) if rank == 0 else ("worker", rank - 1)
+    statuses = [{"name": "pytorch", "state": state}] if state else []
+    return {
+        "metadata": {
+            "name": f"job-{kind}-{index}",
+            "labels": {
+                "training.kubeflow.org/replica-type": kind,
+                "training.kubeflow.org/replica-index": str(index),
+            },
+        },
+        "spec": {"nodeName": node} if node else {},
+        "status": {"phase": phase, "containerStatuses": statuses, **status},
+    }
+
+
+def ended(rank: int, code: int, at: int = 0, reason: str = "Error", message: str = "", **status: Any) -> dict[str, Any]:
+    terminated = {"exitCode": code, "reason": reason, "message": message, "finishedAt": f"2026-01-01T00:00:{at:02d}Z"}
+    terminated["startedAt"] = "2026-01-01T00:00:00Z"
+    return pod(rank, "Failed" if code else "Succeeded", {"terminated": terminated}, **status)
+
+
+def running(rank: int) -> dict[str, Any]:
+    return pod(rank, "Running", {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+
+
+def unscheduled(rank: int, message: str) -> dict[str, Any]:
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+    return pod(rank, "Pending", node=None, conditions=conditions)
+
+
+def waiting(rank: int, reason: str, message: str = "") -> dict[str, Any]:
+    return pod(rank, "Pending", {"waiting": {"reason": reason, "message": message}})
+
+
+FAILED = ("Failed", "True", "PyTorchJobFailed", "it failed")
+TOLD = json.dumps({"exit_code": 11, "message": "row 7 is broken", "rank": 5, "step": 1, "steps": 2})
+
+SITUATIONS: dict[str, tuple[Observation, Phase, Reason | None, str]] = {
+    "just created": (observe(job()), Phase.QUEUED, None, "waits for its pods"),
+    "created": (observe(job("Created")), Phase.QUEUED, None, ""),
+    "no node": (observe(job("Created"), [unscheduled(0, "0/3 nodes")]), Phase.QUEUED, None, "0/3 nodes"),
+    "suspended": (observe(job(("Suspended", "True", "x", "by Kueue"))), Phase.QUEUED, None, "by Kueue"),
+    "preempted by Kueue and suspended again": (
+        observe(job(("Running", "False"), "Suspended")),
+        Phase.QUEUED,
+        None,
+        "suspended",
+    ),
+    "quota": (
+        observe(job("Created"), [], [{"type": "Warning", "message": "pods is forbidden: exceeded quota: q"}]),
+        Phase.QUEUED,
+        Reason.QUOTA,
+        "exceeded quota",
+    ),
+    "half of the gang": (
+        observe(job("Created", workers=1), [running(0), unscheduled(1, "no gpu")]),
+        Phase.STARTING,
+        None,
+        "1 of 2 pods run; no gpu",
+    ),
+    "container creating": (observe(job("Created"), [waiting(0, "ContainerCreating")]), Phase.STARTING, None, "0 of 1"),
+    "first pull failed": (
+        observe(job("Created"), [waiting(0, "ErrImagePull", "no such host")]),
+        Phase.STARTING,
+        Reason.IMAGE,
+        "no such host",
+    ),
+    "image": (
+        observe(job("Created"), [waiting(0, "ImagePullBackOff", "x")]),
+        Phase.FAILED,
+        Reason.IMAGE,
+        "job-master-0",
+    ),
+    "missing secret": (
+        observe(job("Created"), [waiting(0, "CreateContainerConfigError", 'secret "s" not found')]),
+        Phase.FAILED,
+        Reason.USER_ERROR,
+        'secret "s"',
+    ),
+    "running": (observe(job("Created", "Running", workers=1), [running(0), running(1)]), Phase.RUNNING, None, "2 of 2"),
+    "master done, worker still at it": (
+        observe(job("Running", workers=1), [ended(0, 0), running(1)]),
+        Phase.RUNNING,
+        None,
+        "1 of 2",
+    ),
+    "the last condition is not the state": (
+        observe(job("Succeeded", ("Running", "False"), ("Created", "True")), [ended(0, 0)]),
+        Phase.SUCCEEDED,
+        None,
+        "",
+    ),
+    "failed sticks": (observe(job("Succeeded", FAILED)), Phase.FAILED, Reason.UNKNOWN, "it failed"),
+    "restarting": (observe(job("Restarting", policy="OnFailure"), [running(0)]), Phase.RESTARTING, None, ""),
+    "pods recreated": (observe(job("Running")), Phase.RESTARTING, None, "gone"),
+    "restarts by policy": (
+        observe(job("Running", policy="ExitCode"), [ended(0, 137)]),
+        Phase.RESTARTING,
+        None,
+        "started again",
+    ),
+    "being deleted": (
+        observe({**job("Running"), "metadata": {"deletionTimestamp": "x"}}, [running(0)]),
+        Phase.CANCELLED,
+        Reason.DELETED,
+        "",
+    ),
+    "gone": (observe(None), Phase.LOST, Reason.DELETED, "no longer exists"),
+    "deadline": (
+        observe(job(("Failed", "True", "DeadlineExceeded", "longer than the deadline")), [ended(0, 143)]),
+        Phase.FAILED,
+        Reason.DEADLINE,
+        "longer",
+    ),
+    "unanswering node": (
+        observe(job("Running", workers=1), [running(0), pod(1, "Unknown")]),
+        Phase.RUNNING,
+        Reason.NODE_LOST,
+        "job-worker-0",
+    ),
+}
+# exit code or pod status -> reason, for one failed pod of a failed job
+CAUSES: dict[str, tuple[dict[str, Any], Reason]] = {
+    "10": (ended(0, 10), Reason.USER_ERROR),
+    "11": (ended(0, 11), Reason.BAD_DATA),
+    "12": (ended(0, 12), Reason.USER_ERROR),
+    "20": (ended(0, 20), Reason.PREEMPTED),
+    "21": (ended(0, 21), Reason.COLLECTIVE_TIMEOUT),
+    "127": (ended(0, 127), Reason.USER_ERROR),
+    "137": (ended(0, 137), Reason.UNKNOWN),
+    "143": (ended(0, 143), Reason.PREEMPTED),
+    "1": (ended(0, 1), Reason.UNKNOWN),
+    "1, but the message knows better": (ended(0, 1, message=TOLD), Reason.BAD_DATA),
+    "oom killer": (ended(0, 137, reason="OOMKilled"), Reason.OUT_OF_MEMORY),
+    "cuda": (ended(0, 1, message="torch.OutOfMemoryError: CUDA out of memory. Tried"), Reason.OUT_OF_MEMORY),
+    "nccl": (ended(0, 134, message="Watchdog caught collective operation timeout"), Reason.COLLECTIVE_TIMEOUT),
+    "not a json message": (ended(0, 1, message='{"exit_code": '), Reason.UNKNOWN),
+    "evicted": (pod(0, "Failed", reason="Evicted", message="The node was low on memory"), Reason.EVICTED),
+    "terminated": (pod(0, "Failed", reason="Terminated"), Reason.PREEMPTED),
+    "node lost": (pod(0, "Failed", reason="NodeLost"), Reason.NODE_LOST),
+    "disruption": (
+        pod(
+            0, "Failed", conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+        ),
+        Reason.PREEMPTED,
+    ),
+    "taint": (
+        pod(
+            0, "Failed", conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]
+        ),
+        Reason.NODE_LOST,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_situations(name):
+    found, phase, reason, words = SITUATIONS[name]
+    assert (found.phase, found.reason) == (phase, reason)
+    assert words in found.message
+    assert Observation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_causes(name):
+    failed, reason = CAUSES[name]
+    found = observe(job(FAILED), [failed])
+    assert (found.phase, found.reason, found.replica, found.node) == (Phase.FAILED, reason, "master-0", "n1")
+
+
+def test_every_reason_has_consequences():
+    assert set(RETRYABLE) == set(MENDS) == set(Reason)
+    assert {reason for reason, again in RETRYABLE.items() if again} == {
+        Reason.PREEMPTED,
+        Reason.EVICTED,
+        Reason.NODE_LOST,
+        Reason.COLLECTIVE_TIMEOUT,
+        Reason.UNKNOWN,
+    }
+
+
+FIRSTS = {
+    "the earliest": ([ended(0, 1, 5), ended(1, 1, 3), ended(2, 1, 9)], "worker-0"),
+    "a broken collective is a victim, even if it ended first": ([ended(0, 21, 1), ended(1, 11, 4)], "worker-0"),
+    "a SIGKILL explains a broken collective of the same second": ([ended(0, 21, 1), ended(1, 137, 1)], "worker-0"),
+    "the SIGKILL after a grace period explains nothing": ([ended(0, 137, 40), ended(1, 10, 5)], "worker-0"),
+    "a SIGTERM is a victim": ([ended(0, 143, 1), ended(1, 1, 1)], "worker-0"),
+    "an OOM kill is a cause": ([ended(0, 21, 1), ended(1, 137, 2, reason="OOMKilled")], "worker-0"),
+    "only victims: the earliest": ([ended(0, 21, 3), ended(1, 21, 2)], "worker-0"),
+    "all leave together, the lowest rank speaks": ([ended(1, 10, 1), ended(0, 10, 1)], "master-0"),
+}
+
+
+@pytest.mark.parametrize("name", FIRSTS)
+def test_who_failed_first(name):
+    pods, replica = FIRSTS[name]
+    assert observe(job(FAILED, workers=len(pods) - 1), pods).replica == replica
+
+
+def test_the_message_tells_the_global_rank_and_the_running_time():
+    found = observe(
+        job(FAILED, workers=1, completionTime="2026-01-01T00:01:00Z"), [ended(0, 143, 9), ended(1, 1, 3, message=TOLD)]
+    )
+    assert (found.failing_rank, found.exit_code, found.seconds) == (5, 11, 60.0)
+    assert found.message == "rank 5 (worker-0) failed first on n1 with exit code 11: row 7 is broken"
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.datetimes(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+_words = st.sampled_from(
+    [
+        "Failed",
+        "Succeeded",
+        "Running",
+        "True",
+        "False",
+        "Pending",
+        "pytorch",
+        "OOMKilled",
+        "Never",
+        "Unknown",
+        TOLD,
+        "{",
+        "0",
+    ]
+)
+_value = _json | _words
+
+
+def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries({}, optional={key: value | _value for key, value in fields.items()}) | _value
+
+
+_conditions = st.lists(_some(type=_words, status=_words, reason=_words, message=_words), max_size=3)
+_state = _some(
+    terminated=_some(exitCode=st.integers(-300, 300), reason=_words, message=_words, finishedAt=_words),
+    running=_some(startedAt=_words),
+    waiting=_some(reason=_words, message=_words),
+)
+_pod = _some(
+    metadata=_some(name=_words, labels=_json, uid=_words),
+    spec=_some(nodeName=_words),
+    status=_some(
+        phase=_words, conditions=_conditions, containerStatuses=st.lists(_some(name=_words, state=_state), max_size=2)
+    ),
+)
+_job = _some(
+    metadata=_json,
+    spec=_some(runPolicy=_json, pytorchReplicaSpecs=_json),
+    status=_some(conditions=_conditions, startTime=_words, completionTime=_words),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.none() | _job, st.lists(_pod, max_size=3), st.lists(_value, max_size=2))
+def test_it_never_raises_and_always_has_a_phase(some_job, pods, events):
+    found = observe(some_job, pods, events)
+    assert isinstance(found.phase, Phase)
+    assert isinstance(found.retryable, bool)
+    json.dumps(found.to_dict())
+    check(some_job)
+
+
+def test_progress_lines():
+    assert parse('@progress {"step": 12, "steps": 120, "loss": 3.21}') == Progress(12, 120, {"loss": 3.21})
+    for line in (
+        "@progress",
+        "@progress {",
+        "@progress []",
+        '@progress {"step": "x"}',
+        'say @progress {"step": 1}',
+        "",
+    ):
+        assert parse(line) is None
+    assert parse('@progress {"step": 1, "loss": NaN}') == Progress(1)
+    assert last(['@progress {"step": 1}', "x", '@progress {"step": 2}', "y"]) == Progress(2)
+
+
+@given(st.text())
+def test_progress_never_raises(text):
+    parse("@progress " + text)
