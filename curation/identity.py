@@ -21,7 +21,11 @@ def fold(text: str) -> str:
 
     Only keys are made of it; the text that is trained on stays as it was written.
     """
-    return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> list[str]:
+    return (text if text.isascii() else unicodedata.normalize("NFC", text)).split()
 
 
 def names(row: Row) -> tuple[bytes, bytes, int]:
@@ -32,17 +36,16 @@ def names(row: Row) -> tuple[bytes, bytes, int]:
     :raises RejectError: if a text is not Unicode (a lone surrogate).
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
+    texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
     if row.text is None:
-        folded = "m" + "\x1e".join(
-            f"{role}\x1f{fold(content)}" for role, content in zip(row.roles, row.contents, strict=True)
-        )
+        pairs = zip(row.roles, texts, strict=True)
+        folded = "m" + "\x1e".join([f"{role}\x1f{' '.join(words)}" for role, words in pairs])
     else:
-        folded = f"t{fold(row.text)}"
+        folded = "t" + " ".join(texts[0])
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
     try:
-        words = folded.count(" ") + max(1, len(row.contents))
-        return _hash(folded.encode()), _hash(f"{len(row.roles)};{exact}".encode()), words
+        return _hash(folded.encode()), _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts))
     except UnicodeEncodeError:
         raise RejectError(Reason.LONE_SURROGATE, "half of a surrogate pair") from None
 
