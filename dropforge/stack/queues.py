@@ -106,9 +106,10 @@ class StoredBackend(models.SQSBackend):  # type: ignore[misc]
 
     def purge_queue(self, queue_name: str) -> None:
         queue = self.get_queue(queue_name)
-        for message in list(queue._messages):
+        messages = list(queue._messages)
+        super().purge_queue(queue_name)  # refuses what comes too soon after the last
+        for message in messages:
             queue.forget(message)
-        super().purge_queue(queue_name)
 
 
 def install() -> None:

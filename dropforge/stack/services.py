@@ -45,6 +45,7 @@ class Service:
     :param after: names of services that must be ready (or done) first.
     :param once: it runs to its end instead of staying.
     :param preload: modules that it shares with the other services of the same; empty for a start of its own.
+    :param check_every: seconds between looks at a healthy service.
     :param patience: seconds until a service that is not ready is said to be stuck and is restarted.
     """
 
@@ -57,6 +58,7 @@ class Service:
     after: tuple[str, ...] = ()
     once: bool = False
     preload: tuple[str, ...] = ()
+    check_every: float = 10.0
     patience: float = 180.0
 
     @property

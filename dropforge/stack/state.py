@@ -115,7 +115,7 @@ def is_running(folder: Path) -> bool:
     """Whether a supervisor of this folder lives."""
     try:
         handle = os.open(lock_path(folder), os.O_RDWR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

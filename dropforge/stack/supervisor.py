@@ -25,16 +25,17 @@ from dropforge.stack import processes
 from dropforge.stack.nursery import Nursery
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.services import Service, note_migrated, prepare, services
+from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
 from dropforge.stack.state import ServiceState, StackState, lock_path, mark_path, write_state
 
 log = logging.getLogger("dropforge.supervisor")
 
 GRACE = 12.0  # seconds that a service has to end by itself
 _LOG_LIMIT = 16 << 20
-_CHECK_STARTING, _CHECK_HEALTHY = 0.3, 10.0
+_CHECK_STARTING = 0.3
 _MAX_FAILED_CHECKS = 6
 _BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_FIRST_TRIES = 3  # for a service that has never been healthy: it hardly will be
 _STABLE = 60.0  # seconds of health after which earlier failures are forgotten
 
 
@@ -48,6 +49,7 @@ class Watched:
         self.next_check = 0.0
         self.failed_checks = 0
         self.failures = 0
+        self.was_healthy = False
         self.restart_at = 0.0
 
     @property
@@ -197,9 +199,9 @@ class Supervisor:
         except (OSError, ValueError) as error:
             ready, trouble = False, f"it does not answer ({error})"
         status = watched.state.status
-        watched.next_check = now + (_CHECK_HEALTHY if ready else _CHECK_STARTING)
+        watched.next_check = now + (watched.service.check_every if ready else _CHECK_STARTING)
         if ready:
-            watched.failed_checks = 0
+            watched.failed_checks, watched.was_healthy = 0, True
             if now - watched.started > _STABLE:
                 watched.failures = 0
             if status != "healthy":
@@ -210,7 +212,7 @@ class Supervisor:
                 self._kill(watched, f"not ready after {watched.service.patience:.0f} s: {trouble}")
             return
         watched.failed_checks += 1
-        watched.next_check = now + _CHECK_HEALTHY / 2
+        watched.next_check = now + watched.service.check_every / 2
         if status != "failing":
             watched.set("failing", trouble, watched.state.pid)
         if watched.failed_checks >= _MAX_FAILED_CHECKS:
@@ -222,7 +224,7 @@ class Supervisor:
         if process is not None:
             processes.send(process, signal.SIGKILL)
         watched.failed_checks = 0
-        watched.next_check = time.time() + _CHECK_HEALTHY
+        watched.next_check = time.time() + watched.service.check_every
 
     def _reap(self) -> None:
         """Take the exit of every child: services, and whatever orphans fell to us."""
@@ -251,7 +253,7 @@ class Supervisor:
 
     def _failed(self, watched: Watched, why: str) -> None:
         watched.failures += 1
-        if watched.failures > len(_BACKOFF):
+        if watched.failures > (len(_BACKOFF) if watched.was_healthy else _FIRST_TRIES):
             watched.set("failed", why)
             return
         pause = _BACKOFF[watched.failures - 1]
@@ -343,10 +345,19 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="dropforge.stack.supervisor", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="the stack's folder")
     parser.add_argument("--lifeline", type=int, help="end when the other end of this file descriptor is closed")
-    for name in ("objects", "mlflow", "airflow"):
+    for name in PORTS:
         parser.add_argument(f"--{name}-port", type=int, required=True)
     options = parser.parse_args(arguments)
     folder = options.state.absolute()
+    ports = {name: getattr(options, f"{name}_port") for name in PORTS}
+    secrets = read_secrets(folder)
+    prepare(folder, secrets)
+    supervise(folder, ports, services(folder, ports, secrets), options.lifeline)
+    sys.exit(0)
+
+
+def supervise(folder: Path, ports: dict[str, int], wanted: list[Service], lifeline: int | None = None) -> None:
+    """Own these services until told to stop. Exits with 3 if another supervisor has the folder."""
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     lock = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
@@ -357,11 +368,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(3)
     wake = _wake_on_signals()
     processes.become_subreaper()
-    ports = {name: getattr(options, f"{name}_port") for name in ("objects", "mlflow", "airflow")}
-    secrets = read_secrets(folder)
-    prepare(folder, secrets)
-    Supervisor(folder, ports, services(folder, ports, secrets)).run(wake, options.lifeline)
-    sys.exit(0)
+    Supervisor(folder, ports, wanted).run(wake, lifeline)
 
 
 def _wake_on_signals() -> int:

@@ -18,8 +18,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--artifacts", required=True, help="where artifacts go: s3://bucket/prefix")
     options = parser.parse_args(arguments)
 
-    from mlflow.server import constants as server
     import uvicorn
+    from mlflow.server import constants as server
     from mlflow.server.handlers import initialize_backend_stores
 
     store, root = f"sqlite:///{options.database}", "mlflow-artifacts:/"

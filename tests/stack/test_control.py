@@ -1,0 +1,123 @@
+"""Before a stack starts: folders, ports and secrets; and what `doctor` says."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from dropforge.errors import DropforgeError
+from dropforge.stack import control, doctor, services
+from dropforge.stack.doctor import Level
+from dropforge.stack.secrets import read_secrets
+from dropforge.stack.state import check_folder, client_env, is_running, read_state
+
+
+@pytest.fixture
+def taken() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port: int = listener.getsockname()[1]
+        yield port
+
+
+def test_a_taken_port_that_was_asked_for_is_an_error_with_its_mend(tmp_path: Path, taken: int) -> None:
+    with pytest.raises(DropforgeError) as error:
+        control.start(tmp_path / "state", {"airflow": taken})
+    assert str(taken) in error.value.thing
+    assert "--airflow-port" in error.value.mend
+    assert not is_running(tmp_path / "state")
+
+
+def test_remembered_ports_are_kept_if_free_and_replaced_if_not(taken: int) -> None:
+    first = control.choose_ports({}, {})
+    assert control.choose_ports({}, first) == first
+    moved = control.choose_ports({}, {**first, "mlflow": taken})
+    assert moved["mlflow"] != taken
+    assert {name: port for name, port in moved.items() if name != "mlflow"} == {
+        name: port for name, port in first.items() if name != "mlflow"
+    }
+    assert len(set(moved.values())) == 3
+
+
+@pytest.mark.parametrize("name", ["per%cent", "dollar$HOME", "a?b", "a#b"])
+def test_folders_that_addresses_cannot_name_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DropforgeError, match="--state"):
+        check_folder(tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DropforgeError, match="--state"):
+        control.start(tmp_path / "file" / "state")
+
+
+def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:
+    first = read_secrets(tmp_path / "state")
+    assert read_secrets(tmp_path / "state") == first
+    assert read_secrets(tmp_path / "other") != first
+    path = tmp_path / "state" / "secrets.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert first.access_key not in repr(first)
+
+
+def test_nothing_was_ever_started_here(tmp_path: Path) -> None:
+    assert read_state(tmp_path) is None
+    assert not is_running(tmp_path)
+    assert not control.stop(tmp_path)
+
+
+def test_services_get_their_own_world_and_secrets_stay_out_of_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
+    monkeypatch.setenv("AWS_PROFILE", "production")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "abc")
+    secrets = read_secrets(tmp_path)
+    ports = {"objects": 1, "mlflow": 2, "airflow": 3}
+    found = services.services(tmp_path, ports, secrets)
+    values = set(vars(secrets).values())
+    for service in found:
+        assert "AWS_PROFILE" not in service.env
+        assert "MLFLOW_RUN_ID" not in service.env
+        assert service.env.get("AIRFLOW__CORE__EXECUTOR") in {None, "LocalExecutor"}
+        assert service.env["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1"
+        assert not any(value in argument for value in values for argument in service.command)
+        assert "0.0.0.0" not in " ".join(service.command)
+    scheduler = next(service for service in found if service.name == "airflow-scheduler")
+    assert "--skip-serve-logs" in scheduler.command
+    assert scheduler.env["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:3/execution/"
+    connection = json.loads(scheduler.env["AIRFLOW_CONN_DROPFORGE_S3"])
+    assert connection["extra"]["endpoint_url"] == "http://127.0.0.1:1"
+    assert client_env(tmp_path, ports, secrets).items() <= scheduler.env.items()
+
+
+def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
+    findings = doctor.examine(tmp_path / "state")
+    assert {finding.check for finding in findings} >= {"python", "disk", "memory", "mlflow", "state folder", "clock"}
+    for finding in findings:
+        assert (finding.mend == "") == (finding.level is Level.OK)
+    assert not [finding for finding in findings if finding.level is Level.FAIL]
+
+
+def test_doctor_names_what_is_missing_or_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", {"mlflow": (99,), "no-such-package": (1,)})
+    old, missing = doctor.packages(tmp_path)
+    assert (old.level, missing.level) == (Level.FAIL, Level.FAIL)
+    assert "99" in old.mend
+    (tmp_path / "file").write_text("")
+    [unwritable] = doctor.state_folder(Path("/proc/none"))
+    assert unwritable.level is Level.FAIL
+    assert "--state" in unwritable.mend
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"),
+    [("2.15.0+cpu", (2, 15, 0)), ("3.3.2", (3, 3, 2)), ("5.3.0rc1", (5, 3, 0)), ("1.dev0", (1,))],
+)
+def test_versions_are_compared_by_number(version: str, numbers: tuple[int, ...]) -> None:
+    assert doctor.release(version) == numbers

@@ -1,0 +1,234 @@
+"""The process that owns the stack, with small services that misbehave in the ways the real ones do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dropforge.errors import DropforgeError
+from dropforge.stack import control, processes
+from dropforge.stack.state import StackState, is_running, read_state
+
+# Starts a child that leaves no trace but one: a session, a name, descriptors and an environment of its own.
+WILD = """
+import os, subprocess, sys, time
+from pathlib import Path
+Path("seen").mkdir(exist_ok=True)
+def note(): Path("seen", str(os.getpid())).touch()
+note()
+hide = '''
+import os, sys, time
+from setproctitle import setproctitle
+os.closerange(3, 100)
+if os.fork(): os._exit(0)
+os.setsid()
+setproctitle("nothing to see")
+open("seen/%d" % os.getpid(), "w").close()
+time.sleep(600)
+'''
+subprocess.Popen([sys.executable, "-c", hide], env={"PATH": "/usr/bin"}, start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+time.sleep(600)
+"""
+
+WEB = """
+import http.server, signal, sys, threading
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+# As an API server that quits while what surrounds it goes on.
+signal.signal(signal.SIGUSR1, lambda *_: server.socket.close())
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while True: signal.pause()
+"""
+
+SUPERVISE = """
+import sys
+from pathlib import Path
+from dropforge.stack import health
+from dropforge.stack.services import Service
+from dropforge.stack.supervisor import supervise
+folder, web_port = Path(sys.argv[1]), int(sys.argv[2])
+lifeline = int(sys.argv[3]) if len(sys.argv) > 3 else None
+env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
+services = [
+    Service("web", "web", (str(web_port),), env, lambda _: health.answers(web_port, "/"), web_port, check_every=0.2),
+    Service("wild", "wild", (), env, lambda _: len(list((folder / "seen").iterdir())) >= 2, after=("web",)),
+]
+if (folder / "broken.py").exists():
+    services.append(Service("broken", "broken", (), env, lambda _: False))
+supervise(folder, {"objects": 1, "mlflow": 2, "airflow": web_port}, services, lifeline)
+"""
+
+
+class Stack:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "logs").mkdir(parents=True)
+        (folder / "wild.py").write_text(WILD)
+        (folder / "web.py").write_text(WEB)
+        self.port = control.choose_ports({}, {})["airflow"]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, lifeline: int | None = None) -> Stack:
+        arguments = [str(self.folder), str(self.port)] + ([str(lifeline)] if lifeline is not None else [])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISE, *arguments],
+            stderr=(self.folder / "logs" / "supervisor.log").open("ab"),
+            pass_fds=() if lifeline is None else (lifeline,),
+        )
+        pid = self.process.pid
+        until(lambda: (found := read_state(self.folder)) is not None and found.supervisor[0] == pid)
+        return self
+
+    @property
+    def state(self) -> StackState:
+        state = read_state(self.folder)
+        assert state is not None
+        return state
+
+    def pid(self, service: str) -> int:
+        pid = self.state.services[service].pid
+        assert pid is not None
+        return pid
+
+    def seen(self) -> list[processes.Process]:
+        """Every process that noted its number and still lives."""
+        pids = [int(path.name) for path in (self.folder / "seen").iterdir()] if (self.folder / "seen").is_dir() else []
+        return [process for pid in pids if (process := processes.look(pid)) is not None and not process.zombie]
+
+
+def until(condition: Callable[[], bool], limit: float = 30.0) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    found = Stack(tmp_path / "state")
+    yield found
+    control.stop(found.folder)
+    if found.process is not None:
+        found.process.kill()
+        found.process.wait()
+    for process in found.seen():
+        processes.send(process, signal.SIGKILL)
+
+
+def test_a_service_that_dies_is_said_and_started_again(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    old = stack.pid("web")
+    os.kill(old, signal.SIGKILL)
+    until(lambda: stack.state.services["web"].restarts == 1)
+    control.wait_ready(stack.folder)
+    assert stack.pid("web") != old
+    said = (stack.folder / "logs" / "supervisor.log").read_text()
+    assert "web: restarting (it ended with signal SIGKILL" in said
+
+
+def test_a_service_that_lives_but_answers_no_more_is_started_again(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    old = stack.pid("web")
+    os.kill(old, signal.SIGUSR1)
+    until(lambda: stack.state.phase == "degraded")
+    until(lambda: stack.state.services["web"].restarts == 1)
+    assert control.wait_ready(stack.folder).services["web"].pid != old
+
+
+def test_down_leaves_no_process_and_can_be_repeated(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    assert len(stack.seen()) >= 2
+    assert control.stop(stack.folder)
+    assert stack.seen() == []
+    assert stack.state.phase == "stopped"
+    assert not control.stop(stack.folder)
+
+
+@pytest.mark.parametrize("also", [(), ("wild",)], ids=["supervisor", "supervisor and service"])
+def test_what_a_killed_supervisor_leaves_is_found_and_ended(stack: Stack, also: tuple[str, ...]) -> None:
+    control.wait_ready(stack.start().folder)
+    seen = stack.seen()
+    leaders = {name: processes.look(stack.pid(name)) for name in stack.state.services}
+    # The state is written down at most once a second; what hides meanwhile must be in it.
+    until(lambda: all((one.pid, one.start) in stack.state.traces.processes for one in seen if one.session == one.pid))
+    assert stack.process is not None
+    stack.process.kill()
+    stack.process.wait()
+    for name in also:
+        os.kill(stack.pid(name), signal.SIGKILL)
+    assert not is_running(stack.folder)
+    assert stack.seen()
+    assert control.stop(stack.folder)
+    assert stack.seen() == []
+    assert not any(leader is not None and processes.alive(leader) for leader in leaders.values())
+
+
+def test_traces_of_another_boot_mean_nothing(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    traces = stack.state.traces
+    assert {process.pid for process in processes.leftovers(traces)} >= {one.pid for one in stack.seen()}
+    assert os.getpid() not in {process.pid for process in processes.leftovers(traces)}
+    other = processes.Traces("another boot", traces.stack_id, traces.mark, traces.processes)
+    assert processes.leftovers(other) == []
+
+
+def test_a_service_that_cannot_start_fails_with_its_last_words(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    (stack.folder / "broken.py").write_text("raise SystemExit('the cause of it all')")
+    stack.start()
+    with pytest.raises(DropforgeError) as error:
+        control.wait_ready(stack.folder)
+    assert error.value.thing == "service broken"
+    assert "exit code 1" in error.value.cause
+    assert "the cause of it all" in error.value.mend
+
+
+def test_the_stack_ends_with_its_terminal(stack: Stack) -> None:
+    reader, writer = os.pipe()
+    control.wait_ready(stack.start(lifeline=reader).folder)
+    os.close(reader)
+    os.close(writer)
+    until(lambda: not is_running(stack.folder))
+    assert stack.seen() == []
+
+
+def test_a_second_supervisor_gives_way(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    again = subprocess.run(
+        [sys.executable, "-c", SUPERVISE, str(stack.folder), str(stack.port)], capture_output=True, check=False
+    )
+    assert again.returncode == 3
+    assert stack.state.phase == "ready"
+    assert not control.start(stack.folder)
+
+
+def test_a_port_that_somebody_took_meanwhile_is_said(stack: Stack) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", WEB, str(stack.port)])
+    try:
+        until(lambda: not control.port_free(stack.port))
+        stack.start()
+        until(lambda: "is taken by another program" in stack.state.services["web"].message)
+    finally:
+        holder.kill()
+        holder.wait()
+    control.wait_ready(stack.folder)
+
+
+def test_only_the_owner_can_read_the_state(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    for path in stack.folder.iterdir():
+        if path.name in {"stack.json", "secrets.json", "supervisor.lock", "stack.mark"}:
+            assert path.stat().st_mode & 0o777 == 0o600, path
+    text = (stack.folder / "stack.json").read_text() + (stack.folder / "logs" / "supervisor.log").read_text()
+    secrets = stack.state.secrets
+    assert secrets.secret_key not in text
+    assert secrets.airflow_password not in text
+    assert secrets.secret_key not in repr(stack.state)
