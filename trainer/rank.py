@@ -87,7 +87,6 @@ def main(argv: list[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", 0))
     if "DROPFORGE_SCRATCH" in os.environ:
         die_with_parent()
-    faulthandler.enable()
     stop = StopSignal()
     stop.install()
     console = Console(quiet=rank != 0)
@@ -116,6 +115,7 @@ def _leave_word(rank: int, code: int, message: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     ended = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,6 +14,7 @@ from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings, read_settings
 from trainer.data.batch import make_batch
+from trainer.data.plan import share
 from trainer.gang import Gang
 from trainer.loop import BAD_STEPS, DivergedError, Loop
 from trainer.measure import measure
@@ -97,6 +98,23 @@ def test_micro_batches_do_not_change_the_update(bench: Any) -> None:
         results.append(weights(trained(one.loop(folder=f"m{micro}"))))
     for other in results[1:]:
         assert all(torch.allclose(results[0][name], other[name], atol=2e-6) for name in other)
+
+
+def test_the_sum_of_two_ranks_shares_is_the_whole_step(bench: Any) -> None:
+    """What two ranks add up is what one rank computes, with unequal numbers of targets on them."""
+    loop = bench(train={"micro_batch": 3}).loop()
+    packs = loop.plan.step(0)
+    wanted = loop.plan.step_targets(0)
+    gradients = []
+    for world in (1, 2, 3):
+        loop.loss.zero_grad()
+        for rank in range(world):
+            for mine in share(packs, loop.plan.lengths, rank, world, 3):
+                batch = make_batch(loop.train, mine, loop.pad)
+                (loop.loss(batch.ids, batch.positions, batch.places, batch.targets) / wanted).backward()
+        gradients.append([weight.grad.clone() for _, weight in loop.built.trainable()])
+    for other in gradients[1:]:
+        assert all(torch.allclose(left, right, atol=1e-6) for left, right in zip(gradients[0], other, strict=True))
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(bench: Any) -> None:

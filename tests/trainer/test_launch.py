@@ -1,0 +1,367 @@
+"""Whole runs as the local cluster starts them: kills, stops, resumes, exit codes, termination messages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dropforge.run import ExitCode
+from trainer.launch import Ended, Verdict, judge
+from trainer.rank import main, run
+from trainer.report.console import Console
+from trainer.state.stop import PreemptedError, StopSignal
+
+from .toy import REPOSITORY, Toy
+
+ONE = {"OMP_NUM_THREADS": "1"}
+SLOW = {"max_steps": 4000, "checkpoint_every": 5}  # until it is stopped
+
+
+@pytest.mark.parametrize(
+    ("ends", "stopped", "code", "rank"),
+    [
+        ([], False, 0, None),
+        ([], True, 0, None),
+        ([Ended(0, 21), Ended(1, -9)], False, 21, 1),
+        ([Ended(0, -15), Ended(1, -9)], False, 21, 1),
+        ([Ended(0, 20, "x"), Ended(1, -11)], False, 21, 1),
+        ([Ended(0, 21), Ended(1, 11, "shard")], False, 11, 1),
+        ([Ended(0, 20), Ended(1, 20)], True, 20, 0),
+        ([Ended(0, 20), Ended(1, 20)], False, 20, 0),
+        ([Ended(0, -9), Ended(1, -9)], True, 20, 0),
+        ([Ended(0, -15)], True, 20, 0),
+        ([Ended(0, -15)], False, 21, 0),
+        ([Ended(0, 21), Ended(1, 1, "ValueError")], False, 1, 1),
+        ([Ended(0, 21), Ended(1, 21)], True, 21, 0),
+    ],
+)
+def test_the_verdict_names_who_failed_first(ends: list[Ended], stopped: bool, code: int, rank: int | None) -> None:
+    verdict = judge(ends, stopped)
+    assert (verdict.code, verdict.rank) == (code, rank)
+
+
+def test_the_verdict_names_the_signal() -> None:
+    assert judge([Ended(0, 21), Ended(1, -9, "last words")], False) == Verdict(
+        21, "rank 1 was ended by SIGKILL (out of memory, or killed from outside). Last line: last words", 1
+    )
+
+
+def read(process: subprocess.Popen[str], pattern: str) -> list[str]:
+    """Lines up to the first that matches."""
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if re.search(pattern, line):
+            return lines
+    raise AssertionError(f"no line matched {pattern!r}:\n{''.join(lines)}")
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    assert process.stdout is not None
+    text = process.stdout.read()
+    assert process.wait(60) == code, text
+    return text
+
+
+def losses(text: str) -> dict[int, float]:
+    found = [json.loads(line.removeprefix("@progress ")) for line in text.splitlines() if line.startswith("@progress ")]
+    return {item["step"]: item["loss"] for item in found if "loss" in item}
+
+
+def final(toy: Toy, name: str, step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
+    folder = Path(toy.files(name).uri) / "checkpoints" / f"step-{step}"
+    assert (folder / "manifest.json").is_file()
+    progress = json.loads((folder / "progress.json").read_text())
+    return load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors"), progress
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def termination(tmp_path: Path) -> dict[str, Any]:
+    return dict(json.loads((tmp_path / "termination.json").read_text()))
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks, by rank."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    by_rank = {}
+    for child in map(int, children):
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [item for item in environment if item.startswith(b"RANK=")]
+        if ranks:
+            by_rank[int(ranks[0][5:])] = child
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+class StopSoon(StopSignal):
+    """A stop that comes after a few steps."""
+
+    steps = 3
+
+    @property
+    def asked(self) -> bool:
+        self.steps -= 1
+        return self.steps < 0
+
+    def check(self) -> None:
+        return
+
+
+def resume(uri: str) -> str:
+    """Go on with a run in this very process, for a few steps; what it said."""
+    said: list[str] = []
+    console = Console()
+    console.say = said.append  # type: ignore[method-assign]
+    with contextlib.suppress(PreemptedError):
+        run(uri, StopSoon(), console)
+    return "\n".join(said)
+
+
+@pytest.mark.dist
+def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path: Path) -> None:
+    text = finish(start(toy.run("one"), 1, **ONE))
+    report = json.loads(toy.files("one").get("report.json"))
+    assert report["status"] == "succeeded"
+    assert report["steps"] == 12
+    assert report["eval"]["after"]["eval/loss"] < report["eval"]["before"]["eval/loss"]
+    assert report["model"]["max_logit_difference"] <= 1e-4
+    assert report["resumed_from"] is None
+    assert [item["attempt"] for item in report["attempts"]] == [1]
+    assert set(losses(text)) == set(range(1, 13))
+    assert "[rank 0] step 12/12" in text
+    assert termination(tmp_path) == {"exit_code": 0, "message": "done", "rank": None, "step": 12, "steps": 12}
+    weights = load_file(Path(toy.files("one").uri) / "model" / "model.safetensors")
+    assert "lm_head.weight" not in weights  # tied weights are written once
+    assert "already done" in resume(toy.run("one"))  # a retry after success trains nothing
+
+
+@pytest.mark.dist
+def test_stop_on_one_rank_resume_on_two_and_on_one(toy: Toy, start: Any, tmp_path: Path) -> None:
+    """SIGTERM to one rank stops both at one step; the resumed run is the uninterrupted one to the bit."""
+    more = {"train": {"max_steps": 60, "checkpoint_every": 50, "eval_every": 20}}
+    whole = finish(start(toy.run("whole", **more), 2, **ONE))
+
+    process = start(toy.run("parts", **more), 2, **ONE)
+    before = "".join(read(process, r'^@progress {"step": 3, '))
+    os.kill(ranks_of(process)[1], signal.SIGTERM)
+    before += finish(process, ExitCode.PREEMPTED)
+    message = termination(tmp_path)
+    assert message["exit_code"] == 20
+    stopped = int(re.search(r"at step (\d+)", message["message"]).group(1))  # type: ignore[union-attr]
+    assert 3 <= stopped < 60
+    assert toy.files("parts").stat(f"checkpoints/step-{stopped}/manifest.json")
+    after = finish(start(toy.run("parts", **more), 2, **ONE))
+    assert f"resuming from checkpoint step-{stopped}" in after
+
+    assert losses(whole) == {**losses(before), **losses(after)}
+    left, right = final(toy, "whole", 60), final(toy, "parts", 60)
+    assert same(left[0], right[0])
+    assert same(left[1], right[1])
+    for key in ("tokens", "targets", "evaluations", "loss_first", "loss_last"):
+        assert left[2][key] == right[2][key]
+    reports = [json.loads(toy.files(name).get("report.json")) for name in ("whole", "parts")]
+    assert reports[0]["eval"] == reports[1]["eval"]
+    assert [item["resumed_from"] for item in reports[1]["attempts"]] == [None, stopped]
+
+
+@pytest.mark.dist
+def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(toy: Toy, start: Any, tmp_path: Path) -> None:
+    uri = toy.run("killed", train=SLOW)
+    process = start(uri, 2, **ONE)
+    read(process, r"checkpoint step-10:")
+    ranks = ranks_of(process)
+    os.kill(ranks[1], signal.SIGKILL)
+    finish(process, ExitCode.HARDWARE)
+    message = termination(tmp_path)
+    assert message["exit_code"] == 21
+    assert message["rank"] == 1
+    assert "SIGKILL" in message["message"]
+    assert all(gone(pid) for pid in ranks)
+    # A peer's death starts no save: whatever is there was due.
+    store = toy.files("killed")
+    steps = {int(item.key.split("-")[1].split("/")[0]) for item in store.list("checkpoints/")}
+    assert all(step % 5 == 0 for step in steps)
+
+    text = resume(uri)  # two ranks before, one now
+    newest = int(re.search(r"resuming from checkpoint step-(\d+)", text).group(1))  # type: ignore[union-attr]
+    assert newest >= 10
+    attempts = [json.loads(store.get(f"attempts/{number}.json")) for number in (1, 2)]
+    assert [(item["ranks"], item["resumed_from"]) for item in attempts] == [(2, None), (1, newest)]
+
+
+@pytest.mark.dist
+def test_sigterm_to_the_launcher_saves_and_a_broken_newest_is_walked_back(toy: Toy, start: Any, tmp_path: Path) -> None:
+    uri = toy.run("stopped", train=SLOW)
+    process = start(uri, 1, **ONE)
+    read(process, r"checkpoint step-5:")
+    process.send_signal(signal.SIGTERM)
+    finish(process, ExitCode.PREEMPTED)
+    message = termination(tmp_path)
+    stopped = int(re.search(r"at step (\d+)", message["message"]).group(1))  # type: ignore[union-attr]
+    weights = Path(toy.files("stopped").uri) / "checkpoints" / f"step-{stopped}" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+    text = resume(uri)
+    assert f"step-{stopped} is broken" in text
+    assert "resuming from checkpoint step-" in text
+    assert f"resuming from checkpoint step-{stopped}" not in text
+
+
+@pytest.mark.dist
+def test_ranks_do_not_outlive_a_killed_launcher(toy: Toy, start: Any) -> None:
+    process = start(toy.run("orphans", train=SLOW), 1, **ONE)
+    read(process, r'^@progress {"step": \d+, "steps": 4000, "loss"')
+    [rank] = ranks_of(process)
+    process.kill()
+    process.wait(20)
+    descriptor = os.pidfd_open(rank) if not gone(rank) else None
+    if descriptor is not None:
+        select.select([descriptor], [], [], 20)
+        os.close(descriptor)
+    assert gone(rank)
+
+
+@pytest.fixture
+def handlers() -> Any:
+    """Give the signal handler back that a rank in this process replaces."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("harm", "code", "words"),
+    [
+        ("run", ExitCode.BAD_RECIPE, "no such object"),
+        ("recipe", ExitCode.BAD_RECIPE, "train.learning_rat"),
+        ("dataset", ExitCode.BAD_DATA, "manifest is not there"),
+        ("shard", ExitCode.BAD_DATA, "SHA-256"),
+    ],
+)
+def test_bad_input_has_its_code_and_one_clear_line(
+    toy: Toy, handlers: None, capsys: pytest.CaptureFixture[str], harm: str, code: ExitCode, words: str
+) -> None:
+    uri = toy.run("bad")
+    path = Path(uri)
+    values = json.loads(path.read_text())
+    if harm == "run":
+        uri += ".not"
+    if harm == "recipe":
+        values["recipe"]["train"]["learning_rat"] = 1
+    if harm == "dataset":
+        values["dataset"] = values["dataset"].replace("manifest", "another")
+    path.write_text(json.dumps(values))
+    if harm == "shard":
+        shard = next(item.key for item in toy.store.list("datasets/toy/shards/"))
+        toy.store.put(shard, toy.store.get(shard)[:-1] + b"!")
+    assert main([uri]) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+@pytest.mark.dist
+def test_divergence_ends_the_run_with_its_own_code(toy: Toy, start: Any, tmp_path: Path) -> None:
+    uri = toy.run("bad", train={"max_steps": 200, "learning_rate": 1e30, "clip": 1e30})
+    finish(start(uri, 1, **ONE), ExitCode.DIVERGED)
+    message = termination(tmp_path)
+    assert message["exit_code"] == 12
+    assert message["rank"] == 0
+    assert "in a row" in message["message"]
+
+
+@pytest.mark.dist
+def test_a_local_run_needs_neither_pydantic_nor_boto3_nor_mlflow(toy: Toy, tmp_path: Path) -> None:
+    blocker = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {'pydantic', 'boto3', 'botocore', 'mlflow', 'datasets', 'pandas', 'airflow'}:
+            raise ModuleNotFoundError(f'{name} is blocked', name=name)
+sys.meta_path.insert(0, Block())
+from trainer.rank import main
+sys.exit(main([sys.argv[1]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", blocker, toy.run("lean", train={"max_steps": 2})],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **ONE},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert toy.files("lean").stat("report.json")
+
+
+@pytest.mark.dist
+def test_a_loss_that_is_nan_on_one_rank_is_skipped_by_both(toy: Toy, tmp_path: Path) -> None:
+    uri = toy.run("nan", train={"max_steps": 5, "checkpoint_every": 1, "keep_checkpoints": 9})
+    poison = """
+import os, sys
+from trainer.loop import Loop
+step = Loop._step
+def poisoned(self):
+    forward = self.loss.forward
+    if self.progress.step == 2 and os.environ["RANK"] == "1":
+        self.loss.forward = lambda *inputs: forward(*inputs) * float("nan")
+    stopping = step(self)
+    self.loss.forward = forward
+    return stopping
+Loop._step = poisoned
+from trainer.rank import main
+sys.exit(main([sys.argv[1]]))
+"""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "scratch").mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "DROPFORGE_SCRATCH": str(tmp_path / "scratch"),
+        **ONE,
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", poison, uri],
+            cwd=REPOSITORY,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], texts
+    assert "step 3: loss" in texts[0]
+    assert json.loads(toy.files("nan").get("report.json"))["skipped_steps"] == 1
+    two, three, four = (final(toy, "nan", step)[0] for step in (2, 3, 4))
+    assert same(two, three)
+    assert not same(three, four)
+    assert all(bool(weight.isfinite().all()) for weight in four.values())
