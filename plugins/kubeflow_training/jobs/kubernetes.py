@@ -48,10 +48,17 @@ class KubernetesCluster:
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
         require_valid(manifest)
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-        with _errors(f"job {namespace}/{name}"):
-            job = self._custom.create_namespaced_custom_object(
-                _GROUP, _VERSION, namespace, _PLURAL, dict(manifest), _request_timeout=_TIMEOUT
-            )
+        try:
+            with _errors(f"job {namespace}/{name}"):
+                job = self._custom.create_namespaced_custom_object(
+                    _GROUP, _VERSION, namespace, _PLURAL, dict(manifest), _request_timeout=_TIMEOUT
+                )
+        except _NotFoundError as error:
+            raise JobRefusedError(
+                f"job {namespace}/{name}",
+                f"the cluster knows no such namespace or no PyTorchJobs: {error}",
+                "Create the namespace, or install the Kubeflow training operator",
+            ) from error
         return Snapshot(job)
 
     def read(self, name: str, namespace: str) -> Snapshot | None:

@@ -38,6 +38,9 @@ class Airflow:
             "KUBEFLOW_TRAINING_HOME": str(folder / "cluster"),
             "KUBEFLOW_TRAINING_CPUS": "4",
             "KUBEFLOW_TRAINING_MEMORY_GB": "8",
+            "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
+                {"conn_type": "kubernetes", "extra": {"kube_config_path": os.environ.get("KUBECONFIG", "")}}
+            ),
             "NO_COLOR": "1",
         }
         self.process: subprocess.Popen[str] | None = None
@@ -110,10 +113,10 @@ class Airflow:
 class Run:
     """One DAG run with one job of its own."""
 
-    def __init__(self, airflow: Airflow, dag: str, name: str, manifest: dict[str, Any]) -> None:
+    def __init__(self, airflow: Airflow, dag: str, name: str, manifest: dict[str, Any], backend: str) -> None:
         self.airflow, self.dag, self.name, self.manifest = airflow, dag, name, manifest
         self.run = f"{dag}-{name}"
-        airflow.ask("create", dag=dag, run=self.run, conf={"manifest": manifest})
+        airflow.ask("create", dag=dag, run=self.run, conf={"manifest": manifest, "backend": backend})
         airflow.mark()
 
     def attempt(self, task: str = "train") -> dict[str, Any]:
@@ -178,11 +181,12 @@ def new_run(airflow: Airflow, request: pytest.FixtureRequest) -> Callable[..., R
     """Makes a DAG run whose task runs a Python script as its job."""
     count = iter(range(100))
 
-    def make(dag: str, script: str, **more: Any) -> Run:
+    def make(dag: str, script: str, backend: str = "local", **more: Any) -> Run:
         digest = format(hash(request.node.nodeid) & 0xFFFFFFFF, "x")
         name = f"job-{digest}-{next(count)}"
         values = {"cpus": 1, "memory_gb": 0.2, "grace_seconds": 2} | more
-        manifest = pytorch_job(name=name, image="none", command=["python", "-c", script], **values)
-        return Run(airflow, dag, name, manifest)
+        command = ["python", "-c", script] if backend == "local" else ["/bin/sh", "-c", script]
+        manifest = pytorch_job(name=name, image="test.local/shell:1", command=command, **values)
+        return Run(airflow, dag, name, manifest, backend)
 
     return make

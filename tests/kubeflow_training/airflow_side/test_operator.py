@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 from kubeflow_training.jobs.observation import Phase
@@ -247,3 +249,26 @@ def test_the_sensor_waits_for_a_job_of_somebody_else(new_run, mode):
     assert run.attempt()["state"] == "success"
     run.airflow.cluster.delete("job", "default")
     run.until(lambda: run.airflow.cluster.read("job", "default") is None)
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(not Path(os.environ.get("KUBECONFIG", "/none")).is_file(), reason="KUBECONFIG names no cluster")
+@both
+def test_the_same_on_kubernetes(new_run, mode):
+    from kubeflow_training.jobs.kubernetes import KubernetesCluster
+
+    script = 'echo "hello from $RANK"'
+    run = new_run(mode, script, backend="kubernetes", nodes=2, cpus=0.05, memory_gb=0.05)
+    try:
+        assert run.attempt()["state"] == "success"
+        assert run.look()["xcoms"]["return_value"]["phase"] == "succeeded"
+        lines = run.airflow.log()
+        assert lines.count("[master-0] hello from 0") == lines.count("[worker-0] hello from 1") == 1
+        # A clear never tells the old success again: the old gang goes, and a new one comes.
+        first = run.look()["store"]["pytorch_job"]["uid"]
+        run.airflow.ask("clear", dag=run.dag, run=run.run)
+        assert run.attempt()["state"] == "success"
+        result = run.look()["xcoms"]["return_value"]
+        assert (result["gang"], result["uid"] != first) == (2, True)
+    finally:
+        KubernetesCluster().delete(run.name, "default")

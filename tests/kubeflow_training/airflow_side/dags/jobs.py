@@ -9,7 +9,11 @@ from kubeflow_training.operators import PyTorchJobOperator
 from kubeflow_training.sensors import PyTorchJobSensor
 
 MANIFEST = "{{ dag_run.conf['manifest'] }}"
-JOB = {"backend": "local", "poll_interval": 0.1, "job_url": "http://127.0.0.1/jobs/$namespace/$name"}
+JOB = {
+    "backend": "{{ dag_run.conf.get('backend', 'local') }}",
+    "poll_interval": 0.1,
+    "job_url": "http://127.0.0.1/jobs/$namespace/$name",
+}
 
 for deferrable in (True, False):
     name = "deferred" if deferrable else "sync"
