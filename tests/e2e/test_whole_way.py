@@ -91,7 +91,7 @@ def _seen(stack: Stack, name: str) -> bool:
     for run in answer["dag_runs"][:5]:
         tasks = stack.connection.airflow.task_states("dropforge_intake", run["dag_run_id"])
         for task in tasks:
-            if task["state"] == "success" and task["try_number"]:
+            if task["state"] in {"success", "skipped"} and task["try_number"]:
                 lines = stack.connection.airflow.log("dropforge_intake", run["dag_run_id"], task["task_id"], 1)
                 if any(f"/{name} " in line for line in lines):
                     return True
