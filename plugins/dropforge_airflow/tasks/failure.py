@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from airflow.sdk.exceptions import AirflowFailException
 
 from dropforge.errors import DropforgeError
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -16,4 +19,5 @@ def no_retry() -> Iterator[None]:
     try:
         yield
     except DropforgeError as error:
+        log.error("%s", error)
         raise AirflowFailException(str(error)) from None

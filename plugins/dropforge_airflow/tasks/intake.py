@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow.sdk.exceptions import AirflowRuntimeError
+
 from dropforge import layout, ledger
 from dropforge.drop import Drop, partition_key, read_drop
 from dropforge.errors import DropforgeError
@@ -62,7 +64,12 @@ def run_intake(ti: Any, finetune_dag: str) -> Intake:
     settings = from_env()
 
     def line() -> Line:
-        return Line(ti.get_dag(finetune_dag).is_paused, ti.get_dr_count(finetune_dag, states=["queued"]))
+        try:
+            return Line(ti.get_dag(finetune_dag).is_paused, ti.get_dr_count(finetune_dag, states=["queued"]))
+        except AirflowRuntimeError as error:
+            # A DAG that Airflow does not know (its file is broken, say) hears no event, as a paused one.
+            log.warning("DAG %s cannot be asked: %s", finetune_dag, error)
+            return Line(paused=True)
 
     done = take_in(connection.open_store(settings.bucket), settings.bucket, settings.bucket_alias, line)
     log.info("Intake: %s", done.summary())
@@ -123,7 +130,9 @@ def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line]) -
     ahead = line()
     if ahead.paused:
         # Airflow drops the events of a paused DAG; sending them would only raise the pauses between them.
-        log.warning("%d drops wait: the fine-tune DAG is paused. Unpause it; they start within a minute", len(waiting))
+        log.warning(
+            "%d drops wait: the fine-tune DAG is paused. Once it runs, they start within a minute", len(waiting)
+        )
         return []
     now = datetime.now(UTC)
     states = [(info, _read_pending(store, info)) for info in waiting]

@@ -1,0 +1,167 @@
+"""How a run ends, whose turn it is, how many gangs it may have, and what people read about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dropforge_airflow.retries import decide
+from dropforge_airflow.tasks import promote, run, turn
+from dropforge_airflow.tasks.data import Curated, check
+from dropforge_airflow.tasks.plan import Plan
+
+from dropforge import layout
+from dropforge.dataset import Manifest, Shard
+from dropforge.errors import DataError
+from dropforge.recipes import load_recipe
+from dropforge.settings import from_env
+from dropforge.store import Store
+
+RECIPE = load_recipe("tiny")
+ENV = {"DROPFORGE_BUCKET": "b", "MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
+PLAN = Plan(family="fam", drop="d1", drop_id="0" * 32, counter=1, recipe=RECIPE.plain())
+CURATED = Curated(digest="ab" * 32, manifest="s3://b/m.json", card="", rows={"train": 9, "eval": 1})
+
+DONE = dict.fromkeys(["plan", "train", "evaluate", "report"], "success")
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "task"),
+    [
+        (DONE, "FINISHED", ""),
+        ({**DONE, "close_run": "running"}, "FINISHED", ""),
+        ({**DONE, "train": "failed", "evaluate": "upstream_failed", "report": "upstream_failed"}, "FAILED", "train"),
+        ({**DONE, "report": "failed"}, "FAILED", "report"),
+        # What Airflow leaves when a person marks the run as failed.
+        ({**DONE, "train": "failed", "evaluate": "skipped", "report": "skipped"}, "KILLED", "train"),
+        ({**DONE, "evaluate": "skipped", "report": "skipped"}, "KILLED", "evaluate"),
+        ({**DONE, "evaluate": None}, "FAILED", "evaluate"),
+    ],
+)
+def test_how_a_run_ended(states: dict[str, str | None], status: str, task: str) -> None:
+    assert run.ending(states) == (status, task)
+
+
+def test_one_run_of_a_family_compares_at_a_time(store: Store) -> None:
+    def ended(owner: str) -> bool:
+        return owner == "dead"
+
+    assert turn.take(store, "fam", "a", ended) == "a"
+    assert turn.take(store, "fam", "a", ended) == "a"  # a retried task goes on
+    assert turn.take(store, "fam", "b", ended) == "a"
+    assert turn.take(store, "other", "b", ended) == "b"
+    turn.give_up(store, "fam", "b")  # not the holder
+    assert turn.take(store, "fam", "b", ended) == "a"
+    turn.give_up(store, "fam", "a")
+    assert turn.take(store, "fam", "dead", ended) == "dead"
+    assert turn.take(store, "fam", "b", ended) == "b"  # a run that ended without giving up does not block for ever
+
+
+def test_a_turn_left_behind_goes_to_one_of_two(store: Store) -> None:
+    turn.take(store, "fam", "dead", lambda owner: False)
+
+    def ended(owner: str) -> bool:  # while b looks at the dead run's state, c takes the turn
+        if owner == "dead" and not taken:
+            taken.append(turn.take(store, "fam", "c", lambda other: True))
+        return True
+
+    taken: list[str] = []
+    assert turn.take(store, "fam", "b", ended) == "dead"
+    assert taken == ["c"]
+    assert turn.take(store, "fam", "c", lambda owner: False) == "c"
+
+
+@pytest.mark.parametrize(
+    ("gang", "allowed", "action"), [(1, 2, "default"), (2, 2, "default"), (3, 2, "fail"), (1, 0, "fail")]
+)
+def test_gangs_are_replaced_as_often_as_the_recipe_says(gang: int, allowed: int, action: str) -> None:
+    assert decide(gang, allowed).action.value == action
+
+
+def test_the_same_run_has_the_same_name_and_another_recipe_another() -> None:
+    settings = from_env(ENV)
+    first = run.make_spec(settings, PLAN, CURATED, RECIPE)
+    assert run.make_spec(settings, PLAN, CURATED, RECIPE) == first
+    assert first.root == f"s3://b/runs/{first.run}"
+    assert first.code
+    other = load_recipe("tiny", {"train": {"seed": 1}})
+    assert run.make_spec(settings, PLAN, CURATED, other).run != first.run
+    again = run.make_spec(settings, Plan(**{**PLAN, "counter": 2}), CURATED, RECIPE)
+    assert again.run.endswith("-2")
+
+
+def measured(store: Store, **promote_keys: Any) -> str:
+    recipe = load_recipe("tiny", {"promote": promote_keys})
+    spec = run.make_spec(from_env(ENV), PLAN, CURATED, recipe)
+    store.put(layout.run_key(spec.run), spec.to_json())
+    evaluation = {
+        "rows": 7,
+        "candidate": {"eval/loss": 2.0, "eval/accuracy": 0.5},
+        "champion": {"eval/loss": 2.1, "eval/accuracy": 0.6},
+        "champion_version": "3",
+    }
+    report = {
+        "steps": 20,
+        "tokens": 1234,
+        "seconds": 5.0,
+        "eval": {"before": {"eval/loss": 6.0, "eval/accuracy": 0.1}, "after": {"eval/loss": 2.0}},
+        "resumed_from": 10,
+        "attempts": [1, 2],
+    }
+    store.put(layout.evaluation_key(spec.run), json.dumps(evaluation).encode())
+    store.put(layout.report_key(spec.run), json.dumps(report).encode())
+    return spec.run
+
+
+@pytest.mark.parametrize(
+    ("policy", "promoted"),
+    [({}, True), ({"min_improvement": 0.2}, False), ({"metric": "eval/accuracy"}, False)],
+)
+def test_the_recipes_policy_judges(store: Store, policy: dict[str, Any], promoted: bool) -> None:
+    assert promote.judge(store, measured(store, **policy))[3].promote is promoted
+
+
+def test_the_summary_tells_what_happened(store: Store) -> None:
+    spec, evaluation, report, verdict = promote.judge(store, measured(store))
+    listed = promote.Listed(version="4", promoted=True, previous="3")
+    text = promote.summary(spec, evaluation, report, verdict, listed)
+    for part in (
+        "fam, version 4 (champion)",
+        "6.0000 before",
+        "2.0000 after",
+        "step 10",
+        "from version 3",
+        "| measured",
+    ):
+        assert part in text
+
+
+def dataset(store: Store, **changes: Any) -> str:
+    shards = []
+    for split, rows in (("train", 30), ("eval", 5)):
+        store.put(layout.shard_key("fam", split), b"x" * rows)
+        shards.append(Shard(split, layout.shard_key("fam", split), split, rows, rows))
+    counts = {"input": 35, "train": 30, "eval": 5}
+    manifest = Manifest("fam", "ab", counts, {}, tuple(shards), **changes)
+    store.put(layout.manifest_key("fam", "ab"), manifest.to_json())
+    return "ab"
+
+
+def test_a_whole_dataset_passes(store: Store) -> None:
+    assert "35 rows" in check(store, "fam", dataset(store), RECIPE)["enough rows"]
+
+
+def test_a_dataset_that_lost_a_shard_is_stopped_before_training(store: Store) -> None:
+    digest = dataset(store)
+    store.put(layout.shard_key("fam", "eval"), b"cut")
+    with pytest.raises(DataError, match="has 3 bytes"):
+        check(store, "fam", digest, RECIPE)
+    store.delete(layout.shard_key("fam", "train"))
+    with pytest.raises(DataError, match="is missing"):
+        check(store, "fam", digest, RECIPE)
+
+
+def test_the_recipes_own_rules_stop_a_dataset(store: Store) -> None:
+    with pytest.raises(DataError, match="at least 36"):
+        check(store, "fam", dataset(store), load_recipe("tiny", {"curation": {"min_rows": 36}}))
