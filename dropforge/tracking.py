@@ -185,7 +185,8 @@ def _experiment(mlflow: MlflowClient, family: str) -> str:
             mlflow.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
     try:
-        return str(mlflow.create_experiment(family))
+        # Without the kind MLflow opens the experiment as one of traces and prompts, and hides the runs.
+        return str(mlflow.create_experiment(family, tags={"mlflow.experimentKind": "custom_model_development"}))
     except MlflowException:  # another run of the family was first
         experiment = mlflow.get_experiment_by_name(family)
         if experiment is None:

@@ -71,7 +71,8 @@ def _drop_sample(connection: Connection, folder: Path, part: int) -> Drop:
 def _summary(connection: Connection, dag_run: str, view: View) -> bool:
     mlflow = tracking.client(connection.settings.tracking_uri)
     run_id = find_mlflow_run(connection, dag_run)
-    tags = mlflow.get_run(run_id).data.tags if run_id else {}
+    run = mlflow.get_run(run_id) if run_id else None
+    tags = run.data.tags if run else {}
     version = tags.get(tracking.TAG_VERSION)
     champion = tracking.champion(connection.settings.tracking_uri, FAMILY) if version else None
     holds = champion is not None and champion.version == version
@@ -87,6 +88,8 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
             f"{connection.airflow.url}   user {connection.airflow.user}, password {connection.airflow.password}",
         ),
         ("MLflow", connection.settings.tracking_uri),
+        ("", f"/#/experiments/{run.info.experiment_id}/runs/{run_id}" if run else ""),
+        ("", f"/#/models/{FAMILY}/versions/{version}" if version else ""),
         ("logs", str(connection.settings.state / "logs")),
     ]
     for name, value in rows:
