@@ -8,6 +8,7 @@ parent. Modules only; nothing may have been started in them, so a second thread 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -111,6 +112,10 @@ def _become(module: str, arguments: list[str], log: str) -> None:
     # The nursery's pipes are behind 0 and 1; what Python had read ahead is not ours.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [module, *arguments]
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(" ".join(sys.argv))
     code = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

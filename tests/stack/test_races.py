@@ -20,7 +20,9 @@ import json, os, sys
 from dropforge.store import S3Store
 me, rounds = int(sys.argv[1]), int(sys.argv[2])
 store = S3Store("dropforge")
+store.stat("warm")
 won = []
+print("ready", flush=True)
 sys.stdin.readline()
 for number in range(rounds):
     if store.put_if_absent(f"claim/{number}", str(me).encode()):
@@ -56,7 +58,14 @@ def test_one_winner_per_key_and_no_lost_update(server: Server) -> None:
         )
         for number in range(RACERS)
     ]
-    won = [json.loads(racer.communicate("go\n", timeout=120)[0]) for racer in racers]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = [json.loads(racer.communicate(timeout=120)[0]) for racer in racers]
     assert sorted(number for one in won for number in one) == list(range(ROUNDS))
     for racer, numbers in enumerate(won):
         for number in numbers:
