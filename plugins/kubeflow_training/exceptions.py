@@ -13,5 +13,9 @@ class JobFailedForGood(JobFailed, AirflowFailException):
     """The job ended badly and would do so again (wrong code or data, for example): no retry."""
 
 
+class JobNotReached(AirflowException):
+    """The job could not be started or asked about, which says nothing about how it would end; retries apply."""
+
+
 class TaskStopped(AirflowException):
     """This process was told to stop. Returning instead would count as success."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training.exceptions import JobFailed, JobFailedForGood, TaskStopped
+from kubeflow_training.exceptions import JobFailed, JobFailedForGood, JobNotReached, TaskStopped
 from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.checks import require_valid
@@ -109,7 +109,7 @@ class PyTorchJobOperator(BaseOperator):
         except (JobRefusedError, ManifestError) as error:
             raise JobFailedForGood(str(error)) from error
         except JobError as error:
-            raise JobFailed(str(error)) from error
+            raise JobNotReached(str(error)) from error
 
     def resume(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event."""
@@ -162,12 +162,12 @@ class PyTorchJobOperator(BaseOperator):
             except JobExistsError:
                 # Somebody was faster, or an earlier create went through after all: look again.
                 continue
-        raise JobFailed(f"job {wanted.namespace}/{wanted.name}: its name is taken again and again")
+        raise JobNotReached(f"job {wanted.namespace}/{wanted.name}: its name is taken again and again")
 
     def _act(self, context: Context, backend: Backend, decision: Decision) -> Identity:
         job, store = decision.identity, context["task_state_store"]
         if decision.action is Action.REFUSE:
-            raise JobFailed(
+            raise JobNotReached(
                 f"job {job.namespace}/{job.name}: {decision.why}. Wait for it, delete it, or choose another name"
             )
         if decision.action is Action.REPLACE:
@@ -175,6 +175,7 @@ class PyTorchJobOperator(BaseOperator):
         if decision.action is not Action.ADOPT:
             self._stop_if_killed(context, None)
             store.set(STATE_KEY, job.to_dict())
+            store.delete(FAILURES_KEY)
             snapshot = backend.create(job.written_on(self.manifest))
             job = Identity(**{**job.to_dict(), "uid": snapshot.uid})
         store.set(STATE_KEY, job.to_dict())
@@ -189,7 +190,7 @@ class PyTorchJobOperator(BaseOperator):
         patience = time.monotonic() + _grace(old.job) + 120
         while (now := backend.read(job.name, job.namespace)) is not None and now.uid == old.uid:
             if time.monotonic() > patience:
-                raise JobFailed(
+                raise JobNotReached(
                     f"job {job.namespace}/{job.name}: the old gang does not end. Look at its pods and their node"
                 )
             self._stop_if_killed(context, None)

@@ -27,7 +27,7 @@ class Identity:
     """What tells one gang from every other; stored before the job is created, and written on the job.
 
     :param uid: the job's, once it is known.
-    :param gang: number of the gang within the task, from 1.
+    :param gang: number of the gang within the task, from 1; `attempt` is its number within the try chain.
     :param owner: dag, run, task and map index.
     :param chain: the try chain.
     """
@@ -38,6 +38,7 @@ class Identity:
     owner: str
     chain: str
     gang: int = 1
+    attempt: int = 1
     uid: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class Identity:
 
     def same_work(self, other: Identity) -> bool:
         """Whether both are the same job of the same try chain, whatever gang."""
-        return replace(self, gang=1, uid=None) == replace(other, gang=1, uid=None)
+        return replace(self, gang=1, attempt=1, uid=None) == replace(other, gang=1, attempt=1, uid=None)
 
     def written_on(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """The manifest with this identity as annotations."""
@@ -101,13 +102,15 @@ def decide(stored: Identity | None, wanted: Identity, snapshot: Snapshot | None)
         if stored is None:
             return Decision(Action.CREATE, wanted, "no job exists")
         if stored.same_work(wanted) and stored.uid is None:
-            return Decision(Action.CREATE, replace(wanted, gang=stored.gang), "an earlier try did not get to create it")
-        return Decision(Action.CREATE, replace(wanted, gang=stored.gang + 1), f"gang {stored.gang} is gone")
+            return Decision(Action.CREATE, stored, "an earlier try did not get to create it")
+        following = replace(wanted, gang=stored.gang + 1, attempt=_next_attempt(stored, wanted))
+        return Decision(Action.CREATE, following, f"gang {stored.gang} is gone")
 
     notes = snapshot.annotations
     ours = notes.get(OWNER_ANNOTATION) == wanted.owner
     number = _whole(notes.get(GANG_ANNOTATION))
-    following = replace(wanted, gang=max(stored.gang if stored else 0, number if ours else 0) + 1)
+    newest = max(stored.gang if stored else 0, number if ours else 0)
+    following = replace(wanted, gang=newest + 1, attempt=_next_attempt(stored, wanted))
     observation = observe(snapshot.job, snapshot.pods, snapshot.events)
     same = (
         ours
@@ -116,7 +119,8 @@ def decide(stored: Identity | None, wanted: Identity, snapshot: Snapshot | None)
         and not (stored and stored.same_work(wanted) and stored.uid not in (None, snapshot.uid))
     )
     if same:
-        found = replace(wanted, gang=number or 1, uid=snapshot.uid)
+        attempt = stored.attempt if stored and stored.chain == wanted.chain else 1
+        found = replace(wanted, gang=number or 1, attempt=attempt, uid=snapshot.uid)
         if observation.phase is Phase.CANCELLED:
             return Decision(Action.REPLACE, following, f"gang {number} is being deleted")
         if not observation.ended or observation.phase is Phase.SUCCEEDED:
@@ -130,6 +134,10 @@ def decide(stored: Identity | None, wanted: Identity, snapshot: Snapshot | None)
         return Decision(Action.REPLACE, following, f"an ended job of {notes[OWNER_ANNOTATION]} has this name")
     owner = notes.get(OWNER_ANNOTATION) or "somebody else"
     return Decision(Action.REFUSE, wanted, f"a job of this name belongs to {owner} and is {observation.phase}")
+
+
+def _next_attempt(stored: Identity | None, wanted: Identity) -> int:
+    return stored.attempt + 1 if stored and stored.chain == wanted.chain else 1
 
 
 def _whole(value: Any) -> int:

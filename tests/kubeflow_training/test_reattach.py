@@ -67,6 +67,15 @@ def test_a_failed_gang_is_replaced_whole_and_numbered():
     assert verdict(replace(WANTED, uid="u1", gang=4), failed(137)) == (Action.REPLACE, 5, None)
 
 
+def test_attempts_are_counted_within_a_chain_and_gangs_within_the_task():
+    stored = replace(WANTED, uid="u1", gang=4, attempt=3)
+    assert decide(stored, WANTED, failed(137)).identity.attempt == 4
+    assert decide(stored, WANTED, None).identity.attempt == 4
+    assert decide(stored, WANTED, Snapshot(job())).identity.attempt == 3
+    cleared = decide(stored, replace(WANTED, chain="9.1"), failed(137)).identity
+    assert (cleared.gang, cleared.attempt) == (5, 1)
+
+
 def test_a_failure_for_good_that_nobody_told_yet_is_told():
     assert verdict(replace(WANTED, uid="u1"), failed(10)) == (Action.ADOPT, 1, "u1")
 
