@@ -36,7 +36,7 @@ class GangBudget(RetryPolicy):
 
         job: Any = context["task_state_store"].get(STATE_KEY) or {}
         allowed = int(context["ti"].xcom_pull(task_ids=self.task_id, key="retries") or 0)
-        return decide(int(job.get("gang", 1)), allowed)
+        return decide(int(job.get("attempt", 1)), allowed)
 
     def serialize(self) -> dict[str, Any]:
         return {"task_id": self.task_id}
