@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.stack.conftest import Server
 
@@ -241,7 +241,7 @@ def test_kills_under_load_lose_nothing_that_was_acknowledged(server: Server) -> 
                     part = client.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=body)
                     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
                     client.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload=parts)
-            except (HTTPClientError, ClientError, OSError, KeyError):
+            except (BotoCoreError, ClientError, OSError, KeyError):
                 return  # killed, perhaps in mid-answer: this write is in doubt, and the round is over
             acknowledged[key] = body
             tried[key] = {body}
