@@ -47,6 +47,12 @@ class Airflow:
         answer: dict[str, Any] = self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}")
         return answer
 
+    def newest_runs(self, dag: str, limit: int = 20) -> list[dict[str, Any]]:
+        """The newest runs of a DAG."""
+        query = {"limit": limit, "order_by": "-run_after"}
+        runs: list[dict[str, Any]] = self._call("GET", f"/api/v2/dags/{dag}/dagRuns", params=query)["dag_runs"]
+        return runs
+
     def task_states(self, dag: str, run: str) -> list[dict[str, Any]]:
         """The task instances of a DAG run."""
         answer = self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances", params={"limit": 100})
@@ -59,6 +65,10 @@ class Airflow:
         answer = self._call("GET", path, params={"full_content": "true"}, headers={"Accept": "application/json"})
         content = answer.get("content", [])
         return [str(line.get("event", "")) if isinstance(line, dict) else str(line) for line in content]
+
+    def fail_run(self, dag: str, run: str) -> None:
+        """Mark a run as failed, which ends what it does."""
+        self._call("PATCH", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}", json={"state": "failed"})
 
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
         """Start a DAG run as the form does; returns its id."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +20,10 @@ from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection
 from dropforge.errors import DropforgeError
+from dropforge.run import job_name
+
+if TYPE_CHECKING:
+    from kubeflow_training.jobs.observation import Observation
 
 STAGES = (
     "plan",
@@ -33,6 +39,8 @@ STAGES = (
     "close_run",
 )
 ENDED = frozenset({"success", "failed"})
+_JOBS = frozenset({"train", "evaluate"})
+_AT_WORK = frozenset({"running", "deferred"})
 _MARKS = {
     "success": ("✓", "green"),
     "failed": ("✗", "red"),
@@ -69,6 +77,7 @@ class View:
     evals: tuple[float, ...] = ()
     attempt: str = ""
     note: str = ""
+    job: str = ""
 
 
 @dataclass
@@ -100,19 +109,32 @@ class Watcher:
         data = mlflow.get_run(self.mlflow_run).data
         losses = mlflow.get_metric_history(self.mlflow_run, "train/loss")
         evals = mlflow.get_metric_history(self.mlflow_run, "eval/loss")
-        last = max((point.step for point in losses), default=None)
-        return View(
-            title=view.title,
-            state=view.state,
-            stages=view.stages,
-            step=last,
-            steps=_number(data.tags.get("dropforge.steps")) or _number(data.params.get("train.max_steps")),
+        seen = self._observe(view, data.tags.get(tracking.TAG_RUN, ""), data.params.get("compute.namespace", "default"))
+        progress = seen.progress if seen else None
+        resumed = data.tags.get(tracking.TAG_RESUMED)
+        return replace(
+            view,
+            step=max((point.step for point in losses), default=None),
+            steps=(progress.steps if progress else None) or _number(data.params.get("train.max_steps")),
             losses=tuple(value for _, value in sorted({point.step: point.value for point in losses}.items())),
             tokens_per_second=data.metrics.get("train/tokens_per_second"),
             evals=tuple(value for _, value in sorted({point.step: point.value for point in evals}.items())),
             attempt=data.tags.get(tracking.TAG_ATTEMPT, ""),
-            note=f"resumed from step {data.tags[tracking.TAG_RESUMED]}" if data.tags.get(tracking.TAG_RESUMED) else "",
+            note=f"resumed from step {resumed}" if resumed else "",
+            job=f"{seen.phase.value}: {seen.message}" if seen and seen.message else "",
         )
+
+    def _observe(self, view: View, run: str, namespace: str) -> Observation | None:
+        """What the job of the stage at work is doing; None between jobs, and for jobs of another machine."""
+        from kubeflow_training.jobs.local import LocalCluster
+        from kubeflow_training.jobs.observation import observe
+
+        home = os.environ.get("KUBEFLOW_TRAINING_HOME")
+        purpose = next((stage.name for stage in view.stages if stage.state in _AT_WORK and stage.name in _JOBS), None)
+        if home is None or purpose is None:
+            return None
+        snapshot = LocalCluster(Path(home)).read(job_name(run, purpose), namespace)
+        return observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else None
 
 
 def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
@@ -152,7 +174,8 @@ def draw(view: View) -> RenderableType:
         tries = f"try {stage.attempt}" if stage.attempt > 1 else ""
         table.add_row(Text(mark, style=style), Text(stage.name, style=style), took, tries)
     head = Text.assemble((view.title, "bold"), f"  {view.state}", (f"  {view.note}" if view.note else "", "yellow"))
-    return Group(head, table, *([_training(view)] if view.step is not None else []))
+    job = [Text(view.job, style="dim")] if view.job else []
+    return Group(head, table, *job, *([_training(view)] if view.step is not None else []))
 
 
 def _training(view: View) -> RenderableType:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import psutil
 import pytest
@@ -79,13 +78,15 @@ class Stack:
 
     def cancel(self, dag_run: str) -> None:
         """What a person does who marks the run as failed in the UI."""
-        path = f"/api/v2/dags/{FINETUNE}/dagRuns/{quote(dag_run, safe='')}"
-        self.connection.airflow._call("PATCH", path, json={"state": "failed"})
+        self.connection.airflow.fail_run(FINETUNE, dag_run)
 
     def dag_runs(self, drop: Drop) -> list[dict[str, Any]]:
         """The fine-tune runs of a drop's partition key."""
-        answer = self.connection.airflow._call("GET", f"/api/v2/dags/{FINETUNE}/dagRuns", params={"limit": 100})
-        return [run for run in answer["dag_runs"] if drop.id in str(run.get("partition_key"))]
+        return [
+            run
+            for run in self.connection.airflow.newest_runs(FINETUNE, 100)
+            if drop.id in str(run.get("partition_key"))
+        ]
 
     def ranks(self) -> list[psutil.Process]:
         """The training processes of this stack."""

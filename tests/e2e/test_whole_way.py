@@ -85,10 +85,7 @@ def test_the_same_bytes_are_not_trained_twice(stack: Stack, first: str, samples:
 
 def _seen(stack: Stack, name: str) -> bool:
     """Whether intake has looked at a drop: its log says so."""
-    answer = stack.connection.airflow._call(
-        "GET", "/api/v2/dags/dropforge_intake/dagRuns", params={"limit": 100, "order_by": "-start_date"}
-    )
-    for run in answer["dag_runs"][:5]:
+    for run in stack.connection.airflow.newest_runs("dropforge_intake", 5):
         tasks = stack.connection.airflow.task_states("dropforge_intake", run["dag_run_id"])
         for task in tasks:
             if task["state"] in {"success", "skipped"} and task["try_number"]:
