@@ -15,9 +15,8 @@ from dropforge.recipe import Recipe
 from dropforge.recipes import presets
 from dropforge.recipes.load import merge
 
-WHAT: Final = "What to train"
-
-# Sections of the form and the recipe keys they show, in this order.
+# Sections of the form and the recipe keys they show, in this order. What to train stands before them, without a
+# section, because the page shows only those fields unfolded.
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("base.model", "base.revision", "train.method", "train.lora.r", "train.lora.alpha"),
     "Data": ("data.eval_fraction", "data.text_column", "curation.exact_duplicates", "curation.min_rows"),
@@ -83,7 +82,7 @@ def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
         "preset": FormField(
             default_preset,
             "The recipe to start from. A recipe.yaml in the drop wins over it, and the fields below win over both.",
-            {"type": "string", "enum": known, "title": "Preset", "section": WHAT},
+            {"type": "string", "enum": known, "title": "Preset"},
         ),
         "drop": _text(
             "Drop", "An uploaded drop: `FAMILY/DROP`, or its id in the ledger. Runs that a drop started leave it empty."
@@ -92,7 +91,7 @@ def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
         "again": FormField(
             False,
             "Train although the drop was trained on before.",
-            {"type": "boolean", "title": "Train again", "section": WHAT},
+            {"type": "boolean", "title": "Train again"},
         ),
     }
     schema = Recipe.model_json_schema()
@@ -134,7 +133,7 @@ def form_overrides(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(title: str, description: str) -> FormField:
-    schema = {"type": ["string", "null"], "maxLength": 160, "title": title, "section": WHAT}
+    schema = {"type": ["string", "null"], "maxLength": 160, "title": title}
     return FormField(None, description, schema)
 
 
