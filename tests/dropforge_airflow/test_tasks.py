@@ -122,6 +122,15 @@ def test_the_recipes_policy_judges(store: Store, policy: dict[str, Any], promote
     assert promote.judge(store, measured(store, **policy))[3].promote is promoted
 
 
+def test_models_of_different_tokenizers_are_compared_by_bits_per_byte(store: Store) -> None:
+    run_name = measured(store)
+    evaluation = json.loads(store.get(layout.evaluation_key(run_name)))
+    evaluation["same_tokenizer"] = False
+    evaluation["candidate"]["eval/bits_per_byte"], evaluation["champion"]["eval/bits_per_byte"] = 1.2, 1.1
+    store.put(layout.evaluation_key(run_name), json.dumps(evaluation).encode())
+    assert not promote.judge(store, run_name)[3].promote  # although its loss per token is lower
+
+
 def test_the_summary_tells_what_happened(store: Store) -> None:
     spec, evaluation, report, verdict = promote.judge(store, measured(store))
     listed = promote.Listed(version="4", promoted=True, previous="3")

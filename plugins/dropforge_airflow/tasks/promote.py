@@ -58,13 +58,8 @@ def judge(store: Store, run: str) -> tuple[RunSpec, dict[str, Any], dict[str, An
     spec = read_spec(store, run)
     evaluation = read_json(store, layout.evaluation_key(run))
     report = read_json(store, layout.report_key(run))
-    wanted = spec.recipe["promote"]
-    policy = promotion.Policy(
-        metric=wanted["metric"],
-        direction="higher" if wanted["metric"] == "eval/accuracy" else "lower",
-        min_improvement=wanted["min_improvement"],
-        better_than_base=wanted["better_than_base"],
-    )
+    # A family's first candidate has nobody to share a tokenizer with.
+    policy = promotion.policy_of(spec.recipe["promote"], same_tokenizer=evaluation.get("same_tokenizer") is not False)
     base = (report.get("eval") or {}).get("before")
     return (
         spec,
