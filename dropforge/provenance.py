@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from functools import cache
 from importlib.util import find_spec
@@ -32,7 +33,12 @@ def code_digest() -> str:
 
 @cache
 def git_revision() -> str:
-    """The commit of the checkout this code runs from, `+` behind it if files changed; empty outside a checkout."""
+    """The commit this code was made from, `+` behind it if files changed since; empty where nobody knows.
+
+    `DROPFORGE_GIT` tells it where there is no checkout, as in an image.
+    """
+    if known := os.environ.get("DROPFORGE_GIT"):
+        return known
     folder = Path(__file__).parent
 
     def git(*words: str) -> str:

@@ -157,7 +157,7 @@ def register(
             raise DropforgeError(
                 f"alias {alias!r} of {spec.family}",
                 f"it moved from version {compared_with or 'none'} to {holder or 'none'} since the comparison",
-                "Clear the tasks `evaluate` and after to compare again",
+                "Clear the task `champion` and those after it to compare again",
             )
         mlflow.set_model_version_tag(spec.family, number, TAG_PREVIOUS, holder or "none")
         mlflow.set_registered_model_alias(spec.family, alias, number)

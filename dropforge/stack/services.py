@@ -21,6 +21,14 @@ PORTS = ("objects", "mlflow", "airflow")
 CLUSTER = "kubeflow_training.jobs.local"
 # Variables of the caller that would reach into the stack from outside.
 _FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW")
+# What a person may set for the DAGs, and the size of the local cluster.
+_WELCOME = (
+    "DROPFORGE_PRESET",
+    "DROPFORGE_GIT",
+    "KUBEFLOW_TRAINING_CPUS",
+    "KUBEFLOW_TRAINING_MEMORY_GB",
+    "KUBEFLOW_TRAINING_GPUS",
+)
 
 # What Airflow's parts have in common. Only modules that start nothing; none of ours, which may change meanwhile.
 _AIRFLOW_MODULES = (
@@ -34,6 +42,8 @@ _AIRFLOW_MODULES = (
     "airflow.executors.local_executor",
     "airflow.providers.amazon.aws.hooks.s3",
     "airflow.sdk.execution_time.task_runner",
+    # Tasks are forks of the scheduler's workers; half of them would spend seconds on this import.
+    "mlflow.tracking",
 )
 
 
@@ -164,7 +174,7 @@ def source_root() -> Path:
 
 def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
     """The environment of every service: the caller's without what reaches into the stack, plus the stack's own."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    env = {name: value for name, value in os.environ.items() if name in _WELCOME or not name.startswith(_FOREIGN)}
     binaries = str(Path(sys.executable).parent)
     return {
         **env,
@@ -239,11 +249,14 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[s
         },
         "logging": {"base_log_folder": str(home / "logs"), "colored_console_log": "False"},
     }
-    return {
+    options_env = {
         f"AIRFLOW__{section.upper()}__{name.upper()}": value
         for section, values in options.items()
         for name, value in values.items()
     }
+    # Libraries that start threads while they are imported could not be forked: OpenBLAS, OpenMP, Arrow's allocator.
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {**options_env, **threads, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def _exists(module: str) -> bool:

@@ -109,6 +109,21 @@ def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
     raise DataError(f"drop id {drop_id}", "the ledger has no such drop", "Look under ledger/drops/ in the bucket")
 
 
+def refuse_foreign_code(values: Mapping[str, Any]) -> None:
+    """Who may upload data may not thereby choose what code runs, or where.
+
+    :raises RecipeError: if a drop's recipe tries.
+    """
+    asked = values.get("compute")
+    for key in ("image", "namespace", "backend"):
+        if isinstance(asked, Mapping) and key in asked:
+            raise RecipeError(
+                f"recipe key `compute.{key}`",
+                "a recipe in a drop may not choose it",
+                "Set it in the form or the preset",
+            )
+
+
 def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recipe:
     """Preset, then the drop's own `recipe.yaml`, then the form: each wins over the one before.
 
@@ -124,7 +139,9 @@ def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recip
         raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
     try:
         with store.open(drop.prefix + layout.RECIPE, etag=own.etag) as stream:
-            under = merge(under, resolve(read_yaml(stream.read())))
+            own_values = read_yaml(stream.read())
+        refuse_foreign_code(own_values)
+        under = merge(under, resolve(own_values))
         if not over:
             return build_recipe(under)
     except RecipeError as error:

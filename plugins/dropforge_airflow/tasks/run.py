@@ -7,14 +7,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from dropforge import layout
+from dropforge import layout, provenance
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, run_name
 from dropforge.settings import Settings, from_env
 from dropforge.store import Store
 from dropforge.tracking import Status
-from dropforge_airflow import code, connection
+from dropforge_airflow import connection
 from dropforge_airflow.tasks import turn
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
@@ -70,7 +70,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
 def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recipe) -> RunSpec:
     """What `run.json` will say, tracking left out."""
     image = recipe.compute.image if recipe.compute.backend == "kubernetes" else ""
-    identity = image or code.code_digest()
+    identity = image or provenance.code_digest()
     run = run_name(planned["family"], recipe.plain(), curated["digest"], identity, planned["counter"])
     return RunSpec(
         run=run,
@@ -83,7 +83,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
         recipe=recipe.plain(),
         code=identity,
         image=image,
-        git=code.git_commit(),
+        git=provenance.git_revision(),
         drop={
             "family": planned["family"],
             "drop": planned["drop"],
