@@ -76,8 +76,8 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
     try:
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from)
-            came = "fresh" if resumed_from is None else str(resumed_from)
-            tracker.tags({"dropforge.attempt": str(attempt), "dropforge.resumed_from": came})
+            came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
+            tracker.tags({"dropforge.attempt": str(attempt), **came})
         if snapshot is not None:
             loop.restore(snapshot)
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
