@@ -82,7 +82,8 @@ def collective() -> Iterator[None]:
     except RuntimeError as error:
         text = str(error)
         if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS):
-            raise CollectiveError(" ".join(text.split())[:300]) from error
+            short = " ".join(text.split()).partition(" This is typically")[0].rstrip(".")
+            raise CollectiveError(short[:300]) from error
         raise
 
 

@@ -265,6 +265,7 @@ class Loop:
                 progress.step, dict(named), optimizer_tensors(self.optimizer, named), states, progress.plain()
             )
             try:
+                self.tracker.flush()
                 seal = self.checkpoints.save(snapshot, progress.eval_loss)
                 gone = self.checkpoints.prune(self.settings.train.keep_checkpoints, progress.step)
                 self._saved(seal, gone, time.perf_counter() - began)

@@ -61,7 +61,7 @@ def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe:
         if built.whole is not None:
             for adapter in built.whole.peft_config.values():
                 adapter.base_model_name_or_path = base
-            built.whole.save_pretrained(folder / "adapter", safe_serialization=True)
+            built.whole.save_pretrained(folder / "adapter", safe_serialization=True, save_embedding_layers=False)
             (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a template full of "more information needed"
             model = built.whole.merge_and_unload()
         model.config.use_cache = True

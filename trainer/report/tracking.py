@@ -75,6 +75,19 @@ class Tracker:
             with self._lock:
                 self._tags |= values
 
+    def flush(self, seconds: float = 3.0) -> bool:
+        """Have everything sent that was collected, before a checkpoint: a resumed run does not log it again.
+
+        Waits no longer than `seconds`, and not at all for a server that is known to be away.
+        """
+        end = time.monotonic() + seconds
+        self._wake.set()
+        while self._sender is not None and not self._away and (self._metrics or self._tags):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return not (self._metrics or self._tags)
+
     def close(self, seconds: float = 20.0) -> list[dict[str, Any]]:
         """Send what is left and return the metrics that could not be sent in time."""
         if self._sender is None:
@@ -89,11 +102,10 @@ class Tracker:
         wait = _PAUSE
         while True:
             self._wake.wait(wait)
+            self._wake.clear()
             wait = _PAUSE if self._flush() else min(15.0, 2 * wait) if not self._closing else 0.5
-            if self._closing:
-                self._wake.clear()
-                if not (self._metrics or self._tags):
-                    return
+            if self._closing and not (self._metrics or self._tags):
+                return
 
     def _flush(self) -> bool:
         assert self._sender is not None
