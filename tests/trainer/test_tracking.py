@@ -124,3 +124,23 @@ def test_without_a_run_nothing_is_kept() -> None:
 
 def test_the_address_is_mlflows_own() -> None:
     assert RestSender(Tracking("http://h:1/", "r", "0"))._url == "http://h:1/api/2.0/mlflow/runs/log-batch"
+
+
+def test_what_a_checkpoint_covers_is_sent_before_it(server: Server) -> None:
+    tracker = make_tracker(server.tracking, print)
+    tracker.metrics({"eval/loss": 1.0}, 0)
+    assert tracker.flush(30)
+    assert [metric["key"] for batch in server.batches for metric in batch["metrics"]] == ["eval/loss"]
+    tracker.close()
+
+
+def test_a_server_that_is_away_delays_no_checkpoint(server: Server) -> None:
+    server.answers = [503] * 1000
+    tracker = make_tracker(server.tracking, lambda text: None)
+    tracker.metrics({"train/loss": 1.0}, 1)
+    tracker.flush(30)
+    assert server.failed.is_set()
+    tracker.metrics({"train/loss": 1.0}, 2)
+    assert not tracker.flush(0)
+    server.answers = []
+    assert tracker.close(30) == []
