@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,26 +69,55 @@ def place_from_env(env: Mapping[str, str]) -> Place:
 
 
 class Rendezvous(StaticTCPRendezvous):
-    """A static rendezvous whose store, on one machine, is closed to the network and may take any free port."""
+    """A static rendezvous whose store, on one machine, is closed to the network and may take any free port.
+
+    It waits for the other nodes in steps, because a wait inside the store would not hear a SIGTERM.
+    """
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._store is None and self.rank == 0 and self.master_addr in _LOOPBACK:
-            listener = socket.create_server(("127.0.0.1", self.master_port), backlog=256)
-            self.master_port = listener.getsockname()[1]
-            self._store = TCPStore(
-                self.master_addr,
-                self.master_port,
-                self.world_size,
-                is_master=True,
-                timeout=self.timeout,
-                wait_for_workers=False,
-                multi_tenant=True,
-                master_listen_fd=listener.detach(),
-            )
+        """Meet the other nodes. :raises TimeoutError: if some do not come."""
+        end = time.monotonic() + self.timeout.total_seconds()
         if self._store is None:
-            return super().next_rendezvous()
-        bootstrap = RendezvousStoreInfo(self.master_addr, self.master_port)
-        return RendezvousInfo(PrefixStore(self.run_id, self._store), self.rank, self.world_size, bootstrap)
+            self._store = self._serve() if self.rank == 0 else self._join(end)
+        store = PrefixStore(self.run_id, self._store)
+        here = store.add("nodes", 1)
+        while here < self.world_size:
+            _pause(end, f"{here} of {self.world_size} nodes came")
+            here = store.add("nodes", 0)
+        return RendezvousInfo(
+            store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port)
+        )
+
+    def _serve(self) -> TCPStore:
+        host = "127.0.0.1" if self.master_addr in _LOOPBACK else ""
+        listener = socket.create_server((host, self.master_port), backlog=1024)
+        self.master_port = listener.getsockname()[1]
+        return self._connect(is_master=True, master_listen_fd=listener.detach())
+
+    def _join(self, end: float) -> TCPStore:
+        while True:
+            try:
+                socket.create_connection((self.master_addr, self.master_port), timeout=5).close()
+                return self._connect(is_master=False)
+            except OSError as error:  # it may not be up, or not even have a name yet
+                _pause(end, f"the first node does not answer ({error})")
+
+    def _connect(self, **more: Any) -> TCPStore:
+        return TCPStore(
+            self.master_addr,
+            self.master_port,
+            self.world_size,
+            timeout=self.timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+            **more,
+        )
+
+
+def _pause(end: float, what: str) -> None:
+    if time.monotonic() > end:
+        raise TimeoutError(what)
+    time.sleep(0.1)
 
 
 @dataclass

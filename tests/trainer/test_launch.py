@@ -368,3 +368,17 @@ sys.exit(main([sys.argv[1]]))
     assert same(two, three)
     assert not same(three, four)
     assert all(bool(weight.isfinite().all()) for weight in four.values())
+
+
+@pytest.mark.dist
+def test_a_node_that_waits_for_the_others_hears_a_stop(toy: Toy, start: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start(toy.run("lonely"), 1, PET_NNODES="2", PET_NODE_RANK="0", PET_MASTER_PORT=str(port), **ONE)
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+    process.send_signal(signal.SIGTERM)
+    finish(process, ExitCode.PREEMPTED)
+    assert "before the ranks were started" in termination(tmp_path)["message"]
