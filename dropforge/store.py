@@ -194,7 +194,15 @@ class S3Store:
         return cast(BinaryIO, answer["Body"])
 
     def upload(self, path: Path, key: str) -> None:
-        self.client.upload_file(str(path), self.bucket, self.prefix + key)
+        from boto3.exceptions import S3UploadFailedError
+
+        try:
+            self.client.upload_file(str(path), self.bucket, self.prefix + key)
+        except S3UploadFailedError as error:
+            # A store that was started again has forgotten the parts of an open upload: once more, from the beginning.
+            if "NoSuchUpload" not in str(error):
+                raise
+            self.client.upload_file(str(path), self.bucket, self.prefix + key)
 
     def download(self, key: str, path: Path) -> None:
         _save(self.open(key), path)

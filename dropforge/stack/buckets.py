@@ -18,7 +18,7 @@ import moto.core.common_models
 import moto.s3.models
 import moto.s3.notifications
 import moto.s3.utils
-from moto.s3.exceptions import EntityTooSmall, InvalidPart, MalformedXML
+from moto.s3.exceptions import EntityTooSmall, InvalidPart, MalformedXML, NoSuchUpload
 
 from dropforge.stack.content import Checksum, Content, ObjectFolder, Record, Spool, Stored
 from dropforge.stack.queues import ACCOUNT, REGION, StoredQueue, queue_of
@@ -300,17 +300,33 @@ class StoredUpload(models.FakeMultipart):  # type: ignore[misc]
 
 
 class StoredBackend(models.S3Backend):  # type: ignore[misc]
-    """moto's S3 with two corrections for multipart uploads."""
+    """moto's S3 with corrections for multipart uploads; those that were open when the server died are gone."""
+
+    def upload_part(self, bucket_name: str, multipart_id: str, *rest: Any) -> StoredKey:
+        self._open_upload(bucket_name, multipart_id)
+        part: StoredKey = super().upload_part(bucket_name, multipart_id, *rest)
+        return part
+
+    def upload_part_copy(self, dest_bucket_name: str, multipart_id: str, *rest: Any) -> StoredKey:
+        self._open_upload(dest_bucket_name, multipart_id)
+        part: StoredKey = super().upload_part_copy(dest_bucket_name, multipart_id, *rest)
+        return part
 
     def complete_multipart_upload(self, bucket_name: str, multipart_id: str, body: Any) -> StoredKey:
-        bucket = self.get_bucket(bucket_name)
-        upload = bucket.multiparts[multipart_id]
+        upload = self._open_upload(bucket_name, multipart_id)
         key: StoredKey = super().complete_multipart_upload(bucket_name, multipart_id, body)
         # A checksum of checksums ends in the number of parts; of those that we cannot compute, none is shown.
         key.checksum_value = upload.composite
         key.checksum_algorithm = upload.metadata.get("x-amz-checksum-algorithm") if upload.composite else None
         key.multipart = FinishedUpload(multipart_id)
         return key
+
+    def _open_upload(self, bucket_name: str, multipart_id: str) -> StoredUpload:
+        """:raises NoSuchUpload: S3's own answer, at which a client starts anew; moto fails with a KeyError."""
+        upload: StoredUpload | None = self.get_bucket(bucket_name).multiparts.get(multipart_id)
+        if upload is None:
+            raise NoSuchUpload(upload_id=multipart_id)
+        return upload
 
 
 def install() -> None:

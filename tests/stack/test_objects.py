@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from dropforge.store import S3Store
 from tests.stack.conftest import Server
 
 BUCKET = "dropforge"
@@ -130,6 +131,34 @@ def test_completing_an_upload_twice_is_no_error(server: Server) -> None:
     client = server.restart().client()
     again = client.complete_multipart_upload(Bucket=BUCKET, Key="u", UploadId=upload, MultipartUpload=parts)
     assert first["ETag"] == again["ETag"]
+
+
+def test_a_kill_in_mid_upload_is_said_and_the_upload_starts_anew(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.client()
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key="u")["UploadId"]
+    client.upload_part(Bucket=BUCKET, Key="u", UploadId=upload, PartNumber=1, Body=b"abc")
+    client = server.restart().client()
+    with pytest.raises(client.exceptions.NoSuchUpload):
+        client.upload_part(Bucket=BUCKET, Key="u", UploadId=upload, PartNumber=2, Body=b"def")
+
+    body = os.urandom(11 << 20)
+    (tmp_path / "big").write_bytes(body)
+    store = S3Store(BUCKET, client=server.client())
+    begin, begun = store.client.create_multipart_upload, []
+
+    def killed_after_the_first(**arguments: Any) -> Any:
+        begun.append(begin(**arguments))
+        if len(begun) == 1:
+            server.restart()
+        return begun[-1]
+
+    monkeypatch.setattr(store.client, "create_multipart_upload", killed_after_the_first)
+    store.upload(tmp_path / "big", "big")
+    assert store.get("big") == body
+    assert len(begun) == 2
+    assert list((server.state / "objects" / "tmp").iterdir()) == []
 
 
 def test_copy_and_deletes_survive(server: Server) -> None:
