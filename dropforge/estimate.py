@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
@@ -29,15 +30,23 @@ class Shape:
     mlp: int
     vocab: int
     tied: bool = False
+    kind: str = "llama"
+    positions: int = 0
 
     @property
     def parameters(self) -> int:
-        """Weights of a Llama-like decoder: embeddings, attention, gated MLP, norms, head."""
-        head = self.hidden // self.heads
-        attention = self.hidden * head * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.hidden * self.mlp + 2 * self.hidden
-        tables = self.vocab * self.hidden * (1 if self.tied else 2)
-        return self.layers * layer + tables + self.hidden
+        """Weights of a Llama-like decoder: embeddings, attention, gated MLP, norms, head; or those of GPT-2."""
+        width = self.hidden
+        tables = self.vocab * width * (1 if self.tied else 2)
+        if self.kind == "gpt2":  # a plain MLP, biases everywhere, learned positions
+            layer = 4 * width * width + 2 * width * self.mlp + self.mlp + 9 * width
+            return self.layers * layer + tables + self.positions * width + 2 * width
+        head = width // self.heads
+        attention = width * head * (2 * self.heads + 2 * self.kv_heads)
+        if self.kind == "qwen2":
+            attention += head * (self.heads + 2 * self.kv_heads)
+        layer = attention + 3 * width * self.mlp + 2 * width
+        return self.layers * layer + tables + width
 
 
 @dataclass(frozen=True)
@@ -118,12 +127,24 @@ def shape_of(recipe: Recipe) -> Shape | None:
             scratch.layers,
             scratch.heads,
             scratch.heads,
-            4 * scratch.hidden_size,
+            scratch.mlp_size,
             scratch.vocab_size,
-            tied=scratch.architecture == "gpt2",
+            tied=True,
+            kind=scratch.architecture,
+            positions=scratch.context,
         )
-    path = Path(recipe.base.model or "") / "config.json"
-    return _shape_of_config(json.loads(path.read_text())) if path.is_file() else None
+    path = Path((recipe.base.model or "").removeprefix("file://")) / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_bytes())
+        if not isinstance(config, dict):
+            raise TypeError("it is no JSON object")
+    except (OSError, ValueError, TypeError) as error:
+        raise RecipeError(
+            "recipe key `base.model`", f"{path} cannot be read ({error})", "Name a folder with a model"
+        ) from error
+    return _shape_of_config(config)
 
 
 def _shape_of_config(config: Mapping[str, Any]) -> Shape | None:
@@ -137,7 +158,10 @@ def _shape_of_config(config: Mapping[str, Any]) -> Shape | None:
             int(config.get("num_key_value_heads") or heads),
             int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
             int(config["vocab_size"]),
-            bool(config.get("tie_word_embeddings", False)),
+            # Where a config is silent, the library ties.
+            bool(config.get("tie_word_embeddings", config.get("model_type") == "gpt2")),
+            str(config.get("model_type", "llama")),
+            int(config.get("n_positions") or 0),
         )
-    except KeyError:
+    except (KeyError, TypeError, ValueError):
         return None

@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A part of the recipe: strict, frozen, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Scratch(Section):
@@ -32,6 +34,11 @@ class Scratch(Section):
     """Size of the tokenizer's vocabulary, byte-level BPE."""
     context: int = Field(default=512, ge=32)
     """Longest sequence in tokens."""
+
+    @property
+    def mlp_size(self) -> int:
+        """Width of the MLP as the trainer makes it: as many weights with a gate as without."""
+        return 4 * self.hidden_size if self.architecture == "gpt2" else -(-self.hidden_size * 8 // 3 // 16) * 16
 
 
 class Base(Section):
@@ -82,7 +89,7 @@ class Lora(Section):
     """Scale; the adapter's output is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's input."""
-    targets: Annotated[tuple[str, ...], Field(strict=False)] | Literal["all-linear"] = "all-linear"
+    targets: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | Literal["all-linear"] = "all-linear"
     """Modules to adapt."""
 
 
@@ -101,7 +108,7 @@ class Train(Section):
     """Tokens in one optimizer step over all ranks."""
     micro_batch: int = Field(default=2, ge=1)
     """Sequences per forward pass and rank."""
-    epochs: float = Field(default=1.0, gt=0)
+    epochs: float = Field(default=1.0, gt=0, le=1000)
     """Passes over the training rows; ignored if `max_steps` is set."""
     max_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps; wins over `epochs`."""
@@ -115,7 +122,7 @@ class Train(Section):
     """On matrices only; norms, biases and embeddings are left alone."""
     clip: float = Field(default=1.0, gt=0)
     """Largest global gradient norm."""
-    seed: int = Field(default=17, ge=0)
+    seed: int = Field(default=17, ge=0, lt=2**32)
     """Seed of weights, order and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward; master weights are fp32 either way."""
@@ -136,7 +143,7 @@ class Compute(Section):
     """`local` runs the same PyTorchJob as processes of this machine."""
     nodes: int = Field(default=1, ge=1)
     """Pods of the gang."""
-    processes_per_node: int = Field(default=1, ge=1)
+    processes_per_node: int = Field(default=1, ge=1, le=64)
     """Ranks per pod."""
     cpus: float = Field(default=1, gt=0)
     """CPU cores per pod."""

@@ -6,6 +6,7 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from dropforge.cli import demo, drops, recipes, services
 from dropforge.errors import DropforgeError
@@ -32,5 +33,11 @@ def main() -> None:
     try:
         app()
     except DropforgeError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error.thing}: {error.cause}.\n{error.mend}.", highlight=False)
+        # As plain text: names from outside may look like markup.
+        told = Text.assemble(("error:", "red"), f" {error.thing}: {_sentence(error.cause)}\n{_sentence(error.mend)}")
+        Console(stderr=True).print(told)
         sys.exit(2)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -19,7 +19,7 @@ from dropforge.cli.watch import View, follow
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.layout import check_family
-from dropforge.recipes import load_recipe
+from dropforge.recipes.load import check_drop_recipe
 from dropforge.store import MissingObjectError
 
 console = Console()
@@ -38,8 +38,9 @@ def drop_command(
     check_family(family)
     files = find_files(paths)
     if recipe is not None:
-        load_recipe(recipe)  # a broken recipe is refused here, not half an hour later
         files[layout.RECIPE] = recipe
+    if layout.RECIPE in files:
+        check_drop_recipe(files[layout.RECIPE])  # a broken recipe is refused here, not half an hour later
     connection = connect(state)
     found = send(connection, family, name or default_name(), files)
     console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dropforge.estimate import Estimate, estimate
@@ -16,6 +17,7 @@ from dropforge.layout import check_family, run_prefix
 from dropforge.provenance import code_digest
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe, presets
+from dropforge.recipes.rules import PLACEHOLDER
 from dropforge.run import RunSpec, run_name
 
 
@@ -54,8 +56,14 @@ def plan(
     loaded = load_recipe(recipe)
     size = None
     if data is not None:
-        size = sum(item.stat().st_size for item in ([data] if data.is_file() else data.rglob("*")) if item.is_file())
+        files = [data] if data.is_file() else data.rglob("*")
+        size = sum(_text_bytes(item) for item in files if item.is_file())
     Console().print(_plan_table(loaded, estimate(loaded, size)))
+
+
+def _text_bytes(path: Path) -> int:
+    """Bytes of a file once unpacked; a guess for packed text, which is usually a fourth of its size."""
+    return path.stat().st_size * (4 if path.suffix in {".gz", ".zst"} else 1)
 
 
 def _example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
@@ -84,7 +92,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     unknown = "unknown until the base model's config is here"
     steps = f"{figures.steps:,}" if figures.steps else "follows from the data: give --data"
     rows = [
-        ("base", base),
+        ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),
         ("method", f"{train.method}, {train.precision}"),
         ("parameters", f"{figures.parameters:,}" if figures.parameters else unknown),
         ("trained", f"{figures.trained:,}" if figures.trained else unknown),
@@ -97,7 +105,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
         ),
         ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
         ("memory per rank", _memory(figures, compute.memory_gb / compute.processes_per_node)),
-        ("checkpoint", f"about {_size(figures.checkpoint_bytes)} every {train.checkpoint_every} steps"),
+        ("checkpoint", f"{_about(figures.checkpoint_bytes)}every {train.checkpoint_every} steps"),
         (
             "then",
             f"evaluate on up to {recipe.evaluate.max_rows:,} rows, register, and move alias "
@@ -124,6 +132,10 @@ def _memory(figures: Estimate, available_gb: float) -> str:
     fits = needed < available_gb * 1e9
     verdict = "fits" if fits else "DOES NOT FIT; raise compute.memory_gb or lower train.micro_batch"
     return f"about {_size(needed)} of {available_gb:g} GB: {told}: {verdict}"
+
+
+def _about(count: int | None) -> str:
+    return "" if count is None else f"about {_size(count)} "
 
 
 def _size(count: int | None) -> str:

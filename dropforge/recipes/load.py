@@ -7,6 +7,8 @@ keys, at most 64 KiB, and it may extend shipped presets only, never a path.
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,14 @@ from pydantic import BaseModel, ValidationError
 
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
-from dropforge.recipes.rules import check_combinations
+from dropforge.recipes.rules import check_combinations, check_startable
 
 _FOLDER = Path(__file__).parent
 _LIMIT = 64 * 1024
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, merges and duplicate keys."""
+    """Safe YAML without aliases, merges and duplicate keys; `1e-3` is a number, as in JSON and YAML 1.2."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -36,6 +38,11 @@ class _StrictLoader(yaml.SafeLoader):
         if twice:
             raise yaml.YAMLError(f"key {twice[0]!r} stands twice, line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)
 
 
 def presets() -> tuple[str, ...]:
@@ -74,14 +81,42 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
+        key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # without the branch of a union
         raise RecipeError(
             f"recipe key `{key}`",
             f"{first['msg'][:1].lower()}{first['msg'][1:]}" + (f", not {first['input']!r:.60}"),
-            f"See `dropforge plan --help`; {_describe(key)}",
+            f"It stands for: {_describe(key)}",
         ) from None
     check_combinations(recipe)
     return recipe
+
+
+def read_drop_recipe(text: bytes | str) -> dict[str, Any]:
+    """The values of a drop's `recipe.yaml`, `extends` resolved; they may lean on the preset that they are put over.
+
+    Who may upload data may not thereby choose what code runs, or where.
+
+    :raises RecipeError: if it is no recipe, or tries.
+    """
+    values = read_yaml(text)
+    asked = values.get("compute")
+    for key in ("image", "namespace", "backend"):
+        if isinstance(asked, Mapping) and key in asked:
+            raise RecipeError(
+                f"recipe key `compute.{key}`",
+                "a recipe in a drop may not choose it",
+                "Set it in the form or the preset",
+            )
+    return resolve(values)
+
+
+def check_drop_recipe(path: Path) -> Recipe:
+    """Check the `recipe.yaml` of a drop before it is uploaded, as the run will read it.
+
+    :raises RecipeError: with the key, the cause and the mend.
+    """
+    under = resolve({"extends": os.environ.get("DROPFORGE_PRESET", "sample")})
+    return check_startable(build_recipe(merge(under, read_drop_recipe(path.read_bytes()))))
 
 
 def read_yaml(text: bytes | str) -> dict[str, Any]:
@@ -173,4 +208,4 @@ def _describe(key: str) -> str:
             break
         text = model.model_fields[part].description or text
         model = _section(model.model_fields[part].annotation)
-    return f"`{key}`: {text}"
+    return text[:1].lower() + text[1:]

@@ -5,6 +5,22 @@ from __future__ import annotations
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 
+PLACEHOLDER = "set-base-model"  # in presets for a model of one's own
+
+
+def check_startable(recipe: Recipe) -> Recipe:
+    """Return a recipe that a run can start from.
+
+    :raises RecipeError: if the preset's placeholder was left in place.
+    """
+    if recipe.base.model == PLACEHOLDER:
+        raise RecipeError(
+            "recipe key `base.model`",
+            "this preset trains a model of your own, and none is named",
+            "Set it to a Hugging Face id, a local folder or `s3://...`",
+        )
+    return recipe
+
 
 def check_combinations(recipe: Recipe) -> None:
     """:raises RecipeError: for the first combination that cannot work."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe, parse_recipe, presets
+from dropforge.recipes.load import check_drop_recipe
 
 SCRATCH = "base: {scratch: {}}\n"
 
@@ -52,6 +53,10 @@ def test_every_preset_loads(name: str) -> None:
         ("extends: /etc/passwd", r"there is no preset"),
         ("- 1", r"not a YAML mapping"),
         ("a: [", r"not a YAML mapping"),
+        (SCRATCH + "train: {learning_rate: .inf}", r"`train.learning_rate`: .*finite"),
+        (SCRATCH + "train: {epochs: 1e12}", r"`train.epochs`: .*less than or equal to 1000"),
+        (SCRATCH + "train: {seed: 99999999999999999999}", r"`train.seed`"),
+        ("base: {model: x}\ntrain: {lora: {targets: []}}", r"`train.lora.targets`: .*at least 1"),
         ("a: &x 1\nb: *x", r"aliases are not allowed"),
         (SCRATCH + SCRATCH, r"stands twice"),
         ("!!python/object/apply:os.system ['true']", r"not a YAML mapping"),
@@ -62,6 +67,24 @@ def test_a_bad_recipe_is_refused_with_the_mend(text: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text)
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_a_number_with_an_exponent_needs_no_dot() -> None:
+    assert parse_recipe(SCRATCH + "train: {learning_rate: 2e-4}").train.learning_rate == 2e-4
+    assert parse_recipe('base: {model: x, revision: "1e5"}').base.revision == "1e5"
+
+
+def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("train: {max_steps: 7}")
+    assert check_drop_recipe(path).train.max_steps == 7
+    for text, message in (
+        ("extends: lora", "`base.model`: this preset trains a model of your own"),
+        ("compute: {image: evil}", "`compute.image`: a recipe in a drop may not"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=message):
+            check_drop_recipe(path)
 
 
 def test_extends_and_overrides_win_in_order() -> None:

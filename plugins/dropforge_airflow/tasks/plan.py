@@ -13,7 +13,8 @@ from dropforge import layout, ledger
 from dropforge.drop import Drop, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import build_recipe, merge, read_yaml, resolve
+from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
+from dropforge.recipes.rules import check_startable
 from dropforge.settings import from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection, form
@@ -66,7 +67,7 @@ def make_plan(store: Store, bucket: str, params: Mapping[str, Any], *, partition
             f"Drop {drop.family}/{drop.drop} belongs to run {holder}. Tick `again` in the form to train on it once more"
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
-    recipe = resolve_recipe(store, drop, params)
+    recipe = check_startable(resolve_recipe(store, drop, params))
     log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
     return Plan(family=drop.family, drop=drop.drop, drop_id=drop.id, counter=taken.counter, recipe=recipe.plain())
 
@@ -109,21 +110,6 @@ def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
     raise DataError(f"drop id {drop_id}", "the ledger has no such drop", "Look under ledger/drops/ in the bucket")
 
 
-def refuse_foreign_code(values: Mapping[str, Any]) -> None:
-    """Who may upload data may not thereby choose what code runs, or where.
-
-    :raises RecipeError: if a drop's recipe tries.
-    """
-    asked = values.get("compute")
-    for key in ("image", "namespace", "backend"):
-        if isinstance(asked, Mapping) and key in asked:
-            raise RecipeError(
-                f"recipe key `compute.{key}`",
-                "a recipe in a drop may not choose it",
-                "Set it in the form or the preset",
-            )
-
-
 def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recipe:
     """Preset, then the drop's own `recipe.yaml`, then the form: each wins over the one before.
 
@@ -139,9 +125,7 @@ def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recip
         raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
     try:
         with store.open(drop.prefix + layout.RECIPE, etag=own.etag) as stream:
-            own_values = read_yaml(stream.read())
-        refuse_foreign_code(own_values)
-        under = merge(under, resolve(own_values))
+            under = merge(under, read_drop_recipe(stream.read()))
         if not over:
             return build_recipe(under)
     except RecipeError as error:

@@ -38,7 +38,7 @@ def test_render_prints_a_job(preset: str) -> None:
 def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
     done = dropforge("plan", "sample")
     assert done.returncode == 0, done.stderr
-    for word in ("2,098,304", "120", "memory per rank", "fits", "checkpoint"):
+    for word in ("1,328,256", "120", "memory per rank", "fits", "checkpoint"):
         assert word in done.stdout
 
 
@@ -63,15 +63,43 @@ def test_every_command_has_help() -> None:
         assert re.search(rf"\b{command}\b", text), command
 
 
-def test_the_estimate_counts_what_the_model_has() -> None:
-    shape = shape_of(load_recipe("tiny"))
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gpt2"])
+def test_the_estimate_counts_what_the_trainer_makes(architecture: str) -> None:
+    shape = shape_of(load_recipe("tiny", {"base": {"scratch": {"architecture": architecture}}}))
     assert shape is not None
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=1024, intermediate_size=256
-    )
-    model = transformers.LlamaForCausalLM(config)
+    from trainer.config import Scratch
+    from trainer.data.tokenizer import SPECIAL
+    from trainer.model.build import scratch_config
+
+    scratch = Scratch(architecture, 64, 2, 2, 1024, 128)  # type: ignore[arg-type]
+    config = scratch_config(scratch, dict(zip(SPECIAL, range(5), strict=True)))
+    model = transformers.AutoModelForCausalLM.from_config(config)
     assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_what_looks_like_markup_is_told_as_it_is() -> None:
+    done = dropforge("plan", "[/red]x")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "[/red]x" in done.stderr
+
+
+def test_a_broken_config_beside_the_base_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{bad")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"extends: full\nbase: {{model: {tmp_path}}}\n")
+    done = dropforge("plan", str(recipe))
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "config.json cannot be read" in done.stderr
+
+
+def test_a_drop_whose_recipe_names_no_model_is_refused_before_the_upload(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("extends: lora\n")
+    (tmp_path / "a.txt").write_text("x\n")
+    for files in (("a.txt", "--recipe", "recipe.yaml"), (".",)):
+        done = dropforge("drop", *files, "--family", "f", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "`base.model`" in done.stderr
 
 
 def test_steps_follow_from_the_data() -> None:
