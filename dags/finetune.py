@@ -57,4 +57,4 @@ with DAG(
     closed = step(run.close_run)(opened)
 
     chain(checked, opened, train, champion, evaluate, decided, registered, reported, closed)
-    closed.as_teardown(setups=opened)
+    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)

@@ -106,6 +106,8 @@ def test_the_chain_of_tasks(parsed: Any) -> None:
         assert after in tasks[before]["downstream_task_ids"]
     assert tasks["open_run"]["is_setup"]
     assert tasks["close_run"]["is_teardown"]
+    # The run's state is its teardown's: a run that a person ends has only skipped tasks before that.
+    assert tasks["close_run"]["on_failure_fail_dagrun"]
 
 
 LOAD_PLUGINS = """

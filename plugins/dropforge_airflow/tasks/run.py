@@ -121,7 +121,13 @@ def ending(states: Mapping[str, str | None], own: str = "close_run") -> tuple[St
 
 
 def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
-    """The teardown: end the MLflow run by what happened, and give the family's turn to the next run."""
+    """The teardown: end the MLflow run by what happened, and give the family's turn to the next run.
+
+    :raises AirflowFailException: if there is no model. Airflow would call a run that a person ended a success, because
+        its last tasks are merely skipped.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
     from dropforge import tracking
 
     settings = from_env()
@@ -131,4 +137,6 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(connection.open_store(settings.bucket), opened["family"], run_id or "")
     log.info("Run %s: %s%s", opened["run"], status, f" ({task})" if task else "")
+    if status != "FINISHED":
+        raise AirflowFailException(f"Run {opened['run']} ended at task {task}, whose log says why: {status.lower()}")
     return status
