@@ -12,7 +12,7 @@ class DropforgeError(Exception):
     """
 
     def __init__(self, thing: str, cause: str, mend: str) -> None:
-        super().__init__(f"{thing}: {cause}. {mend}")
+        super().__init__(f"{thing}: {cause.rstrip('.')}. {mend}")
         self.thing, self.cause, self.mend = thing, cause, mend
 
     def __reduce__(self) -> tuple[type[DropforgeError], tuple[str, str, str]]:

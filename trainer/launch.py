@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,6 +197,9 @@ def main(argv: list[str] | None = None) -> int:
         verdict = launch(arguments[0], os.environ)
     except (DropforgeError, ValueError) as error:
         verdict = Verdict(ExitCode.BAD_RECIPE, str(error))
+    except Exception as error:  # a store that is away raises many kinds; whoever waits for the pod needs a word
+        traceback.print_exc()
+        verdict = Verdict(1, f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}")
     if verdict.code:
         warn(f"run failed with exit code {verdict.code}: {verdict.message}")
     write_termination_message(verdict, os.environ)

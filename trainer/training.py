@@ -18,7 +18,7 @@ from trainer.data.plan import Plan
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
 from trainer.loop import Loop
-from trainer.model.build import Built, add_adapters, check_vocabulary, load_model, make_scratch
+from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.export import export_model
 from trainer.model.isolation import Isolation, check_isolation
 from trainer.model.loss import LossModel, choose_way, loss_model
@@ -114,6 +114,7 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
         )
     else:
         model = load_model(prepared.base, settings.base.revision)
+        check_context(model, settings.train.sequence_length)
         built = (
             add_adapters(model, settings.train.lora, settings.train.seed)
             if settings.train.method == "lora"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote, unquote
 
 import httpx
 
@@ -30,6 +31,11 @@ class Airflow:
                 answer = self._http.request(method, path, **options)
             answer.raise_for_status()
         except httpx.HTTPStatusError as error:
+            if error.response.status_code == 404 and "/dagRuns/" in path:
+                name = path.partition("/dagRuns/")[2].partition("/")[0]
+                raise DropforgeError(
+                    f"run {unquote(name)}", "Airflow knows no such run", "List runs with `dropforge runs`"
+                ) from None
             detail = error.response.text[:300]
             raise DropforgeError(
                 f"Airflow at {self.url}",
@@ -61,10 +67,18 @@ class Airflow:
 
     def log(self, dag: str, run: str, task: str, attempt: int) -> list[str]:
         """The lines of a task's log."""
+        content = self._log(dag, run, task, attempt)
+        return [str(line.get("event", "")) if isinstance(line, dict) else str(line) for line in content]
+
+    def error(self, dag: str, run: str, task: str, attempt: int) -> str | None:
+        """The error that a task's log ends with."""
+        return last_error(self._log(dag, run, task, attempt))
+
+    def _log(self, dag: str, run: str, task: str, attempt: int) -> list[Any]:
         path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/logs/{attempt}"
         answer = self._call("GET", path, params={"full_content": "true"}, headers={"Accept": "application/json"})
         content = answer.get("content", [])
-        return [str(line.get("event", "")) if isinstance(line, dict) else str(line) for line in content]
+        return content if isinstance(content, list) else [content]
 
     def fail_run(self, dag: str, run: str) -> None:
         """Mark a run as failed, which ends what it does."""
@@ -76,7 +90,15 @@ class Airflow:
         return str(answer["dag_run_id"])
 
 
-def _quoted(run: str) -> str:
-    from urllib.parse import quote
+def last_error(content: list[Any]) -> str | None:
+    """The text of the last exception in a log's structured lines, without the last lines of a job that it quotes."""
+    for line in reversed(content):
+        details = line.get("error_detail") if isinstance(line, dict) else None
+        if details:
+            text = str(details[-1].get("exc_value") or details[-1].get("exc_type"))
+            return text.partition("\nLast lines of ")[0]
+    return None
 
+
+def _quoted(run: str) -> str:
     return quote(run, safe="")

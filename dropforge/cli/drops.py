@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from dropforge import layout, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.upload import default_name, find_files, upload
-from dropforge.cli.watch import View, follow
+from dropforge.cli.watch import View, follow, why_failed
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.layout import check_family
@@ -51,7 +52,8 @@ def drop_command(
     run = start_again(connection, found) if known is not None else None
     if watch:
         dag_run = run or wait_for_run(connection, found)
-        raise typer.Exit(_show_end(follow(connection, dag_run, f"{found.family}/{found.drop}", console)))
+        view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
+        raise typer.Exit(show_end(connection, dag_run, view))
 
 
 def follow_command(
@@ -63,7 +65,7 @@ def follow_command(
     """Follow a run to its end."""
     connection = connect(state)
     dag_run, title = _find(connection, run)
-    raise typer.Exit(_show_end(follow(connection, dag_run, title, console)))
+    raise typer.Exit(show_end(connection, dag_run, follow(connection, dag_run, title, console)))
 
 
 def runs(
@@ -82,7 +84,8 @@ def runs(
     found = mlflow.search_runs(
         experiments, f"tags.`{tracking.TAG_RUN}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
     )
-    table = Table("run", "status", "version", "eval loss", "attempts", "verdict", box=None, header_style="bold")
+    kept = [Column(name, no_wrap=True) for name in ("run", "status", "version", "eval loss", "tries")]
+    table = Table(*kept, "verdict", box=None, header_style="bold")
     for item in found:
         data = item.data
         history = mlflow.get_metric_history(item.info.run_id, "eval/loss")
@@ -164,8 +167,9 @@ def _find(connection: Connection, run: str | None) -> tuple[str, str]:
     return tags[tracking.TAG_DAG_RUN], tags[tracking.TAG_RUN]
 
 
-def _show_end(view: View) -> int:
-    failed = next((stage for stage in view.stages if stage.state == "failed"), None)
+def show_end(connection: Connection, dag_run: str, view: View) -> int:
+    """Say why a run failed, if it did; the exit code."""
+    failed = why_failed(connection, dag_run, view)
     if failed is not None:
-        console.print(f"[red]{failed.name} failed[/red]; its log in Airflow names the cause.")
+        console.print(Text.assemble((f"{failed[0]} failed: ", "red"), failed[1]))
     return 0 if view.state == "success" else 1

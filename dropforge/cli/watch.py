@@ -44,7 +44,7 @@ _AT_WORK = frozenset({"running", "deferred"})
 _MARKS = {
     "success": ("✓", "green"),
     "failed": ("✗", "red"),
-    "upstream_failed": ("✗", "red"),
+    "upstream_failed": ("-", "dim"),
     "skipped": ("-", "dim"),
     "running": ("▶", "cyan"),
     "deferred": ("▶", "cyan"),
@@ -157,12 +157,27 @@ def follow(connection: Connection, dag_run: str, title: str, console: Console, s
             if not console.is_terminal:
                 _tell(view, shown, console)
             if view.state in ENDED:
-                return view
+                break
             time.sleep(seconds)
             try:
                 view = watcher.look()
             except DropforgeError:
                 continue  # Airflow may be away for a moment while it is restarted
+    if not console.is_terminal:
+        console.line()  # the last picture ends without one
+    return view
+
+
+def why_failed(connection: Connection, dag_run: str, view: View) -> tuple[str, str] | None:
+    """The stage that failed first and the error that its log ends with; None if none failed."""
+    stage = next((stage for stage in view.stages if stage.state == "failed"), None)
+    if stage is None:
+        return None
+    try:
+        cause = connection.airflow.error(FINETUNE, dag_run, stage.name, max(1, stage.attempt))
+    except DropforgeError:
+        cause = None
+    return stage.name, cause or "its log in Airflow names the cause"
 
 
 def draw(view: View) -> RenderableType:

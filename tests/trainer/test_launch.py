@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from dropforge.run import ExitCode
+from trainer import launch
 from trainer.launch import Ended, Verdict, judge
 from trainer.rank import main, run
 from trainer.report.console import Console
@@ -278,6 +279,20 @@ def test_bad_input_has_its_code_and_one_clear_line(
     assert main([uri]) == code
     [line] = capsys.readouterr().err.splitlines()
     assert words in line
+
+
+def test_a_store_that_does_not_answer_is_told_in_the_termination_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination.json"))
+    before = signal.getsignal(signal.SIGTERM)
+    assert launch.main(["s3://bucket/runs/r/run.json"]) == 1
+    signal.signal(signal.SIGTERM, before)
+    assert "127.0.0.1:9" in termination(tmp_path)["message"]
 
 
 @pytest.mark.dist

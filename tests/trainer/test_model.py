@@ -14,7 +14,7 @@ from trainer.config import Lora, Scratch, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
 from trainer.data.tokens import Tokens
-from trainer.model.build import Built, add_adapters, check_vocabulary, load_model, make_scratch
+from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.isolation import check_isolation
 from trainer.model.loss import LossModel, choose_way, loss_model
 from trainer.optim import decays, learning_rate, make_optimizer
@@ -243,6 +243,13 @@ def test_a_token_beyond_the_embedding_is_refused() -> None:
     check_vocabulary(small("llama"), 96)
     with pytest.raises(RecipeError, match="97 embeddings"):
         check_vocabulary(small("llama"), 97)
+
+
+def test_rows_longer_than_the_context_of_a_loaded_model_are_refused() -> None:
+    model = small("llama", max_position_embeddings=64)
+    check_context(model, 64)
+    with pytest.raises(RecipeError, match="longer than the base model's context of 64"):
+        check_context(model, 65)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Any) -> None:

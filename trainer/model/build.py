@@ -159,6 +159,17 @@ def check_vocabulary(model: Any, largest: int) -> None:
         )
 
 
+def check_context(model: Any, length: int) -> None:
+    """:raises RecipeError: if rows would be longer than the model was made for."""
+    context = getattr(model.config, "max_position_embeddings", None)
+    if context is not None and length > context:
+        raise RecipeError(
+            "recipe key `train.sequence_length`",
+            f"{length} is longer than the base model's context of {context}",
+            f"Set it to {context} or less",
+        )
+
+
 def takes_positions(model: Any) -> bool:
     """Whether the model's forward knows `position_ids`; without them documents cannot be kept apart."""
     return "position_ids" in inspect.signature(model.forward).parameters

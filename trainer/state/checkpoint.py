@@ -178,8 +178,9 @@ class Checkpoints:
         )
 
     def _pass_over(self, step: int, cause: str) -> None:
+        if step not in self.bad:  # once is enough
+            self.say(f"checkpoint step-{step} is broken ({cause}); going back to an older one")
         self.bad.add(step)
-        self.say(f"checkpoint step-{step} is broken ({cause}); going back to an older one")
 
     def prune(self, keep: int, step: int) -> list[int]:
         """Delete all but the `keep` newest checkpoints up to `step`; steps that were deleted.

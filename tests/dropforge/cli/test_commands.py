@@ -13,6 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from dropforge.cli.airflow import last_error
 from dropforge.cli.watch import STAGES, Stage, View, draw, sparkline
 from dropforge.estimate import estimate, shape_of
 from dropforge.recipes import load_recipe, presets
@@ -133,6 +134,15 @@ def test_the_view_shows_stages_and_training() -> None:
     text = console.export_text()
     for word in ("30/120", "loss 2.000", "5,120 tok/s", "eval 8.300 → 2.500", "try 2", "resumed from step 20"):
         assert word in text
+
+
+def test_the_end_of_a_failed_run_is_the_error_of_its_log() -> None:
+    failed = {
+        "event": "Task failed",
+        "error_detail": [{"exc_type": "E", "exc_value": "x failed\nLast lines of m:\n a"}],
+    }
+    assert last_error([{"event": "begin"}, failed, {"event": "end"}, "plain"]) == "x failed"
+    assert last_error([{"event": "begin"}, "plain"]) is None
 
 
 def test_sparklines() -> None:
