@@ -24,6 +24,9 @@ class Check:
     mend: str = ""
 
 
+_PARTS = frozenset({Reason.TORN_FILE, Reason.BOMB, Reason.BAD_PARQUET})  # one of these stands for unknown many rows
+
+
 def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
     """All rules, passed or not."""
     counts, rules = manifest.counts, recipe.curation
@@ -31,6 +34,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
     bad = quarantined(counts)
     share = sum(bad.values()) / max(1, counts.get("input", 0))
     worst = next(iter(bad), None)
+    torn = {name: number for name, number in bad.items() if Reason(name) in _PARTS}
     adds_up = counts.get("input", 0) == sum(number for name, number in counts.items() if name != "input")
     held = {split: manifest.rows(split) for split in SPLITS}
     return (
@@ -47,6 +51,15 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             f"{share:.2%} of {counts.get('input', 0):,} rows" + (f", mostly {worst} ({bad[worst]:,})" if worst else ""),
             f"at most {rules.max_quarantined:.2%}",
             (f"{MENDS[Reason(worst)]}; or" if worst else "Mend the rows, or") + " raise `curation.max_quarantined`",
+        ),
+        Check(
+            "whole files",
+            not torn,
+            "of some files only a part can be read: " + ", ".join(f"{name} ({n:,})" for name, n in torn.items())
+            if torn
+            else "every file was read to its end",
+            "all of every file, for nobody knows how many rows the rest holds",
+            f"{MENDS[Reason(next(iter(torn)))]}; the quarantine names the files" if torn else "",
         ),
         Check(
             "both splits have rows",

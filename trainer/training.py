@@ -19,7 +19,7 @@ from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
 from trainer.loop import Loop
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
-from trainer.model.export import export_model
+from trainer.model.export import ExportError, export_model
 from trainer.model.isolation import Isolation, check_isolation
 from trainer.model.loss import LossModel, choose_way, loss_model
 from trainer.prepare import Prepared, await_prepared
@@ -87,7 +87,14 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
         if gang.leader:
             console.phase("writing the model", plan.steps)
             base = settings.base.model or ""
-            exported = export_model(built, portable(prepared.tokenizer), store, "model/", probe, base)
+            try:
+                exported = export_model(built, portable(prepared.tokenizer), store, "model/", probe, base)
+            except OSError as error:
+                raise ExportError(
+                    f"model {store.uri}/model/",
+                    f"it could not be written ({error})",
+                    "Make room and try again: training goes on from its last checkpoint",
+                ) from error
             report = write_report(
                 store,
                 spec,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,6 +59,17 @@ def test_an_object_that_changed_is_not_read(store: Store) -> None:
     store.put("k", b"two")
     with pytest.raises(DropforgeError, match="changed"):
         store.open("k", info.etag)
+
+
+def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (FolderStore(tmp_path).put, FolderStore(tmp_path).put_if_absent):
+        with pytest.raises(OSError, match="No space left"):
+            write("a", b"x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_go_up_and_come_down(store: Store, tmp_path: Path) -> None:
