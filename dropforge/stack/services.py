@@ -57,6 +57,7 @@ class Service:
     :param preload: modules that it shares with the other services of the same; empty for a start of its own.
     :param check_every: seconds between looks at a healthy service.
     :param patience: seconds until a service that is not ready is said to be stuck and is restarted.
+    :param serves: the others write to it until their last moment, so it is stopped after them.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Service:
     preload: tuple[str, ...] = ()
     check_every: float = 10.0
     patience: float = 180.0
+    serves: bool = False
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class Service:
 
 
 def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Service]:
-    """The stack's services in the order in which they start; they stop in the reverse order."""
+    """The stack's services in the order in which they start; those that serve the others stop last."""
     env = base_env(folder, ports, secrets)
     airflow = {**env, **airflow_env(folder, ports, secrets)}
 
@@ -101,6 +103,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Serv
             env,
             ready=lambda _: health.answers(ports["objects"], "/-/health"),
             port=ports["objects"],
+            serves=True,
         ),
         Service(
             "airflow-db",
@@ -121,6 +124,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Serv
             {**env, **mlflow_env(folder)},
             ready=lambda _: health.answers(ports["mlflow"], "/health"),
             port=ports["mlflow"],
+            serves=True,
         ),
         airflow_service("airflow-api", "api-server", part="metadatabase"),
         # Logs are read from the same disk, so nobody needs the log servers, which listen on every address.

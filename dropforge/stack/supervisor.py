@@ -289,14 +289,15 @@ class Supervisor:
         return [table[pid] for pid in sorted(found) if not table[pid].zombie]
 
     def _stop(self) -> None:
-        """End the services, last started first, then everything that still descends from us."""
+        """End the services, those that serve the others last, then everything that still descends from us."""
         self._close_nursery()
         self._stopping = True
         self._publish()
         deadline = time.monotonic() + GRACE
-        # The store goes last: what ends before it may want to write.
-        for group in (self.watched[1:], self.watched[:1]):
-            self._end_group(list(reversed(group)), max(1.0, deadline - time.monotonic()))
+        # A training process that is told to stop saves a checkpoint and its metrics first.
+        for serves in (False, True):
+            group = [watched for watched in reversed(self.watched) if watched.service.serves is serves]
+            self._end_group(group, max(1.0, deadline - time.monotonic()))
         for _ in range(100):
             left = self._descendants()
             if not left:
