@@ -12,7 +12,7 @@ from dropforge import settings
 from dropforge.cli.airflow import Airflow
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
-from dropforge.stack.state import is_running, read_state
+from dropforge.stack.state import check_folder, is_running, read_state
 from dropforge.store import S3Store, Store
 
 StateOption = Annotated[
@@ -34,7 +34,7 @@ def connect(state: Path | None) -> Connection:
 
     :raises DropforgeError: if neither is there.
     """
-    folder = state or settings.default_state()
+    folder = check_folder(state or settings.default_state())
     stack = read_state(folder)
     if stack is not None and is_running(folder):
         os.environ.update(stack.env())

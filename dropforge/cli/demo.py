@@ -18,6 +18,7 @@ from dropforge.cli.services import start, stop
 from dropforge.cli.watch import View, find_mlflow_run, follow
 from dropforge.drop import Drop, read_drop
 from dropforge.samples import write_sample
+from dropforge.stack.state import check_folder
 
 FAMILY = "python-help"
 console = Console()
@@ -30,7 +31,7 @@ def demo(
     state: StateOption = None,
 ) -> None:
     """Start everything, drop sample data into S3, follow the run to the registered model."""
-    folder = state or settings.default_state()
+    folder = check_folder(state or settings.default_state())
     started = start(folder)
     registered = False
     try:

@@ -96,9 +96,14 @@ def runs(
             data.tags.get(tracking.TAG_VERSION, "-"),
             f"{points[0]:.3f} → {points[-1]:.3f}" if points else "-",
             data.tags.get(tracking.TAG_ATTEMPT, "-"),
-            data.tags.get(tracking.TAG_VERDICT, "-"),
+            _short(data.tags.get(tracking.TAG_VERDICT, "-")),
         )
     console.print(table if found else "There are no runs yet. Start one with `dropforge drop PATH --family NAME`.")
+
+
+def _short(verdict: str) -> str:
+    """Why a model was held back; that it beat everybody needs no words."""
+    return "promote" if verdict.startswith("promote:") else verdict
 
 
 def send(connection: Connection, family: str, name: str, files: dict[str, Path]) -> Drop:

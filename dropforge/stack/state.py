@@ -73,6 +73,8 @@ def check_folder(folder: Path) -> Path:
         raise DropforgeError(
             f"state folder {str(folder)!r}", f"its path contains {bad[0]!r}", "Choose another with `--state`"
         )
+    if folder.exists() and not folder.is_dir():
+        raise DropforgeError(f"state folder {str(folder)!r}", "it is not a folder", "Choose another with `--state`")
     return folder
 
 
@@ -127,12 +129,22 @@ def is_running(folder: Path) -> bool:
 
 
 def read_state(folder: Path) -> StackState | None:
-    """What the supervisor last wrote, or None if no stack was ever started in this folder."""
+    """What the supervisor last wrote, or None if no stack was ever started in this folder.
+
+    :raises DropforgeError: if it cannot be read.
+    """
     folder = folder.absolute()
     try:
-        values: dict[str, Any] = json.loads(state_path(folder).read_text())
+        return _stack_state(folder, json.loads(state_path(folder).read_text()))
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DropforgeError(
+            str(state_path(folder)), f"it cannot be read ({error!r})", "Delete it, then start with `dropforge up`"
+        ) from error
+
+
+def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
     pid, start = values["supervisor"]
     traces = values["traces"]
     return StackState(

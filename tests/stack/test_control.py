@@ -55,6 +55,16 @@ def test_a_folder_that_cannot_be_made_is_an_error_for_people(tmp_path: Path) -> 
         control.start(tmp_path / "file" / "state")
 
 
+def test_a_file_is_no_state_folder_and_a_broken_state_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DropforgeError, match="not a folder"):
+        check_folder(tmp_path / "file")
+    for text in ("{bad", "{}", "[]"):
+        (tmp_path / "stack.json").write_text(text)
+        with pytest.raises(DropforgeError, match=r"stack.json: it cannot be read .* Delete it"):
+            read_state(tmp_path)
+
+
 def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:
     first = read_secrets(tmp_path / "state")
     assert read_secrets(tmp_path / "state") == first
