@@ -121,7 +121,7 @@ def ending(states: Mapping[str, str | None], own: str = "close_run") -> tuple[St
 
 
 def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
-    """The teardown: end the MLflow run by what happened, and give the family's turn to the next run.
+    """The teardown: end what still runs, and the MLflow run by what happened; give the family's turn to the next run.
 
     :raises AirflowFailException: if there is no model. Airflow would call a run that a person ended a success, because
         its last tasks are merely skipped.
@@ -133,6 +133,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
     settings = from_env()
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id]).get(run_id, {})
     status, task = ending(states)
+    end_jobs(opened, f"{ti.dag_id}/{run_id}/")
     tags = {"dropforge.ended_by": task} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(connection.open_store(settings.bucket), opened["family"], run_id or "")
@@ -140,3 +141,27 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
     if status != "FINISHED":
         raise AirflowFailException(f"Run {opened['run']} ended at task {task}, whose log says why: {status.lower()}")
     return status
+
+
+def end_jobs(opened: Opened, owner: str) -> None:
+    """Delete the run's jobs that still run: a task that is ended while no triggerer watches cannot do it itself.
+
+    :param owner: what the owner annotation of this run's jobs begins with.
+    """
+    from kubeflow_training.hooks import PyTorchJobHook
+    from kubeflow_training.jobs.errors import JobError
+    from kubeflow_training.jobs.manifest import OWNER_ANNOTATION
+    from kubeflow_training.jobs.observation import observe
+
+    for manifest in (opened["train"], opened["evaluate"]):
+        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        try:
+            backend = PyTorchJobHook(opened["backend"]).connect()
+            found = backend.read(name, namespace)
+            if found is None or not str(found.annotations.get(OWNER_ANNOTATION)).startswith(owner):
+                continue
+            if not observe(found.job, found.pods, found.events).ended:
+                backend.delete(name, namespace, uid=found.uid)
+                log.warning("Job %s/%s still ran although its task had ended: it is deleted", namespace, name)
+        except JobError as error:
+            log.error("Job %s/%s could not be looked at and may still run: %s", namespace, name, error)
