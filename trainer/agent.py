@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -167,7 +168,8 @@ class Output:
                     if line.startswith(_PROGRESS):
                         text = line
                         self._note(line.removeprefix(_PROGRESS))
-                    with self.lock:
+                    # A full disk under the log, or nobody who reads it, must not stop the rank that writes here.
+                    with self.lock, suppress(OSError):
                         target.write(f"{text}\n")
                         target.flush()
 

@@ -296,6 +296,21 @@ def test_a_store_that_does_not_answer_is_told_in_the_termination_message(
 
 
 @pytest.mark.dist
+def test_a_log_that_cannot_be_written_neither_stops_nor_fails_a_run(toy: Toy, tmp_path: Path) -> None:
+    uri = toy.run("mute", train={"max_steps": 4})
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "AWS_", "PET_"))}
+    env |= {"TERMINATION_LOG": str(tmp_path / "termination.json"), **ONE}
+    with Path("/dev/full").open("w") as full:  # every write says that no space is left
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.launch", uri],
+            env=env, cwd=REPOSITORY, stdout=full, stderr=full, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert termination(tmp_path)["message"] == "done"
+    assert toy.files("mute").stat("report.json") is not None
+
+
+@pytest.mark.dist
 def test_divergence_ends_the_run_with_its_own_code(toy: Toy, start: Any, tmp_path: Path) -> None:
     uri = toy.run("bad", train={"max_steps": 200, "learning_rate": 1e30, "clip": 1e30})
     finish(start(uri, 1, **ONE), ExitCode.DIVERGED)

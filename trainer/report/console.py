@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ class Console:
 
 def warn(text: str) -> None:
     """A line on stderr, from any rank."""
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):  # what cannot be told must not change how the process ends
+        print(text, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
