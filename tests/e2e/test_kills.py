@@ -1,0 +1,148 @@
+"""What is killed, stopped or misused in the middle of training, and what becomes of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from dropforge import ledger, tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.drops import wait_for_run
+from dropforge.stack.state import ServiceState, read_state
+from tests.e2e.harness import Stack, wait
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+FAMILY = "kills"
+
+
+def rows(folder: Path) -> dict[str, Path]:
+    """A file of a few rows that no other test has."""
+    lines = [
+        {"text": f"In case {n} of the kills, {n} plus {n} is {2 * n}, and {n} times three is {3 * n}."}
+        for n in range(60)
+    ]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {path.name: path}
+
+
+def service(stack: Stack, name: str) -> ServiceState:
+    state = read_state(stack.folder)
+    assert state is not None
+    return state.services[name]
+
+
+def kill(stack: Stack, name: str) -> None:
+    """SIGKILL a service, and wait until the supervisor has brought it back."""
+    pid = service(stack, name).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    def back() -> bool:
+        now = service(stack, name)
+        return now.pid not in (None, pid) and now.status == "healthy"
+
+    wait(f"{name} to come back", back, 60)
+
+
+def checkpoints(stack: Stack, run: str) -> list[str]:
+    """The complete checkpoints of a DAG run."""
+    found = stack.tracked(run)
+    if not found:
+        return []
+    prefix = f"runs/{found[0].data.tags[tracking.TAG_RUN]}/checkpoints/"
+    return [info.key for info in stack.connection.store.list(prefix) if info.key.endswith("/manifest.json")]
+
+
+def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_path: Path) -> None:
+    """One run for all of it, because its start and its end take most of the time."""
+    drop = stack.drop(FAMILY, "one", rows(tmp_path), "extends: tiny\ntrain: {max_steps: 700, checkpoint_every: 20}\n")
+    run = wait_for_run(stack.connection, drop)
+    wait("training", lambda: checkpoints(stack, run) and stack.tasks(run)["train"]["state"] == "deferred")
+    (gang,) = stack.ranks()
+    for name in ("airflow-triggerer", "cluster", "objects"):
+        kill(stack, name)
+    # Nothing that was killed is what trains: the same gang goes on.
+    assert [process.pid for process in stack.ranks()] == [gang.pid]
+    assert stack.tracked(run)[0].data.tags[tracking.TAG_ATTEMPT] == "1"
+
+    airflow, dag = stack.connection.airflow, f"/api/v2/dags/{FINETUNE}"
+    airflow._call("PATCH", f"{dag}/dagRuns/{run}/taskInstances/train", json={"new_state": "failed"})
+    wait("the end of its processes", lambda: not stack.ranks(), 60)
+    assert stack.end(run) == "failed"
+    assert stack.tracked(run)[0].info.status == "FAILED"
+
+    clear = {"dag_run_id": run, "task_ids": ["train"], "include_downstream": True, "only_failed": False}
+    airflow._call("POST", f"{dag}/clearTaskInstances", json={**clear, "reset_dag_runs": True, "dry_run": False})
+    wait("the second gang", stack.ranks)
+    kill(stack, "airflow-scheduler")
+    assert stack.end(run) == "success", stack.log(run, "train")
+    (tracked,) = stack.tracked(run)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.tags[tracking.TAG_ATTEMPT] == "2"
+    assert int(tracked.data.tags[tracking.TAG_RESUMED]) >= 20
+    assert tracked.data.tags[tracking.TAG_VERSION] == "1"
+    assert ledger.owner_of(stack.connection.store, FAMILY, drop.id, 2) is None
+    others = [item["state"] for item in stack.dag_runs(drop) if item["dag_run_id"] != run]
+    assert "running" not in others
+    assert "failed" not in others
+
+
+def test_messages_that_are_no_events_are_put_aside_with_their_reason(stack: Stack) -> None:
+    sqs: Any = boto3.client("sqs")
+    queue = stack.connection.settings.queue_url
+    dead = sqs.get_queue_url(QueueName="dropforge-drops-dead")["QueueUrl"]
+    sent = {"hello kills": "not JSON", '{"kills": 1}': "no Records", '{"Records": [{"eventSource": "aws:ec2"}]}': "S3"}
+    for body in sent:
+        sqs.send_message(QueueUrl=queue, MessageBody=body)
+    found: dict[str, str] = {}
+
+    def all_there() -> bool:
+        answer = sqs.receive_message(QueueUrl=dead, MaxNumberOfMessages=10, MessageAttributeNames=["All"])
+        for message in answer.get("Messages", []):
+            found[message["Body"]] = message["MessageAttributes"]["dropforge.reason"]["StringValue"]
+        return sent.keys() <= found.keys()
+
+    wait("the dead letters", all_there, 60)
+    for body, reason in sent.items():
+        assert reason in found[body]
+
+
+def test_nothing_holds_a_secret_but_the_files_that_must(stack: Stack) -> None:
+    """Logs, job folders, Airflow's and MLflow's databases, the bucket: after everything that has happened so far."""
+    secrets = {
+        name: value.encode()
+        for name, value in json.loads((stack.folder / "secrets.json").read_text()).items()
+        if isinstance(value, str) and len(value) >= 12
+    }
+    assert len(secrets) >= 5
+    allowed = {stack.folder / "secrets.json", stack.folder / "airflow" / "passwords.json"}
+    told = []
+    for path in stack.folder.rglob("*"):
+        if path.is_file() and path not in allowed:
+            data = path.read_bytes()
+            told += [f"{name} in {path.relative_to(stack.folder)}" for name, value in secrets.items() if value in data]
+    assert told == []
+
+
+def test_nothing_listens_beyond_this_machine(stack: Stack) -> None:
+    import psutil
+
+    state = read_state(stack.folder)
+    assert state is not None
+    supervisor = psutil.Process(state.supervisor[0])
+    addresses = set()
+    for process in supervisor.children(recursive=True):
+        try:
+            listening = [item for item in process.net_connections("inet") if item.status == psutil.CONN_LISTEN]
+        except psutil.Error:
+            continue
+        addresses |= {item.laddr.ip for item in listening}
+    assert addresses == {"127.0.0.1"}
