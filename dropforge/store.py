@@ -110,7 +110,8 @@ def s3_client() -> S3Client:
         # Path style: an own S3 on 127.0.0.1 has no bucket subdomains.
         s3={"addressing_style": "path"} if os.environ.get("AWS_ENDPOINT_URL") else {},
     )
-    return boto3.client("s3", config=config)
+    # Not the default session: that one keeps the credentials it saw first, whatever the environment says now.
+    return boto3.session.Session().client("s3", config=config)
 
 
 class S3Store:

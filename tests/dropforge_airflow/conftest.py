@@ -58,7 +58,7 @@ class Yard:
 
 @pytest.fixture
 def yard(aws: str, monkeypatch: pytest.MonkeyPatch) -> Yard:
-    sqs = boto3.client("sqs")
+    sqs = boto3.session.Session().client("sqs")
     name = f"test-{uuid.uuid4().hex[:12]}"
 
     def arn(url: str) -> str:

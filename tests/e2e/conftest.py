@@ -16,15 +16,24 @@ from tests.e2e.harness import Stack
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
-    before = dict(os.environ)
     control.start(folder)
     try:
         control.wait_ready(folder)
-        yield Stack(folder)
-    finally:
-        control.stop(folder)
+        before = dict(os.environ)
+        found = Stack(folder)  # connecting puts the stack's addresses into the environment
+        found.env = {key: value for key, value in os.environ.items() if before.get(key) != value}
         os.environ.clear()
         os.environ.update(before)
+        yield found
+    finally:
+        control.stop(folder)
+
+
+@pytest.fixture(autouse=True)
+def environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack's addresses, for these tests and no others."""
+    for key, value in stack.env.items():
+        monkeypatch.setenv(key, value)
 
 
 @pytest.fixture(scope="session")

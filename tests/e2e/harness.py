@@ -37,6 +37,7 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.env: dict[str, str] = {}
         self.connection: Connection = connect(folder)
         self.mlflow: MlflowClient = tracking.client(self.connection.settings.tracking_uri)
 

@@ -96,7 +96,7 @@ def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_p
 
 
 def test_messages_that_are_no_events_are_put_aside_with_their_reason(stack: Stack) -> None:
-    sqs: Any = boto3.client("sqs")
+    sqs: Any = boto3.session.Session().client("sqs")
     queue = stack.connection.settings.queue_url
     dead = sqs.get_queue_url(QueueName="dropforge-drops-dead")["QueueUrl"]
     sent = {"hello kills": "not JSON", '{"kills": 1}': "no Records", '{"Records": [{"eventSource": "aws:ec2"}]}': "S3"}

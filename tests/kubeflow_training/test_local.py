@@ -70,8 +70,13 @@ def test_one_failing_rank_ends_the_gang_and_is_named(cluster):
     assert (seen.phase, seen.reason, seen.retryable) == (Phase.FAILED, Reason.BAD_DATA, False)
     assert (seen.failing_rank, seen.replica, seen.exit_code) == (2, "worker-1", 11)
     assert "shard 3 is broken" in seen.message
-    codes = [pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] for pod in cluster.read().pods]
-    assert codes == [143, 143, 11]
+
+    def codes() -> list[int] | None:
+        states = [pod["status"]["containerStatuses"][0]["state"] for pod in cluster.read().pods]
+        # The job has failed with its first rank; the others are still being ended.
+        return [state["terminated"]["exitCode"] for state in states] if all("terminated" in s for s in states) else None
+
+    assert cluster.until(codes) == [143, 143, 11]
 
 
 def test_a_killed_rank_is_retryable_and_its_peers_are_victims(cluster):
