@@ -27,7 +27,8 @@ def first(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
     store = stack.connection.store
 
     def past_a_checkpoint() -> bool:
-        return any(info.key.endswith("/manifest.json") and "/checkpoints/" in info.key for info in store.list("runs/"))
+        keys = [info.key for info in store.list(f"runs/{FAMILY}-")]
+        return any(key.endswith("/manifest.json") and "/checkpoints/" in key for key in keys)
 
     wait("the first checkpoint", past_a_checkpoint)
     victims = wait("a training process", stack.ranks)
