@@ -158,18 +158,3 @@ def verdict_key(run: str) -> str:
 
 def evaluation_key(run: str) -> str:
     return run_prefix(run) + "evaluation.json"
-
-
-def model_prefix(run: str) -> str:
-    return run_prefix(run) + "model/"
-
-
-def checkpoints_prefix(run: str) -> str:
-    return run_prefix(run) + "checkpoints/"
-
-
-def checkpoint_prefix(run: str, step: int) -> str:
-    return f"{checkpoints_prefix(run)}step-{step}/"
-
-
-MLFLOW_ARTIFACTS = "mlflow/"

@@ -130,10 +130,6 @@ def _conversation(pair: Pair) -> dict[str, object]:
     return {"messages": turns, "source": "docstrings", "group": pair.subject}
 
 
-def _completion(pair: Pair) -> dict[str, object]:
-    return {"prompt": pair.question, "completion": pair.answer, "source": "reference", "group": pair.subject}
-
-
 def _lines(rows: Iterable[dict[str, object]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode("utf-8", "replace")
 

@@ -176,6 +176,20 @@ def find_run(mlflow: MlflowClient, experiment: str, run: str) -> Run | None:
     return found[0] if found else None
 
 
+def search(
+    mlflow: MlflowClient, tag: str, value: str | None = None, *, family: str | None = None, limit: int = 100
+) -> list[Run]:
+    """Runs that carry a tag, or a tag with this value, over all families or one; the newest first."""
+    experiments = [
+        experiment.experiment_id
+        for experiment in mlflow.search_experiments()
+        if family is None or experiment.name == family
+    ]
+    test = "LIKE '%'" if value is None else f"= '{value.replace(chr(39), '')}'"
+    order = ["attributes.start_time DESC"]
+    return list(mlflow.search_runs(experiments, f"tags.`{tag}` {test}", max_results=limit, order_by=order))
+
+
 def _experiment(mlflow: MlflowClient, family: str) -> str:
     from mlflow.exceptions import MlflowException
 

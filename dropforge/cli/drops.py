@@ -76,14 +76,7 @@ def runs(
     """List runs, the newest first."""
     connection = connect(state)
     mlflow = tracking.client(connection.settings.tracking_uri)
-    experiments = [
-        experiment.experiment_id
-        for experiment in mlflow.search_experiments()
-        if family is None or experiment.name == family
-    ]
-    found = mlflow.search_runs(
-        experiments, f"tags.`{tracking.TAG_RUN}` LIKE '%'", max_results=limit, order_by=["attributes.start_time DESC"]
-    )
+    found = tracking.search(mlflow, tracking.TAG_RUN, family=family, limit=limit)
     kept = [Column(name, no_wrap=True) for name in ("run", "status", "version", "eval loss", "tries")]
     table = Table(*kept, "verdict", box=None, header_style="bold")
     for item in found:
@@ -161,11 +154,7 @@ def _find(connection: Connection, run: str | None) -> tuple[str, str]:
     if run is not None and "__" in run:
         return run, run
     mlflow = tracking.client(connection.settings.tracking_uri)
-    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
-    name = (run or "").replace("'", "")
-    test = f"= '{name}'" if run else "LIKE '%'"
-    order = ["attributes.start_time DESC"]
-    found = mlflow.search_runs(experiments, f"tags.`{tracking.TAG_RUN}` {test}", max_results=1, order_by=order)
+    found = tracking.search(mlflow, tracking.TAG_RUN, run or None, limit=1)
     if not found:
         raise DropforgeError(f"run {run or ''}".strip(), "there is no such run", "List them with `dropforge runs`")
     tags = found[0].data.tags

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dropforge.cli.connect import StateOption
 from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
@@ -29,9 +30,6 @@ _STYLES = {
 }
 _LEVELS = {Level.OK: "[green]ok[/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "[bold red]fail[/]"}
 
-StateOption = Annotated[
-    Path | None, typer.Option("--state", help="Folder of the stack. [default: $DROPFORGE_STATE or .dropforge]")
-]
 _PortOption = typer.Option(min=1, max=65535, help="Port of 127.0.0.1. [default: the one of last time, or a free one]")
 
 

@@ -75,7 +75,6 @@ class View:
     losses: tuple[float, ...] = ()
     tokens_per_second: float | None = None
     evals: tuple[float, ...] = ()
-    attempt: str = ""
     note: str = ""
     job: str = ""
 
@@ -119,7 +118,6 @@ class Watcher:
             losses=tuple(value for _, value in sorted({point.step: point.value for point in losses}.items())),
             tokens_per_second=data.metrics.get("train/tokens_per_second"),
             evals=tuple(value for _, value in sorted({point.step: point.value for point in evals}.items())),
-            attempt=data.tags.get(tracking.TAG_ATTEMPT, ""),
             note=f"resumed from step {resumed}" if resumed else "",
             job=f"{seen.phase.value}: {seen.message}" if seen and seen.message else "",
         )
@@ -140,9 +138,7 @@ class Watcher:
 def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
     """The MLflow run that a DAG run opened."""
     mlflow = tracking.client(connection.settings.tracking_uri)
-    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
-    quoted = dag_run.replace("'", "")
-    found = mlflow.search_runs(experiments, f"tags.`{tracking.TAG_DAG_RUN}` = '{quoted}'", max_results=1)
+    found = tracking.search(mlflow, tracking.TAG_DAG_RUN, dag_run, limit=1)
     return found[0].info.run_id if found else None
 
 

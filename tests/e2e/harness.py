@@ -70,8 +70,7 @@ class Stack:
 
     def tracked(self, dag_run: str) -> list[Run]:
         """The MLflow runs that a DAG run opened: one, whatever happened."""
-        experiments = [experiment.experiment_id for experiment in self.mlflow.search_experiments()]
-        return list(self.mlflow.search_runs(experiments, f"tags.`{tracking.TAG_DAG_RUN}` = '{dag_run}'"))
+        return tracking.search(self.mlflow, tracking.TAG_DAG_RUN, dag_run)
 
     def champion(self, family: str) -> str | None:
         found = tracking.champion(self.connection.settings.tracking_uri, family)
