@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Half a GB each: more workers than this only help where memory does not count.
+WORKERS := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 SOURCES := dropforge curation trainer plugins dags tests bench
 
 .DEFAULT_GOAL := help
@@ -37,10 +39,10 @@ doctor: $(READY)  ## Check this machine
 	@$(BIN)/dropforge doctor $(ARGS)
 
 test: $(READY)  ## Run all tests that need no cluster
-	@$(BIN)/pytest -m "not cluster" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster" $(ARGS)
 
 test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
-	@$(BIN)/pytest -m "not cluster and not e2e and not dist" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist" $(ARGS)
 
 e2e: $(READY)  ## Run only the tests that start the whole stack
 	@$(BIN)/pytest -m e2e $(ARGS)

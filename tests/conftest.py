@@ -12,6 +12,14 @@ import pytest
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files are run whole by one worker; the end-to-end files share one stack, and begin first since they take longest."""
+    for item in items:
+        end_to_end = item.path.parent.name == "e2e"
+        item.add_marker(pytest.mark.xdist_group("e2e" if end_to_end else str(item.path)))
+    items.sort(key=lambda item: item.path.parent.name != "e2e")
+
+
 @pytest.fixture(scope="session")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a moto server; the environment points boto3 to it."""
