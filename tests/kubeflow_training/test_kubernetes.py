@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobExistsError, JobRefusedError
-from kubeflow_training.jobs.kubernetes import KubernetesCluster, nanoseconds
+from kubeflow_training.jobs.kubernetes import KubernetesCluster
+from kubeflow_training.jobs.kubernetes.cluster import nanoseconds
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Phase, Reason, observe
 from kubeflow_training.jobs.watch import Watch, last_lines
