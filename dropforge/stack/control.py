@@ -50,7 +50,7 @@ def start(folder: Path, ports: dict[str, int] | None = None, *, lifeline: int | 
         command += [f"--{name}-port", str(port)]
     if lifeline is not None:
         command += ["--lifeline", str(lifeline)]
-    with (folder / "logs" / "supervisor.log").open("ab") as output:
+    with open(folder / "logs" / "supervisor.log", "ab", opener=_private) as output:
         supervisor = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -154,6 +154,10 @@ def _end_leftovers(state: StackState) -> bool:
         found = True
         processes.end(left, grace=5.0)
     return found
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _belongs_to(folder: Path, pid: int) -> bool:

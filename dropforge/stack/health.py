@@ -1,4 +1,4 @@
-"""Is a service ready? Each check asks the service itself, over 127.0.0.1, and takes at most a few seconds."""
+"""Is a service ready? Each check asks the service itself, over 127.0.0.1 or by its file, and takes seconds at most."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import http.client
 import json
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from dropforge.stack import processes
+
 _TIMEOUT = 3.0
-_SETTLED = 1.0
 _FRESH = 0.5  # seconds for which one report of Airflow's serves all its parts
 _reports: dict[int, tuple[float, dict[str, Any]]] = {}
 
@@ -55,6 +57,15 @@ def _airflow_report(port: int) -> dict[str, Any]:
     return report
 
 
-def settled(since: float) -> bool:
-    """For a service without an address: it has lived for a moment."""
-    return time.time() - since >= _SETTLED
+def local_cluster(home: Path) -> bool:
+    """Whether the supervisor that signed the cluster's folder lives: it signs once it has the lock and can take jobs.
+
+    A signature that a killed one left behind does not count.
+    """
+    try:
+        signed = json.loads((home / "supervisor.json").read_bytes())
+    except FileNotFoundError:
+        return False
+    process = processes.look(signed["pid"])
+    signature = (signed["start"], signed["boot"])
+    return process is not None and not process.zombie and signature == (process.start, processes.boot_id())

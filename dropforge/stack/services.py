@@ -135,7 +135,8 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Serv
     if _migrated(folder):
         found = [service for service in found if service.name != "airflow-db"]
     if _exists(f"{CLUSTER}.__main__"):
-        found.insert(1, Service("cluster", CLUSTER, (), env, ready=health.settled))
+        home = Path(env["KUBEFLOW_TRAINING_HOME"])
+        found.insert(1, Service("cluster", CLUSTER, (), env, ready=lambda _: health.local_cluster(home)))
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,20 @@ def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert first.access_key not in repr(first)
+
+
+def test_the_supervisors_log_is_private_before_anything_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    before = os.umask(0)
+    try:
+        with pytest.raises(DropforgeError, match="ended at once"):
+            control.start(tmp_path / "state")
+    finally:
+        os.umask(before)
+    log = tmp_path / "state" / "logs" / "supervisor.log"
+    assert (log.stat().st_size, log.stat().st_mode & 0o777) == (0, 0o600)
 
 
 def test_nothing_was_ever_started_here(tmp_path: Path) -> None:

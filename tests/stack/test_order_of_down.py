@@ -1,0 +1,102 @@
+"""`down` in the middle of a training: the rank's last acts still reach the store and MLflow, which end after it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubeflow_training.jobs.backend import Snapshot
+from kubeflow_training.jobs.local import LocalCluster
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.observation import Phase, Reason, observe
+
+from dropforge.run import ExitCode
+from dropforge.stack import control
+from dropforge.stack.state import BUCKET, read_state
+from tests.stack.test_supervisor import until
+
+# In MLflow's place, which takes ten times as long to start: it answers, and ends at once when it is told to.
+TRACKER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    do_POST = do_GET
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+# The stack's own definitions, without Airflow.
+SUPERVISE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from dropforge.stack import control, services
+from dropforge.stack.secrets import read_secrets
+from dropforge.stack.supervisor import supervise
+folder = Path(sys.argv[1])
+ports, secrets = control.choose_ports({}, {}), read_secrets(folder)
+services.prepare(folder, secrets)
+wanted = {one.name: one for one in services.services(folder, ports, secrets)}
+tracker = replace(wanted["mlflow"], module="tracker", env={**wanted["mlflow"].env, "PYTHONPATH": str(folder)})
+supervise(folder, ports, [wanted["objects"], wanted["cluster"], tracker])
+"""
+
+# A checkpoint takes its time; whatever is gone meanwhile makes the rank end with another code.
+RANK = f"""
+import os, signal, sys, time, urllib.request, boto3
+def told(*_):
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        store.put_object(Bucket={BUCKET!r}, Key="checkpoint", Body=b"whole")
+        urllib.request.urlopen(os.environ["MLFLOW_TRACKING_URI"], data=b"metrics").close()
+        time.sleep(0.05)
+    sys.exit({ExitCode.PREEMPTED:d})
+store = boto3.client("s3")
+signal.signal(signal.SIGTERM, told)
+print("training", flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The state folder of a running stack."""
+    found = tmp_path / "state"
+    (found / "logs").mkdir(parents=True, mode=0o700)
+    (found / "tracker.py").write_text(TRACKER)
+    with (found / "logs" / "supervisor.log").open("ab") as log:
+        supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(found)], stderr=log)
+    try:
+        until(lambda: read_state(found) is not None)
+        control.wait_ready(found)
+        yield found
+    finally:
+        control.stop(found)
+        supervisor.kill()
+        supervisor.wait()
+
+
+def test_training_ends_before_what_it_writes_to(folder: Path) -> None:
+    cluster = LocalCluster(folder / "cluster")
+    command = ["python", "-c", RANK]
+    cluster.create(pytorch_job(name="job", image="none", command=command, cpus=0.5, memory_gb=0.1, grace_seconds=10))
+
+    def job() -> Snapshot:
+        found = cluster.read("job", "default")
+        assert found is not None
+        return found
+
+    until(lambda: any("training" in cluster.logs(pod).lines[-1:] for pod in job().pods))
+    assert control.stop(folder)
+    ended = observe(job().job, job().pods, job().events)
+    told = [line for pod in job().pods for line in cluster.logs(pod).lines]
+    assert ended.exit_code == ExitCode.PREEMPTED, told
+    assert (ended.phase, ended.reason) == (Phase.FAILED, Reason.PREEMPTED)
+    reasons = {condition["type"]: condition["reason"] for condition in job().job["status"]["conditions"]}
+    assert reasons["Failed"] == "NodeShutdown"
