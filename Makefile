@@ -9,10 +9,10 @@ WORKERS := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 SOURCES := dropforge curation trainer plugins dags tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-cluster e2e lint format lock bench clean
 
 help:  ## List the commands
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(READY)  ## Make the project's environment in .venv
 $(READY): requirements/dev.txt pyproject.toml
@@ -43,6 +43,10 @@ test: $(READY)  ## Run all tests that need no cluster
 
 test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
 	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist" $(ARGS)
+
+test-cluster: $(READY)  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
+	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
+	@$(BIN)/pytest $(WORKERS) -m cluster $(ARGS)
 
 e2e: $(READY)  ## Run only the tests that start the whole stack
 	@$(BIN)/pytest -m e2e $(ARGS)
