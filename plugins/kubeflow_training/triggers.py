@@ -10,6 +10,7 @@ from typing import Any, Final
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from kubeflow_training.hooks import PyTorchJobHook
+from kubeflow_training.jobs.limits import Limits, exceeded
 from kubeflow_training.jobs.progress import Progress
 from kubeflow_training.jobs.watch import Watch
 from kubeflow_training.taskstate import ended_by_user, task_state
@@ -20,14 +21,17 @@ _LINES_AT_ONCE: Final = 200
 
 
 class PyTorchJobTrigger(BaseTrigger):
-    """Waits until a job has ended. Its arguments are stored in the database: no secret is among them.
+    """Waits until a job has ended or a limit is passed. Its arguments are stored in the database: no secret is among them.
 
     :param name, namespace, uid: the job; another job of that name counts as its loss.
     :param gang: number of the gang, told again in the event.
-    :param backend, kubernetes_conn_id, home: see `PyTorchJobHook`.
+    :param kind, backend, kubernetes_conn_id, home: see `PyTorchJobHook`.
     :param poll_interval: seconds between two looks.
     :param log_ranks: whose log lines to show: "all", "first" or "none".
+    :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
+    :param queue_until: Unix time by which the job must have left its queue.
+    :param run_seconds: how long the job may run; time in the queue or suspended does not count.
     :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
     :param must_exist: whether a job that was never seen is lost, or waited for.
     """
@@ -39,19 +43,24 @@ class PyTorchJobTrigger(BaseTrigger):
         namespace: str,
         uid: str | None = None,
         gang: int = 1,
+        kind: str = "PyTorchJob",
         backend: str = "kubernetes",
         kubernetes_conn_id: str = "kubernetes_default",
         home: str | None = None,
         poll_interval: float = 2.0,
         log_ranks: str = "all",
+        log_limit: int | str | None = None,
         deadline: float | None = None,
+        queue_until: float | None = None,
+        run_seconds: float | None = None,
         owned: bool = True,
         must_exist: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.name, self.namespace, self.uid, self.gang = name, namespace, uid, gang
-        self.backend, self.kubernetes_conn_id, self.home = backend, kubernetes_conn_id, home
-        self.poll_interval, self.log_ranks, self.deadline = poll_interval, log_ranks, deadline
+        self.kind, self.backend, self.kubernetes_conn_id, self.home = kind, backend, kubernetes_conn_id, home
+        self.poll_interval, self.log_ranks, self.log_limit = poll_interval, log_ranks, log_limit
+        self.deadline, self.queue_until, self.run_seconds = deadline, queue_until, run_seconds
         self.owned, self.must_exist = owned, must_exist
         self._fired = False
         self._saving = True
@@ -64,12 +73,16 @@ class PyTorchJobTrigger(BaseTrigger):
                 "namespace": self.namespace,
                 "uid": self.uid,
                 "gang": self.gang,
+                "kind": self.kind,
                 "backend": self.backend,
                 "kubernetes_conn_id": self.kubernetes_conn_id,
                 "home": self.home,
                 "poll_interval": self.poll_interval,
                 "log_ranks": self.log_ranks,
+                "log_limit": self.log_limit,
                 "deadline": self.deadline,
+                "queue_until": self.queue_until,
+                "run_seconds": self.run_seconds,
                 "owned": self.owned,
                 "must_exist": self.must_exist,
             },
@@ -78,6 +91,7 @@ class PyTorchJobTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         positions, progress = await self._left_at()
         watch = await asyncio.to_thread(self._watch, positions, progress)
+        limits, last = Limits(self.deadline, self.queue_until, self.run_seconds), None
         while True:
             step = await asyncio.to_thread(watch.step)
             for number, line in enumerate(step.lines):
@@ -88,11 +102,13 @@ class PyTorchJobTrigger(BaseTrigger):
                 await self._save(watch)
             if step.final and step.observation is not None:
                 self._fired = True
-                yield self._event("ended", observation=step.observation.to_dict())
+                yield self._event("ended", observation=step.observation.to_dict(), why=step.observation.message)
                 return
-            if self.deadline is not None and time.time() >= self.deadline:
+            if step.observation is not None:
+                last = step.observation
+            if why := exceeded(limits, last, time.time()):
                 self._fired = True
-                yield self._event("timeout")
+                yield self._event("timeout", observation=last.to_dict() if last else None, why=why)
                 return
             await asyncio.sleep(self.poll_interval)
 
