@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import deque
 from collections.abc import Iterator
 
 from curation.reasons import Reason
@@ -14,7 +15,7 @@ class _Feed:
 
     def __init__(self, found: Iterator[Line | Fault], limit: int) -> None:
         self.found, self.limit = found, limit
-        self.waiting: list[Line | Fault] = []
+        self.waiting: deque[Line | Fault] = deque()
         self.taken: list[Line] = []
         self.size = 0
 
@@ -30,7 +31,7 @@ class _Feed:
         return self.waiting[0]
 
     def pop(self) -> Line | Fault:
-        return self.waiting.pop(0)
+        return self.waiting.popleft()
 
     def __next__(self) -> str:
         item = self.peek()
@@ -49,7 +50,7 @@ class _Feed:
     def give_back(self) -> Line:
         """Keep the first line as the bad one, and read the others again."""
         first, *rest = self.accept()
-        self.waiting[:0] = rest
+        self.waiting.extendleft(reversed(rest))
         return first
 
 
@@ -70,7 +71,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
             continue
         if not item.data.strip():
             feed.pop()
-            yield Blank()
+            yield Blank(item.data.count(b"\n") + 1)
             continue
         if header is None:
             delimiter = max(",\t;|", key=lambda mark: item.data.count(mark.encode()))

@@ -147,7 +147,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
     records = read(task.split, max_row_bytes=rules.max_row_bytes, text_column=rules.text_column, limits=task.limits)
     for record in records:
         if isinstance(record, Blank):
-            report.blank += 1
+            report.blank += record.lines
             continue
         report.records += 1
         if isinstance(record, Fault):

@@ -41,15 +41,26 @@ def read(
                 return
         pieces = chunks(stream, split.format.compression, size, limits)
         if kind in {"array", "values"}:
-            yield from _json_rows(values(pieces, max_row_bytes, array=kind == "array"))
-            return
-        found = lines(pieces, max_row_bytes, start, split.end)
-        if kind == "jsonl":
-            yield from _json_rows(found)
-        elif kind == "csv":
-            yield from csv_rows(found, max_row_bytes)
+            records = _json_rows(values(pieces, max_row_bytes, array=kind == "array"))
         else:
-            yield from _paragraphs(found, text_column, max_row_bytes)
+            found = lines(pieces, max_row_bytes, start, split.end)
+            if kind == "jsonl":
+                records = _json_rows(found)
+            elif kind == "csv":
+                records = csv_rows(found, max_row_bytes)
+            else:
+                records = _paragraphs(found, text_column, max_row_bytes)
+        yield from records if split.format.compression == "none" else _bounded(records, size, limits)
+
+
+def _bounded(records: Iterator[Record], size: int, limits: Limits) -> Iterator[Record]:
+    """Records of a file of `size` compressed bytes, up to where there are too many."""
+    most = max(limits.rows, size)
+    for number, record in enumerate(records):
+        if number >= most and not isinstance(record, Blank):
+            yield Fault(record.position, Reason.BOMB, f"{size} bytes hold more than {most} rows", b"")
+            return
+        yield record
 
 
 def _next_line(stream: Any, start: int) -> int:
@@ -124,7 +135,7 @@ def _json_rows(found: Iterator[Line | Fault]) -> Iterator[Record]:
             if data.strip():
                 yield Fault(position, error.reason, error.detail, data[:HEAD])
             else:
-                yield Blank()
+                yield Blank(data.count(b"\n") + 1)
         else:
             yield Found(position, fields, data[:HEAD])
 

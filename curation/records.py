@@ -16,7 +16,10 @@ Fields = Mapping[str, Any]
 
 
 class Line(NamedTuple):
-    """A line without its line feed; `position` is the offset of its first byte (decompressed)."""
+    """A line without its last line feed; `position` is the offset of its first byte (decompressed).
+
+    Blank lines that follow each other may come as one, with the line feeds between them inside.
+    """
 
     position: int
     data: bytes
@@ -40,7 +43,9 @@ class Fault(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """A blank line: no row, but counted."""
+    """Blank lines: no rows, but counted."""
+
+    lines: int = 1
 
 
 Record = Found | Fault | Blank

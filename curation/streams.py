@@ -33,11 +33,16 @@ class TornError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How far one file may expand: `ratio` counts only beyond `free` bytes, `total` always (bytes, decompressed)."""
+    """How far one file may expand: `ratio` counts only beyond `free` bytes, `total` always (bytes, decompressed).
+
+    A record costs more than its bytes, and none that differs from its neighbours packs into less than a byte: beyond
+    `rows` records there may be one for each compressed byte.
+    """
 
     ratio: int = 250
     free: int = 64 << 20
     total: int = 1 << 40
+    rows: int = 1 << 20
 
     def check(self, produced: int, size: int) -> None:
         """:raises TornError: if `produced` bytes are too many for a file of `size` bytes."""

@@ -285,7 +285,73 @@ def test_compression_bomb_ends_in_one_record(tmp_path: Path, compress: Any, limi
     assert kinds(found(tmp_path, "a.gz", data, limits=limits)) == ["row", Reason.BOMB]
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b" \t\n"])
+@pytest.mark.parametrize(
+    ("name", "head"), [("a.jsonl", GOOD), ("a.csv", b"text\ngood"), ("a.csv", b'text\n"open'), ("a.txt", b"good")]
+)
+def test_a_bomb_of_blank_lines_is_read_many_lines_at_a_time(
+    tmp_path: Path, compress: Any, blank: bytes, name: str, head: bytes
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(compress(head + b"\n" + blank * ((16 << 20) // len(blank))))
+    limits = Limits(ratio=50, free=4 << 20)
+    [split] = cut(path, name)
+    records = list(read(split, max_row_bytes=1_000_000, limits=limits))
+    assert isinstance(records[-1], Fault)
+    assert records[-1].reason == Reason.BOMB
+    assert len(records) < 100
+    # Nothing beyond the limit was looked at, and every line before it is counted.
+    assert records[-1].position <= limits.free + (1 << 20)
+    if name != "a.txt":
+        counted = sum(record.lines for record in records if isinstance(record, Blank))
+        assert len(head) + 1 + counted * len(blank) == records[-1].position
+
+
+def test_a_bomb_of_tiny_rows_ends_in_one_record(tmp_path: Path) -> None:
+    rows = gzip.compress(b"0\n" * 100_000)
+    limits = Limits(rows=10_000)
+    records = found(tmp_path, "a.jsonl.gz", rows, limits=limits)
+    assert len(records) == 10_001
+    assert records[-1] == (20_000, Reason.BOMB)
+    assert len(found(tmp_path, "a.jsonl", b"0\n" * 20_000, limits=limits)) == 20_000  # what is not packed may be long
+    assert kinds(found(tmp_path, "a.jsonl.gz", gzip.compress(numbered(20_000)), limits=limits)) == ["row"] * 20_000
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_blank_lines_are_counted_once_however_they_come(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file"
+    row = GOOD if name == "a.jsonl" else b"x"
+    path.write_bytes(row + b"\n\n \n\r\n\n" + row + b"\n\n\n" * 40 + row + b"\n\t\n")
+
+    def blank(size: int) -> int:
+        return sum(
+            record.lines
+            for split in cut(path, name, size)
+            for record in read(split, max_row_bytes=1_000)
+            if isinstance(record, Blank)
+        )
+
+    assert [blank(size) for size in (1 << 30, 50, 17)] == [4 + 119 + 1] * 3
+
+
+def test_an_open_quote_before_many_lines_costs_each_line_once(tmp_path: Path) -> None:
+    records = found(tmp_path, "a.csv", b'text\n"open\n' + b"x\n" * 300_000, limit=400_000)
+    assert kinds(records) == [Reason.BAD_QUOTES] + ["row"] * 300_000
+
+
 # --- pieces may end anywhere ---
+
+
+def single(items: Any) -> Any:
+    """Lines one by one, also blank ones that came together."""
+    for item in items:
+        at = item.position
+        for part in item.data.split(b"\n") if isinstance(item, Line) else ():
+            yield Line(at, part)
+            at += len(part) + 1
+        if isinstance(item, Fault):
+            yield item
 
 
 def pieces(data: bytes, size: int) -> Any:
@@ -295,8 +361,8 @@ def pieces(data: bytes, size: int) -> Any:
 @given(st.lists(st.binary(max_size=12), max_size=12), st.integers(1, 7), st.integers(1, 20))
 def test_lines_do_not_depend_on_pieces(parts: list[bytes], size: int, limit: int) -> None:
     data = b"x" + b"\n".join(parts)
-    whole = list(lines(iter([data]), limit))
-    assert list(lines(pieces(data, size), limit)) == whole
+    whole = list(single(lines(iter([data]), limit)))
+    assert list(single(lines(pieces(data, size), limit))) == whole
     assert [line.data for line in whole if isinstance(line, Line) and line.data] == [
         part for part in data.split(b"\n") if 0 < len(part) <= limit
     ]
