@@ -11,6 +11,9 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kubeflow_training.jobs.manifest import CONTAINER, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+from kubeflow_training.jobs.shapes import items as items
+from kubeflow_training.jobs.shapes import mapping as mapping
+from kubeflow_training.jobs.shapes import moment as moment
 
 
 class Reason(StrEnum):
@@ -220,25 +223,6 @@ def _told(message: Any) -> Mapping[str, Any]:
         return mapping(json.loads(message))
     except (ValueError, RecursionError):
         return {}
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
-
-
-def moment(value: Any) -> datetime | None:
-    """A time stamp of the API as an aware datetime, or None."""
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    try:
-        found = datetime.fromisoformat(str(value)) if value else None
-    except ValueError:
-        return None
-    return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _whole(value: Any) -> int:
