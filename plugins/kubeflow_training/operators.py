@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training.exceptions import JobFailed, JobFailedForGood, JobNotReached, TaskStopped
+from kubeflow_training import retries
+from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
 from kubeflow_training.hooks import PyTorchJobHook
+from kubeflow_training.jobs.avoid import away_from
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.checks import require_valid
 from kubeflow_training.jobs.errors import (
@@ -86,6 +88,7 @@ class PyTorchJobOperator(BaseOperator):
         self.log_ranks = log_ranks
         self.job_url = job_url
         self._killed = False
+        retries.require_retries(self)
 
     # Airflow's entry points
 
@@ -146,16 +149,19 @@ class PyTorchJobOperator(BaseOperator):
         """The gang to wait for, found or created. Its identity is stored before the job exists."""
         manifest = self.manifest
         require_valid(manifest)
-        ti, run = context["ti"], context["dag_run"]
+        ti = context["ti"]
         owner = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
-        # A retry changes neither number; a clear raises one of them at least.
-        chain = f"{getattr(ti, 'max_tries', 0)}.{getattr(run, 'clear_number', 0) or 0}"
-        wanted = identity(manifest, owner, chain)
+        wanted = identity(manifest, owner, retries.generation(context))
         store = context["task_state_store"]
         backend = self._hook().connect()
         for _ in range(_CONFLICTS):
             stored = Identity.from_dict(store.get(STATE_KEY))
-            decision = decide(stored, wanted, backend.read(wanted.name, wanted.namespace))
+            decision = decide(
+                stored,
+                wanted,
+                backend.read(wanted.name, wanted.namespace),
+                lambda job, seen: retries.replaced(self, context, seen, job.to_dict()),
+            )
             self.log.info("job %s/%s: %s (%s)", wanted.namespace, wanted.name, decision.action, decision.why)
             try:
                 return self._act(context, backend, decision)
@@ -176,7 +182,9 @@ class PyTorchJobOperator(BaseOperator):
             self._stop_if_killed(context, None)
             store.set(STATE_KEY, job.to_dict())
             store.delete(FAILURES_KEY)
-            snapshot = backend.create(job.written_on(self.manifest))
+            # After the fingerprint was taken: a node to avoid makes no other job of it.
+            avoided = [item.node for item in retries.avoided(context)]
+            snapshot = backend.create(away_from(job.written_on(self.manifest), avoided))
             job = Identity(**{**job.to_dict(), "uid": snapshot.uid})
         store.set(STATE_KEY, job.to_dict())
         return job
@@ -278,7 +286,7 @@ class PyTorchJobOperator(BaseOperator):
                     backend.delete(job["name"], job["namespace"], uid=job["uid"])
         except BackendUnavailableError as error:
             self.log.warning("%s: its last lines cannot be read: %s", name, error)
-        raise failure(name, job["gang"], observation, tail)
+        raise retries.failure(failure_text(name, job["gang"], observation, tail), self, observation, job)
 
     def _delete(self, name: str, namespace: str, uid: str | None) -> None:
         try:
@@ -295,8 +303,8 @@ class PyTorchJobOperator(BaseOperator):
         return {"name": job.name, "namespace": job.namespace, "uid": job.uid, "gang": job.gang}
 
 
-def failure(name: str, gang: int, observation: Observation, tail: Sequence[str]) -> JobFailed:
-    """The exception for a job that ended badly: rank, exit code, node, reason, mend and last lines, in one text."""
+def failure_text(name: str, gang: int, observation: Observation, tail: Sequence[str]) -> str:
+    """What a job that ended badly has to say: rank, exit code, node, reason, mend and last lines."""
     reason = observation.reason or "unknown"
     lines = [f"{name} (gang {gang}) {observation.phase}, {reason}: {observation.message}. {observation.mend}."]
     if observation.progress:
@@ -304,8 +312,7 @@ def failure(name: str, gang: int, observation: Observation, tail: Sequence[str])
     if tail:
         lines.append(f"Last lines of {observation.replica}:")
         lines += [f"    {line}" for line in tail]
-    kind = JobFailed if observation.retryable else JobFailedForGood
-    return kind("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _grace(job: Mapping[str, Any]) -> float:

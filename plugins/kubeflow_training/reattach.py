@@ -6,7 +6,7 @@ Within a chain a running job is found again and its end is told once; across cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -19,7 +19,7 @@ from kubeflow_training.jobs.manifest import (
     OWNER_ANNOTATION,
     fingerprint,
 )
-from kubeflow_training.jobs.observation import Phase, observe
+from kubeflow_training.jobs.observation import Observation, Phase, observe
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,16 @@ class Decision:
     why: str
 
 
-def decide(stored: Identity | None, wanted: Identity, snapshot: Snapshot | None) -> Decision:
-    """What to do, given what was stored by an earlier try, what is wanted now, and the job of that name, if any."""
+def decide(
+    stored: Identity | None,
+    wanted: Identity,
+    snapshot: Snapshot | None,
+    replaced: Callable[[Identity, Observation], bool] = lambda _, seen: seen.retryable,
+) -> Decision:
+    """What to do, given what was stored by an earlier try, what is wanted now, and the job of that name, if any.
+
+    :param replaced: whether a gang that failed like this is followed by another.
+    """
     if snapshot is None:
         if stored is None:
             return Decision(Action.CREATE, wanted, "no job exists")
@@ -125,7 +133,7 @@ def decide(stored: Identity | None, wanted: Identity, snapshot: Snapshot | None)
             return Decision(Action.REPLACE, following, f"gang {number} is being deleted")
         if not observation.ended or observation.phase is Phase.SUCCEEDED:
             return Decision(Action.ADOPT, found, f"gang {number} is {observation.phase}: {observation.message}")
-        if observation.retryable:
+        if replaced(found, observation):
             return Decision(Action.REPLACE, following, f"gang {number} has failed: {observation.message}")
         return Decision(Action.ADOPT, found, f"gang {number} has failed for good: {observation.message}")
     if ours:
