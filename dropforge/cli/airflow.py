@@ -53,9 +53,13 @@ class Airflow:
         answer: dict[str, Any] = self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}")
         return answer
 
-    def newest_runs(self, dag: str, limit: int = 20) -> list[dict[str, Any]]:
-        """The newest runs of a DAG."""
-        query = {"limit": limit, "order_by": "-run_after"}
+    def page(self, dag: str, run: str) -> str:
+        """Address of a DAG run's page."""
+        return f"{self.url}/dags/{dag}/runs/{_quoted(run)}"
+
+    def newest_runs(self, dag: str, limit: int = 20, state: str | None = None) -> list[dict[str, Any]]:
+        """The newest runs of a DAG, at most 100; only those in `state`, if it is given."""
+        query = {"limit": limit, "order_by": "-run_after"} | ({"state": state} if state else {})
         runs: list[dict[str, Any]] = self._call("GET", f"/api/v2/dags/{dag}/dagRuns", params=query)["dag_runs"]
         return runs
 

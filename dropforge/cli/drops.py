@@ -1,7 +1,8 @@
-"""Commands for drops and runs: drop, follow, runs."""
+"""Commands that make a run and watch it: drop, follow."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Column, Table
 from rich.text import Text
 
 from dropforge import layout, ledger, tracking
@@ -31,7 +31,7 @@ def drop_command(
     family: Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")],
     name: Annotated[str | None, typer.Option(help="Name of the drop.", show_default="the time")] = None,
     recipe: Annotated[Path | None, typer.Option(help="recipe.yaml of the drop.", exists=True)] = None,
-    watch: Annotated[bool, typer.Option("--follow", help="Follow the run it starts.")] = False,
+    watch: Annotated[bool, typer.Option("--follow", help="Follow the run that takes it, or took it.")] = False,
     again: Annotated[bool, typer.Option(help="Train again on data that was dropped before.")] = False,
     state: StateOption = None,
 ) -> None:
@@ -48,8 +48,7 @@ def drop_command(
     known = _known(connection, found)
     if known is not None and not again:
         console.print(f"The same data was dropped before; {known}. Nothing is trained twice: use --again to insist.")
-        return
-    run = start_again(connection, found) if known is not None else None
+    run = start_again(connection, found) if known is not None and again else None
     if watch:
         dag_run = run or wait_for_run(connection, found)
         view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
@@ -68,37 +67,6 @@ def follow_command(
     raise typer.Exit(show_end(connection, dag_run, follow(connection, dag_run, title, console)))
 
 
-def runs(
-    family: Annotated[str | None, typer.Option("--family", "-f", help="Only this family.")] = None,
-    limit: Annotated[int, typer.Option(help="How many.", min=1)] = 20,
-    state: StateOption = None,
-) -> None:
-    """List runs, the newest first."""
-    connection = connect(state)
-    mlflow = tracking.client(connection.settings.tracking_uri)
-    found = tracking.search(mlflow, tracking.TAG_RUN, family=family, limit=limit)
-    kept = [Column(name, no_wrap=True) for name in ("run", "status", "version", "eval loss", "tries")]
-    table = Table(*kept, "verdict", box=None, header_style="bold")
-    for item in found:
-        data = item.data
-        history = mlflow.get_metric_history(item.info.run_id, "eval/loss")
-        points = [point.value for point in sorted(history, key=lambda point: point.step)]
-        table.add_row(
-            data.tags.get(tracking.TAG_RUN, ""),
-            item.info.status,
-            data.tags.get(tracking.TAG_VERSION, "-"),
-            f"{points[0]:.3f} → {points[-1]:.3f}" if points else "-",
-            data.tags.get(tracking.TAG_ATTEMPT, "-"),
-            _short(data.tags.get(tracking.TAG_VERDICT, "-")),
-        )
-    console.print(table if found else "There are no runs yet. Start one with `dropforge drop PATH --family NAME`.")
-
-
-def _short(verdict: str) -> str:
-    """Why a model was held back; that it beat everybody needs no words."""
-    return "promote" if verdict.startswith("promote:") else verdict
-
-
 def send(connection: Connection, family: str, name: str, files: dict[str, Path]) -> Drop:
     """Upload with a progress bar and read the drop back as intake will see it."""
     bar = Progress(
@@ -111,13 +79,13 @@ def send(connection: Connection, family: str, name: str, files: dict[str, Path])
 
 
 def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> str:
-    """Wait until a run has claimed the drop; returns the Airflow run id.
+    """Wait until a run has claimed the drop; returns the Airflow id of the newest that has.
 
     :raises DropforgeError: if the drop is refused, or nobody takes it in time.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        owner = ledger.owner_of(connection.store, drop.family, drop.id)
+        owner = _newest_owner(connection, drop)
         if owner is not None:
             return owner
         time.sleep(0.5)
@@ -142,8 +110,19 @@ def _known(connection: Connection, drop: Drop) -> str | None:
         return None
     if before.drop == drop.drop:
         return None  # intake has been quicker than this command
-    owner = ledger.owner_of(connection.store, drop.family, drop.id)
+    owner = _newest_owner(connection, drop)
     return f"as {before.family}/{before.drop}" + (f", taken by {owner}" if owner else ", not taken by a run yet")
+
+
+def _newest_owner(connection: Connection, drop: Drop) -> str | None:
+    """The Airflow id of the run that took the drop, of several the last."""
+    newest = None
+    for counter in itertools.count(1):
+        owner = ledger.owner_of(connection.store, drop.family, drop.id, counter)
+        if owner is None:
+            break
+        newest = owner
+    return newest
 
 
 def _find(connection: Connection, run: str | None) -> tuple[str, str]:
@@ -163,7 +142,7 @@ def _find(connection: Connection, run: str | None) -> tuple[str, str]:
 
 def show_end(connection: Connection, dag_run: str, view: View) -> int:
     """Say why a run failed, if it did; the exit code."""
-    failed = why_failed(connection, dag_run, view)
+    failed = why_failed(connection.airflow, dag_run, view.stages)
     if failed is not None:
         console.print(Text.assemble((f"{failed[0]} failed: ", "red"), failed[1]))
     return 0 if view.state == "success" else 1

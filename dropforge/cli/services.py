@@ -39,6 +39,14 @@ def up(
     airflow_port: Annotated[int | None, _PortOption] = None,
     mlflow_port: Annotated[int | None, _PortOption] = None,
     objects_port: Annotated[int | None, _PortOption] = None,
+    pod_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let S3 and MLflow listen on this address of the machine too, for the pods of a Kubernetes cluster. "
+            "MLflow asks for no login.",
+        ),
+    ] = None,
 ) -> None:
     """Start Airflow, MLflow, S3 and SQS on this machine. Without --detach, Ctrl-C stops them."""
     console = Console()
@@ -47,7 +55,7 @@ def up(
     ports = {name: port for name, port in asked.items() if port is not None}
     reader, writer = os.pipe()
     try:
-        started = start(folder, ports, lifeline=None if detach else reader)
+        started = start(folder, ports, lifeline=None if detach else reader, pod_host=pod_host)
         if not started:
             console.print("The stack runs already.")
         elif not detach:
@@ -59,14 +67,20 @@ def up(
         os.close(writer)
 
 
-def start(folder: Path, ports: dict[str, int] | None = None, *, lifeline: int | None = None) -> bool:
+def start(
+    folder: Path,
+    ports: dict[str, int] | None = None,
+    *,
+    lifeline: int | None = None,
+    pod_host: str | None = None,
+) -> bool:
     """Start the stack unless it runs, show what is waited for, return when it is ready; False if it ran already.
 
     :param lifeline: file descriptor whose other end keeps the stack alive; without it, it stays until `stop`.
     :raises DropforgeError: if it does not get ready; then nothing is left running.
     """
     console = Console()
-    started = control.start(folder, ports, lifeline=lifeline)
+    started = control.start(folder, ports, lifeline=lifeline, pod_host=pod_host)
     try:
         with Live(console=console, refresh_per_second=8, transient=True) as live:
             ready = control.wait_ready(folder, lambda state: live.update(_services_table(state)))

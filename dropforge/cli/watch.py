@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.airflow import FINETUNE, Airflow
 from dropforge.cli.connect import Connection
+from dropforge.cli.history import Course
 from dropforge.errors import DropforgeError
 from dropforge.run import job_name
 
@@ -81,18 +82,18 @@ class View:
 
 @dataclass
 class Watcher:
-    """Looks at one DAG run; every look is a fresh and whole picture."""
+    """Looks at one DAG run; every look is a whole picture, of which only what may have changed is fetched."""
 
     connection: Connection
     dag_run: str
     title: str
     mlflow_run: str | None = field(default=None, init=False)
+    losses: Course = field(init=False)
+    evals: Course = field(init=False)
 
     def look(self) -> View:
-        airflow = self.connection.airflow
-        run = airflow.dag_run(FINETUNE, self.dag_run)
-        tasks = {task["task_id"]: task for task in airflow.task_states(FINETUNE, self.dag_run)}
-        stages = tuple(_stage(name, tasks.get(name)) for name in STAGES)
+        run = self.connection.airflow.dag_run(FINETUNE, self.dag_run)
+        stages = read_stages(self.connection.airflow, self.dag_run)
         view = View(title=self.title, state=str(run["state"]), stages=stages)
         return self._with_training(view)
 
@@ -100,24 +101,25 @@ class Watcher:
         opened = next(stage for stage in view.stages if stage.name == "open_run")
         if opened.state != "success":
             return view
-        mlflow = tracking.client(self.connection.settings.tracking_uri)
+        uri = self.connection.settings.tracking_uri
         if self.mlflow_run is None:
             self.mlflow_run = find_mlflow_run(self.connection, self.dag_run)
-        if self.mlflow_run is None:
-            return view
-        data = mlflow.get_run(self.mlflow_run).data
-        losses = mlflow.get_metric_history(self.mlflow_run, "train/loss")
-        evals = mlflow.get_metric_history(self.mlflow_run, "eval/loss")
+            if self.mlflow_run is None:
+                return view
+            self.losses = Course(uri, self.mlflow_run, "train/loss")
+            self.evals = Course(uri, self.mlflow_run, "eval/loss")
+        data = tracking.client(uri).get_run(self.mlflow_run).data
+        losses, evals = self.losses.read_on(), self.evals.read_on()
         seen = self._observe(view, data.tags.get(tracking.TAG_RUN, ""), data.params.get("compute.namespace", "default"))
         progress = seen.progress if seen else None
         resumed = data.tags.get(tracking.TAG_RESUMED)
         return replace(
             view,
-            step=max((point.step for point in losses), default=None),
+            step=max(self.losses.points, default=None),
             steps=(progress.steps if progress else None) or _number(data.params.get("train.max_steps")),
-            losses=tuple(value for _, value in sorted({point.step: point.value for point in losses}.items())),
+            losses=losses,
             tokens_per_second=data.metrics.get("train/tokens_per_second"),
-            evals=tuple(value for _, value in sorted({point.step: point.value for point in evals}.items())),
+            evals=evals,
             note=f"resumed from step {resumed}" if resumed else "",
             job=f"{seen.phase.value}: {seen.message}" if seen and seen.message else "",
         )
@@ -133,6 +135,12 @@ class Watcher:
             return None
         snapshot = LocalCluster(Path(home)).read(job_name(run, purpose), namespace)
         return observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else None
+
+
+def read_stages(airflow: Airflow, dag_run: str) -> tuple[Stage, ...]:
+    """Every stage of a DAG run, begun or not."""
+    tasks = {task["task_id"]: task for task in airflow.task_states(FINETUNE, dag_run)}
+    return tuple(_stage(name, tasks.get(name)) for name in STAGES)
 
 
 def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
@@ -164,16 +172,16 @@ def follow(connection: Connection, dag_run: str, title: str, console: Console, s
     return view
 
 
-def why_failed(connection: Connection, dag_run: str, view: View) -> tuple[str, str] | None:
+def why_failed(airflow: Airflow, dag_run: str, stages: Sequence[Stage]) -> tuple[str, str] | None:
     """The stage that failed first and the error that its log ends with; None if none failed."""
-    stage = next((stage for stage in view.stages if stage.state == "failed"), None)
+    stage = next((stage for stage in stages if stage.state == "failed"), None)
     if stage is None:
         return None
     try:
-        cause = connection.airflow.error(FINETUNE, dag_run, stage.name, max(1, stage.attempt))
+        cause = airflow.error(FINETUNE, dag_run, stage.name, max(1, stage.attempt))
     except DropforgeError:
         cause = None
-    return stage.name, cause or "its log in Airflow names the cause"
+    return stage.name, cause or f"its log names the cause: {airflow.page(FINETUNE, dag_run)}"
 
 
 def draw(view: View) -> RenderableType:

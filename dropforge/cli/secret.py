@@ -1,0 +1,40 @@
+"""`dropforge secret`: what the training pods of a cluster have to know, as a Kubernetes secret."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+import yaml
+
+from dropforge.cli.connect import StateOption
+from dropforge.errors import DropforgeError
+from dropforge.job import SECRET
+from dropforge.settings import default_state
+from dropforge.stack.state import check_folder, is_running, read_state
+
+
+def secret(
+    state: StateOption = None,
+    namespace: Annotated[str, typer.Option(help="Namespace of the training jobs.")] = "default",
+) -> None:
+    """Print the secret with which training pods reach this stack, for `| kubectl apply -f -`. It holds credentials."""
+    folder = check_folder(state or default_state())
+    stack = read_state(folder)
+    if stack is None or not is_running(folder):
+        mend = "Start it with `dropforge up --pod-host ADDRESS`"
+        raise DropforgeError(f"stack in {folder}", "it is not running", mend)
+    values = stack.pod_env()
+    if sys.stdout.isatty():
+        raise DropforgeError(
+            "the secret", "it would be shown on this terminal", "Pass it on: `dropforge secret | kubectl apply -f -`"
+        )
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": SECRET, "namespace": namespace},
+        "type": "Opaque",
+        "stringData": values,
+    }
+    typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)

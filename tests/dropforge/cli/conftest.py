@@ -1,0 +1,164 @@
+"""What the commands talk to: a real MLflow and a real S3, and Airflow's answers as the tests set them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from dropforge.cli import drops, runs
+from dropforge.cli.app import app
+from dropforge.cli.watch import STAGES
+from dropforge.settings import Settings
+from dropforge.store import S3Store
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of MLflow's server, as the stack starts it."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--port", str(port)]
+    command += ["--database", str(folder / "m.db"), "--artifacts", str(folder / "artifacts")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class DagRun:
+    """A run of dropforge_finetune. `states` are those of its first stages; `error` is what the last one's log says."""
+
+    name: str
+    state: str
+    states: tuple[str, ...] = ()
+    error: str = ""
+    partition_key: str | None = None
+    conf: dict[str, Any] = field(default_factory=dict)
+    began: str = "2100-01-01T00:00:00Z"
+    looks: int = 0
+    ends_at_look: int = 0
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "dag_run_id": self.name,
+            "state": self.state,
+            "conf": self.conf,
+            "partition_key": self.partition_key,
+            "run_after": self.began,
+            "start_date": self.began,
+        }
+
+
+class FakeAirflow(ThreadingHTTPServer):
+    """The five answers of Airflow's API that the commands read, in its shapes."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.dag_runs: dict[str, DagRun] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def add(self, run: DagRun) -> DagRun:
+        self.dag_runs[run.name] = run
+        return run
+
+    def answer(self, path: str) -> dict[str, Any]:
+        parts = urlsplit(path)
+        _, _, below = unquote(parts.path).partition("/dagRuns")
+        if not below:
+            wanted = parse_qs(parts.query).get("state")
+            found = [run for run in self.dag_runs.values() if wanted in (None, [run.state])]
+            return {"dag_runs": [run.row() for run in sorted(found, key=lambda run: run.began, reverse=True)]}
+        name, _, rest = below.removeprefix("/").partition("/")
+        run = self.dag_runs[name]
+        if not rest:
+            run.looks += 1
+            if run.looks == run.ends_at_look:
+                run.state = "success"
+            return run.row()
+        if rest == "taskInstances":
+            tasks = [
+                {"task_id": stage, "state": state, "try_number": 1}
+                for stage, state in zip(STAGES, run.states, strict=False)
+            ]
+            return {"task_instances": tasks}
+        details = {"error_detail": [{"exc_type": "E", "exc_value": run.error}]} if run.error else {}
+        return {"content": [{"event": "Task failed", **details}]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeAirflow
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.server.answer(self.path)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        return
+
+
+@pytest.fixture
+def airflow() -> Iterator[FakeAirflow]:
+    server = FakeAirflow()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+class Terminal:
+    """Types commands, connected to the services of the test."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def __call__(self, *words: str) -> Result:
+        return CliRunner().invoke(app, [*words, "--state", str(self.state)])
+
+
+@pytest.fixture
+def terminal(
+    mlflow_server: str, s3_store: S3Store, airflow: FakeAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Terminal:
+    settings = Settings(s3_store.bucket, s3_store.bucket, "", mlflow_server, airflow.url, tmp_path)
+    for name, value in settings.to_env().items():
+        monkeypatch.setenv(name, value)
+    for module in (drops, runs):
+        monkeypatch.setattr(module, "console", Console(width=200))
+    return Terminal(tmp_path / "no-stack")

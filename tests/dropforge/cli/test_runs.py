@@ -1,0 +1,136 @@
+"""`dropforge runs` lists every run once, also those that failed before MLflow heard of them."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from dropforge import ledger, tracking
+from dropforge.cli import history
+from dropforge.cli.history import Course, read_points
+from dropforge.drop import Drop
+from dropforge.store import S3Store
+from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
+
+KEY = "bucket/{family}/{drop}/" + "0" * 32
+
+
+@pytest.fixture
+def family() -> str:
+    return f"fam-{uuid.uuid4().hex[:8]}"
+
+
+def track(uri: str, family: str, run: str, dag_run: str) -> str:
+    """A run that MLflow knows; its id."""
+    mlflow = tracking.client(uri)
+    known = mlflow.get_experiment_by_name(family)
+    experiment = known.experiment_id if known else mlflow.create_experiment(family)
+    tags = {tracking.TAG_RUN: run, tracking.TAG_DAG_RUN: dag_run, tracking.TAG_VERDICT: "keep champion: [/red] worse"}
+    made = mlflow.create_run(experiment, tags=tags)
+    for step, value in ((0, 8.0), (10, 5.0), (20, 2.5)):
+        mlflow.log_metric(made.info.run_id, "eval/loss", value, step=step)
+    mlflow.set_terminated(made.info.run_id, "FAILED")
+    return str(made.info.run_id)
+
+
+def lines(text: str, family: str) -> list[str]:
+    return [line for line in text.splitlines() if family in line]
+
+
+def test_a_run_that_failed_before_training_is_listed_with_its_reason(
+    terminal: Terminal, airflow: FakeAirflow, mlflow_server: str, family: str
+) -> None:
+    track(mlflow_server, family, f"{family}-1-abc", "tracked")
+    opened = ("success",) * 3
+    key = KEY.format(family=family, drop="good")
+    airflow.add(DagRun("tracked", "failed", (*opened, "failed"), "after MLflow had the run", key))
+    airflow.add(DagRun("deleted-in-mlflow", "failed", (*opened, "success", "failed"), "x", key))
+    error = "recipe key `train.learning_rat`: it is\nunknown. Did you mean [b]`train.learning_rate`?"
+    airflow.add(DagRun("early", "failed", ("failed",), error, KEY.format(family=family, drop="bad")))
+    airflow.add(DagRun("fine", "success", ("success",), "", KEY.format(family=family, drop="fine")))
+    airflow.add(DagRun("other", "failed", ("failed",), "x", KEY.format(family="other-family", drop="d")))
+    done = terminal("runs", "--family", family)
+    assert done.exit_code == 0, done.output
+    early, tracked = lines(done.output, family)
+    assert early.split()[:2] == [f"{family}/bad", "FAILED"]
+    assert "plan failed: recipe key `train.learning_rat`: it is unknown. Did you mean [b]`train.le" in early
+    assert tracked.split()[:2] == [f"{family}-1-abc", "FAILED"]
+    assert "8.000 → 2.500" in tracked
+    assert "keep champion: [/red] worse" in tracked
+    assert "other-family" not in done.output
+
+
+def test_without_an_error_in_the_log_the_page_is_named(terminal: Terminal, airflow: FakeAirflow, family: str) -> None:
+    airflow.add(DagRun("manual__1", "failed", ("success", "failed"), conf={"family": family, "drop": "d"}))
+    airflow.add(DagRun("manual__2", "failed", ("skipped",), conf={"family": family}, began="2099-01-01T00:00:00Z"))
+    done = terminal("runs", "--family", family)
+    first, second = (line for line in done.output.splitlines() if "FAILED" in line)
+    assert first.split()[0] == f"{family}/d"
+    assert "/dags/dropforge_finetune/runs/manual__1" in first
+    assert second.split()[0] == "manual__2"
+    assert "/dags/dropforge_finetune/runs/manual__2" in second
+
+
+def test_a_forced_run_is_listed_by_the_name_of_its_drop(
+    terminal: Terminal, airflow: FakeAirflow, s3_store: S3Store, family: str
+) -> None:
+    drop = Drop(family=family, drop="named", id="a" * 32, bucket="b", files=())
+    ledger.record(s3_store, drop)
+    airflow.add(DagRun("manual__1", "failed", ("failed",), "no", conf={"family": family, "drop": drop.id}))
+    assert f"{family}/named" in terminal("runs").output
+
+
+def test_the_newest_are_listed_up_to_the_limit(
+    terminal: Terminal, airflow: FakeAirflow, mlflow_server: str, family: str
+) -> None:
+    for number in range(3):
+        track(mlflow_server, family, f"{family}-{number}-abc", f"dag-{number}")
+        key, began = KEY.format(family=family, drop=f"bad-{number}"), f"{2000 + 50 * number}-01-01T00:00:00Z"
+        airflow.add(DagRun(f"early-{number}", "failed", ("failed",), "no", key, began=began))
+    found = [line.split()[0] for line in lines(terminal("runs", "--family", family, "--limit", "3").output, family)]
+    assert found == [f"{family}/bad-2", f"{family}/bad-1", f"{family}-2-abc"]
+
+
+def test_without_airflow_the_list_is_shown_with_a_note(
+    terminal: Terminal, mlflow_server: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    track(mlflow_server, family, f"{family}-1-abc", "tracked")
+    monkeypatch.setenv("DROPFORGE_AIRFLOW_URL", "http://127.0.0.1:1")
+    done = terminal("runs", "--family", family)
+    assert done.exit_code == 0, done.output
+    assert f"{family}-1-abc" in done.output
+    assert "Runs that failed before training are not listed: Airflow at http://127.0.0.1:1" in done.output
+
+
+def test_a_long_history_is_read_once(mlflow_server: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.entities import Metric
+
+    run = track(mlflow_server, family, "r", "d")
+    mlflow = tracking.client(mlflow_server)
+
+    def log(steps: range) -> None:
+        for start in range(steps.start, steps.stop, 1000):
+            part = range(start, min(start + 1000, steps.stop))
+            mlflow.log_batch(run, [Metric("train/loss", 1.0 / step, step, step) for step in part])
+
+    fetched: list[int] = []
+
+    def count(*words: object, **options: object) -> dict[int, float]:
+        found = read_points(*words, **options)  # type: ignore[arg-type]
+        fetched.append(len(found))
+        return found
+
+    monkeypatch.setattr(history, "read_points", count)
+    course = Course(mlflow_server, run, "train/loss")
+    assert course.read_on() == ()
+    log(range(1, 2001))
+    assert course.read_on() == tuple(1.0 / step for step in range(1, 2001))
+    log(range(2001, 2004))
+    assert course.read_on()[-4:] == (1 / 2000, 1 / 2001, 1 / 2002, 1 / 2003)
+    assert course.read_on()[-1] == 1 / 2003
+    assert fetched == [0, 2000, 4, 1]
+    mlflow.log_metric(run, "train/loss", float("nan"), step=2004)
+    assert course.read_on()[-1] != course.read_on()[-1]
+    ends = read_points(mlflow_server, run, "eval/loss", most=2)
+    assert ends == {0: 8.0, 20: 2.5}
