@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -21,14 +22,23 @@ from dropforge.stack.supervisor import GRACE, port_free
 START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
 
 
-def start(folder: Path, ports: dict[str, int] | None = None, *, lifeline: int | None = None) -> bool:
+def start(
+    folder: Path,
+    ports: dict[str, int] | None = None,
+    *,
+    lifeline: int | None = None,
+    pod_host: str | None = None,
+) -> bool:
     """Start the stack in `folder`, unless it runs; False means that it runs already. Does not wait until it is ready.
 
     :param ports: ports that were asked for by name (objects, mlflow, airflow); others are remembered or free ones.
     :param lifeline: file descriptor whose other end holds the stack alive; without it, the stack stays by itself.
+    :param pod_host: address of this machine on which S3 and MLflow listen too, for the pods of a cluster.
     :raises DropforgeError: if a port that was asked for is taken, or the folder cannot be used.
     """
     folder = check_folder(folder)
+    if pod_host is not None:
+        _check_address(pod_host)
     if is_running(folder):
         return False
     source_root()
@@ -48,6 +58,8 @@ def start(folder: Path, ports: dict[str, int] | None = None, *, lifeline: int | 
     command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder)]
     for name, port in chosen.items():
         command += [f"--{name}-port", str(port)]
+    if pod_host is not None:
+        command += ["--pod-host", pod_host]
     if lifeline is not None:
         command += ["--lifeline", str(lifeline)]
     with open(folder / "logs" / "supervisor.log", "ab", opener=_private) as output:
@@ -142,6 +154,17 @@ def _free_port(taken: set[int]) -> int:
             port: int = probe.getsockname()[1]
         if port not in taken:
             return port
+
+
+def _check_address(host: str) -> None:
+    try:
+        address = ipaddress.IPv4Address(host)
+        with socket.socket() as probe:
+            probe.bind((str(address), 0))
+    except (ValueError, OSError) as error:
+        raise DropforgeError(
+            f"address {host}", f"it is no IPv4 address of this machine ({error})", "Choose one that `ip address` shows"
+        ) from None
 
 
 def _end_leftovers(state: StackState) -> bool:

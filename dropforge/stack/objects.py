@@ -44,7 +44,7 @@ DEAD_QUEUE = "dropforge-drops-dead"
 MAX_RECEIVES = 5
 HEALTH = "/-/health"
 
-_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
+_HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/[^/,\s]+/[^/,\s]+/([^/,\s]+)/aws4_request")
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _SUBRESOURCES = {"acl", "tagging", "retention", "legal-hold", "restore", "select", "torrent", "versionId"}
@@ -93,10 +93,12 @@ class Locks:
 class ObjectServer:
     """The WSGI application."""
 
-    def __init__(self, state: Path, access_key: str) -> None:
+    def __init__(self, state: Path, access_key: str, pod_host: str | None = None) -> None:
         queues.install()
         buckets.install()
         self._access_key = access_key
+        # Any other name may be a page that a browser was lured to.
+        self._host = re.compile(_HOST.format(pods=f"|{re.escape(pod_host)}" if pod_host else ""))
         self._folder = ObjectFolder(state / "objects")
         self._locks = Locks()
         self._s3 = create_backend_app("s3")
@@ -125,7 +127,7 @@ class ObjectServer:
         return body
 
     def _answer(self, environ: Environ) -> Answer:
-        if not _HOST.fullmatch(environ.get("HTTP_HOST", "")):
+        if not self._host.fullmatch(environ.get("HTTP_HOST", "")):
             raise ServiceError("403 Forbidden", "AccessDenied", "Ask 127.0.0.1 by that name")
         path = str(environ["RAW_URI"]).partition("?")[0]
         if path == HEALTH:
@@ -292,15 +294,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="dropforge.stack.objects", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="the stack's folder")
     parser.add_argument("--port", type=int, required=True, help="port of 127.0.0.1")
+    parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     state = options.state.absolute()
-    application = ObjectServer(state, read_secrets(state).access_key)
-    server = make_server("127.0.0.1", options.port, application, threaded=True, request_handler=_Handler)
-    log.info("%d objects, serving http://127.0.0.1:%d", application.count, options.port)
-    server.serve_forever()
+    application = ObjectServer(state, read_secrets(state).access_key, options.pod_host)
+    hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]
+    first, *more = [
+        make_server(host, options.port, application, threaded=True, request_handler=_Handler) for host in hosts
+    ]
+    for server in more:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    log.info("%d objects, serving http://%s:%d", application.count, " and ".join(hosts), options.port)
+    first.serve_forever()
 
 
 if __name__ == "__main__":

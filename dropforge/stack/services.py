@@ -78,8 +78,12 @@ class Service:
         return (sys.executable, "-m", self.module, *self.arguments)
 
 
-def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Service]:
-    """The stack's services in the order in which they start; those that serve the others stop last."""
+def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: str | None = None) -> list[Service]:
+    """The stack's services in the order in which they start; those that serve the others stop last.
+
+    :param pod_host: an address of this machine on which S3 and MLflow listen too, for the pods of a cluster.
+    """
+    for_pods = ("--pod-host", pod_host) if pod_host else ()
     env = base_env(folder, ports, secrets)
     airflow = {**env, **airflow_env(folder, ports, secrets)}
 
@@ -99,7 +103,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Serv
         Service(
             "objects",
             "dropforge.stack.objects",
-            ("--state", str(folder), "--port", str(ports["objects"])),
+            ("--state", str(folder), "--port", str(ports["objects"]), *for_pods),
             env,
             ready=lambda _: health.answers(ports["objects"], "/-/health"),
             port=ports["objects"],
@@ -120,6 +124,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets) -> list[Serv
             (
                 *("--port", str(ports["mlflow"]), "--database", str(folder / "mlflow" / "mlflow.db")),
                 *("--artifacts", "s3://dropforge/mlflow"),
+                *for_pods,
             ),
             {**env, **mlflow_env(folder)},
             ready=lambda _: health.answers(ports["mlflow"], "/health"),

@@ -50,6 +50,7 @@ class StackState:
     traces: Traces
     started: float
     secrets: Secrets = field(repr=False)
+    pod_host: str | None = None
 
     @property
     def settings(self) -> Settings:
@@ -63,6 +64,25 @@ class StackState:
     def env(self) -> dict[str, str]:
         """The environment of a client of the stack: addresses and credentials of S3, SQS, MLflow and the cluster."""
         return client_env(self.folder, self.ports, self.secrets)
+
+    def pod_env(self) -> dict[str, str]:
+        """What a training pod of a cluster has to know.
+
+        :raises DropforgeError: if the stack was started without an address that pods can reach.
+        """
+        if self.pod_host is None:
+            raise DropforgeError(
+                f"stack in {self.folder}",
+                "it listens on 127.0.0.1 only, where no pod can reach it",
+                "Start it with `dropforge up --pod-host ADDRESS`, an address of this machine that the pods can reach",
+            )
+        env = self.env()
+        return {
+            "MLFLOW_TRACKING_URI": f"http://{self.pod_host}:{self.ports['mlflow']}",
+            "AWS_ENDPOINT_URL": f"http://{self.pod_host}:{self.ports['objects']}",
+            **{name: env[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")},
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
 
 
 def check_folder(folder: Path) -> Path:
@@ -161,6 +181,7 @@ def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
         ),
         started=values["started"],
         secrets=read_secrets(folder),
+        pod_host=values.get("pod_host"),
     )
 
 
@@ -172,6 +193,7 @@ def write_state(state: StackState) -> None:
         "services": {name: asdict(service) for name, service in state.services.items()},
         "supervisor": state.supervisor,
         "started": state.started,
+        "pod_host": state.pod_host,
         "traces": {
             "boot": state.traces.boot,
             "stack_id": state.traces.stack_id,

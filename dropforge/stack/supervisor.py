@@ -64,7 +64,7 @@ class Watched:
 class Supervisor:
     """All of it happens in one thread; a signal only wakes it."""
 
-    def __init__(self, folder: Path, ports: dict[str, int], wanted: list[Service]) -> None:
+    def __init__(self, folder: Path, ports: dict[str, int], wanted: list[Service], pod_host: str | None) -> None:
         self.folder = folder
         self.watched = [Watched(service) for service in wanted]
         self._stopping = False
@@ -80,6 +80,7 @@ class Supervisor:
             traces=Traces(processes.boot_id(), uuid.uuid4().hex, mark_path(folder), frozenset()),
             started=time.time(),
             secrets=read_secrets(folder),
+            pod_host=pod_host,
         )
         self._written: StackState | None = None
         self._nursery: Nursery | None = None
@@ -346,6 +347,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="dropforge.stack.supervisor", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="the stack's folder")
     parser.add_argument("--lifeline", type=int, help="end when the other end of this file descriptor is closed")
+    parser.add_argument("--pod-host", help="address of this machine that the pods of a cluster can reach")
     for name in PORTS:
         parser.add_argument(f"--{name}-port", type=int, required=True)
     options = parser.parse_args(arguments)
@@ -353,11 +355,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     ports = {name: getattr(options, f"{name}_port") for name in PORTS}
     secrets = read_secrets(folder)
     prepare(folder, secrets)
-    supervise(folder, ports, services(folder, ports, secrets), options.lifeline)
+    wanted = services(folder, ports, secrets, options.pod_host)
+    supervise(folder, ports, wanted, options.lifeline, options.pod_host)
     sys.exit(0)
 
 
-def supervise(folder: Path, ports: dict[str, int], wanted: list[Service], lifeline: int | None = None) -> None:
+def supervise(
+    folder: Path,
+    ports: dict[str, int],
+    wanted: list[Service],
+    lifeline: int | None = None,
+    pod_host: str | None = None,
+) -> None:
     """Own these services until told to stop. Exits with 3 if another supervisor has the folder."""
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
@@ -369,7 +378,7 @@ def supervise(folder: Path, ports: dict[str, int], wanted: list[Service], lifeli
         sys.exit(3)
     wake = _wake_on_signals()
     processes.become_subreaper()
-    Supervisor(folder, ports, wanted).run(wake, lifeline)
+    Supervisor(folder, ports, wanted, pod_host).run(wake, lifeline)
 
 
 def _wake_on_signals() -> int:

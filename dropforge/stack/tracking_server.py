@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True, help="port of 127.0.0.1")
     parser.add_argument("--database", type=Path, required=True, help="SQLite file")
     parser.add_argument("--artifacts", required=True, help="where artifacts go: s3://bucket/prefix")
+    parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
 
     import uvicorn
@@ -34,7 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
         }
     )
     initialize_backend_stores(store, store, root)
-    uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=options.port, access_log=False)
+    hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]
+    if options.pod_host:
+        names = ["localhost", *hosts]
+        os.environ["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join(names + [f"{name}:{options.port}" for name in names])
+    sockets = [uvicorn.Config("", host=host, port=options.port).bind_socket() for host in hosts]
+    uvicorn.Server(uvicorn.Config("mlflow.server.fastapi_app:app", access_log=False)).run(sockets)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Server:
     def __init__(self, state: Path, preexec: Callable[[], None] | None = None) -> None:
         self.state = state
         self.preexec = preexec
+        self.arguments: list[str] = []
         self.access_key = read_secrets(state).access_key
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -33,8 +34,9 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Server:
+        command = [sys.executable, "-m", "dropforge.stack.objects", "--state", str(self.state)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dropforge.stack.objects", "--state", str(self.state), "--port", str(self.port)],
+            [*command, "--port", str(self.port), *self.arguments],
             preexec_fn=self.preexec,
             stderr=(self.state / "objects.log").open("ab"),
         )

@@ -14,6 +14,11 @@ from dropforge.run import Tracking
 from trainer.report.tracking import RestSender, make_tracker
 
 
+@pytest.fixture(autouse=True)
+def _no_ambient_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
 class Server(ThreadingHTTPServer):
     """Takes batches as MLflow does, after failing as often as it is told to."""
 
@@ -144,3 +149,11 @@ def test_a_server_that_is_away_delays_no_checkpoint(server: Server) -> None:
     assert not tracker.flush(0)
     server.answers = []
     assert tracker.close(30) == []
+
+
+def test_a_pod_may_reach_the_server_by_another_address(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.tracking.uri)
+    tracker = make_tracker(Tracking("http://127.0.0.1:1", "abc", "0"), print)
+    tracker.metrics({"train/loss": 1.0}, 1)
+    tracker.close()
+    assert keys(server) == [("train/loss", 1)]

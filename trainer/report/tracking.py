@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from dropforge.run import Tracking
@@ -174,9 +175,13 @@ class ClientSender:
 
 
 def make_tracker(tracking: Tracking | None, say: Callable[[str], None]) -> Tracker:
-    """The tracker for rank 0; without an MLflow run it does nothing."""
+    """The tracker for rank 0; without an MLflow run it does nothing.
+
+    `MLFLOW_TRACKING_URI` wins over the address in `run.json`: a pod may reach the server by another one than the DAG.
+    """
     if tracking is None:
         return Tracker(None, say)
+    tracking = replace(tracking, uri=os.environ.get("MLFLOW_TRACKING_URI") or tracking.uri)
     if tracking.uri.startswith(("http://", "https://")) and not os.environ.get("MLFLOW_TRACKING_AUTH"):
         return Tracker(RestSender(tracking), say)
     return Tracker(ClientSender(tracking), say)

@@ -1,0 +1,100 @@
+"""Only when it is told to, the stack listens on one more address; then pods of a cluster get all they need."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dropforge.errors import DropforgeError
+from dropforge.job import SECRET
+from dropforge.stack import control, health
+from dropforge.stack.secrets import read_secrets
+from dropforge.stack.services import services
+from dropforge.stack.state import read_state
+from tests.stack.conftest import Server
+
+PODS = "127.0.0.2"  # another address of every Linux machine
+
+
+def status(host: str, port: int, name: str) -> int:
+    """What the store answers when it is asked by this name; 0 if nobody listens."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", "/-/health", headers={"Host": f"{name}:{port}"})
+        return connection.getresponse().status
+    except ConnectionError:
+        return 0
+    finally:
+        connection.close()
+
+
+def test_pods_reach_the_store_by_the_address_that_was_told_and_no_other(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.arguments = ["--pod-host", PODS]
+    server.start()
+    try:
+        assert status(PODS, server.port, PODS) == 200
+        assert status("127.0.0.1", server.port, "127.0.0.1") == 200
+        assert status(PODS, server.port, "evil.example") == 403
+        assert status("127.0.0.3", server.port, "127.0.0.3") == 0
+    finally:
+        server.kill()
+    server.arguments = []
+    server.start()
+    try:
+        assert status(PODS, server.port, PODS) == 0
+    finally:
+        server.kill()
+
+
+def test_both_services_that_pods_need_are_told(tmp_path: Path) -> None:
+    secrets, ports = read_secrets(tmp_path), {"objects": 1, "mlflow": 2, "airflow": 3}
+    told = {one.name for one in services(tmp_path, ports, secrets, PODS) if PODS in one.command}
+    assert told == {"objects", "mlflow"}
+    assert not any(PODS in one.command for one in services(tmp_path, ports, secrets))
+
+
+@pytest.mark.parametrize("address", ["10.255.255.254", "example.com", "0.0.0.0/0", ""])
+def test_an_address_that_is_not_this_machines_is_refused(tmp_path: Path, address: str) -> None:
+    with pytest.raises(DropforgeError, match="no IPv4 address of this machine"):
+        control.start(tmp_path / "state", pod_host=address)
+
+
+def dropforge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "dropforge"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_stack_that_does_not_run_has_no_secret_for_pods(tmp_path: Path) -> None:
+    done = dropforge("secret", "--state", str(tmp_path))
+    assert done.returncode == 2
+    assert "up --pod-host" in done.stderr
+
+
+@pytest.mark.e2e
+def test_the_secret_leads_pods_to_this_stack(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    control.start(folder, pod_host=PODS)
+    try:
+        control.wait_ready(folder)
+        found = read_state(folder)
+        assert found is not None
+        done = dropforge("secret", "--state", str(folder), "--namespace", "training")
+        assert done.returncode == 0, done.stderr
+        secret = yaml.safe_load(done.stdout)
+        assert (secret["kind"], secret["metadata"]) == ("Secret", {"name": SECRET, "namespace": "training"})
+        values = secret["stringData"]
+        assert values["AWS_ACCESS_KEY_ID"] == found.secrets.access_key
+        assert values["MLFLOW_TRACKING_URI"] == f"http://{PODS}:{found.ports['mlflow']}"
+        for url in (values["MLFLOW_TRACKING_URI"] + "/health", values["AWS_ENDPOINT_URL"] + "/-/health"):
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                assert answer.status == 200
+        assert health.answers(found.ports["mlflow"], "/health")
+    finally:
+        control.stop(folder)
