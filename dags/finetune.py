@@ -10,10 +10,12 @@ from typing import Any
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, chain, task
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, MODELS
 from dropforge_airflow.form import form_fields
-from dropforge_airflow.retries import GangBudget
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.operators import PyTorchJobOperator
+from kubeflow_training.retries import RetryByCause, SharedBudget
 
+# The recipe says how many failures a run may have; preemption and eviction, an orderly `dropforge down` too, are none.
+RETRIES = RetryByCause(shared=SharedBudget("open_run", "retries", at_most=20, name="compute.retries"))
 FIELDS = form_fields(os.environ.get("DROPFORGE_PRESET", "sample"))
 
 
@@ -45,8 +47,8 @@ with DAG(
         task_id="train",
         manifest=opened["train"],
         backend=opened["backend"],
-        retries=20,  # an upper limit; the recipe's own number is the policy's
-        retry_policy=GangBudget("open_run"),
+        retries=RETRIES.retries + 10,  # the rest pays for lost workers
+        retry_policy=RETRIES,
     )
     # Another run of the family may be comparing: its promotion would make this one's verdict void.
     champion = wait(turn.champion, poke_interval=10, timeout=timedelta(days=7))(opened)

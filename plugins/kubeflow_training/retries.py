@@ -36,11 +36,13 @@ class SharedBudget:
 
     :param task_id, key: where the number is found in XCom.
     :param at_most: what the task's `retries` leaves room for; a larger number counts as this.
+    :param name: what people call this number, for the log.
     """
 
     task_id: str
     key: str = "return_value"
     at_most: int = 10
+    name: str = "the shared budget"
 
 
 class RetryByCause(RetryPolicy):
@@ -145,9 +147,9 @@ class RetryByCause(RetryPolicy):
             log.warning("XCom %s of %s is no number: %r; no retry", self.shared.key, self.shared.task_id, answer)
             number = 0
         if number > self.shared.at_most:
-            log.warning("%d retries are asked for; the DAG allows %d (`at_most`)", number, self.shared.at_most)
+            log.warning("%s is %d, and the task has retries for %d", self.shared.name, number, self.shared.at_most)
             number = self.shared.at_most
-        return Budgets(self.budgets.per_cause, number)
+        return Budgets(self.budgets.per_cause, number, self.shared.name)
 
     def _avoid(self, store: Any, node: str, reason: Reason) -> None:
         now, seconds = time.time(), self.avoid_for.total_seconds()

@@ -1,4 +1,4 @@
-"""How a run ends, whose turn it is, how many gangs it may have, and what people read about it."""
+"""How a run ends, whose turn it is, and what people read about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from dropforge_airflow.retries import decide
 from dropforge_airflow.tasks import promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check
 from dropforge_airflow.tasks.plan import Plan
@@ -70,13 +69,6 @@ def test_a_turn_left_behind_goes_to_one_of_two(store: Store) -> None:
     assert turn.take(store, "fam", "b", ended) == "dead"
     assert taken == ["c"]
     assert turn.take(store, "fam", "c", lambda owner: False) == "c"
-
-
-@pytest.mark.parametrize(
-    ("gang", "allowed", "action"), [(1, 2, "default"), (2, 2, "default"), (3, 2, "fail"), (1, 0, "fail")]
-)
-def test_gangs_are_replaced_as_often_as_the_recipe_says(gang: int, allowed: int, action: str) -> None:
-    assert decide(gang, allowed).action.value == action
 
 
 def test_the_same_run_has_the_same_name_and_another_recipe_another() -> None:

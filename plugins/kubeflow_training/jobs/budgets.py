@@ -114,10 +114,12 @@ class Budgets:
     """
     :param per_cause: gangs beyond the first, per cause.
     :param shared: if given, the number that all causes but preemption and eviction have together, in place of theirs.
+    :param name: what people call that number.
     """
 
     per_cause: Mapping[Reason, int]
     shared: int | None = None
+    name: str = "the shared budget"
 
     @classmethod
     def of(cls, changed: Mapping[Reason, int], shared: int | None = None) -> Budgets:
@@ -143,7 +145,7 @@ class Budgets:
         if self.shared is not None and reason not in NO_FAULT:
             together = [item for item in Reason if item not in NO_FAULT]
             count, budget = ledger.count(*together), self.shared
-            whose = f"{reason}, counted with all causes but preemption and eviction"
+            whose = f"{reason}, counted in {self.name} with all causes but preemption and eviction"
         if count > budget:
             return Verdict(False, f"{whose}: failure {count}, and its budget of {budget} retries is used up")
         backoff = backoffs.get(reason)
