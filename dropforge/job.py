@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dropforge import layout
-from dropforge.recipe import Recipe
+from dropforge.recipe import Compute, Recipe
 from dropforge.run import RunSpec, job_name
 
 # Names of the environment variables a pod may need; on Kubernetes they come from one secret, never from the manifest.
@@ -50,6 +50,8 @@ def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
         "gpus": compute.gpus,
         "env": {},
         "secrets": [SECRET] if compute.backend == "kubernetes" else [],
+        **_volumes(compute),
+        "queue": compute.queue,
         "grace_seconds": compute.grace_seconds,
         "labels": {
             "app.kubernetes.io/managed-by": "dropforge",
@@ -59,3 +61,23 @@ def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
         },
         "annotations": {"dropforge/run-folder": f"{spec.root}/", "dropforge/run-key": layout.run_key(spec.run)},
     }
+
+
+def _volumes(compute: Compute) -> dict[str, Any]:
+    """Volumes and mounts; a claim that is mounted twice is one volume."""
+    names = {claim: f"claim-{n}" for n, claim in enumerate(dict.fromkeys(item.claim for item in compute.volumes))}
+    writes = {item.claim for item in compute.volumes if not item.read_only}
+    volumes = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": claim not in writes}}
+        for claim, name in names.items()
+    ]
+    mounts = [
+        {
+            "name": names[item.claim],
+            "mountPath": item.path,
+            "readOnly": item.read_only,
+            **({"subPath": item.sub_path} if item.sub_path else {}),
+        }
+        for item in compute.volumes
+    ]
+    return {"volumes": volumes, "mounts": mounts} if volumes else {}

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
+
 
 class Section(BaseModel):
     """A part of the recipe: strict, frozen, no unknown keys."""
@@ -24,15 +26,15 @@ class Scratch(Section):
 
     architecture: Literal["llama", "qwen2", "mistral", "gpt2"] = "llama"
     """Model family."""
-    hidden_size: int = Field(default=128, ge=16, multiple_of=8)
+    hidden_size: int = Field(default=128, ge=16, le=LARGEST, multiple_of=8)
     """Width of the residual stream."""
-    layers: int = Field(default=4, ge=1)
+    layers: int = Field(default=4, ge=1, le=LARGEST)
     """Number of decoder layers."""
-    heads: int = Field(default=4, ge=1)
+    heads: int = Field(default=4, ge=1, le=LARGEST)
     """Attention heads."""
-    vocab_size: int = Field(default=4096, ge=300)
+    vocab_size: int = Field(default=4096, ge=300, le=LARGEST)
     """Size of the tokenizer's vocabulary, byte-level BPE."""
-    context: int = Field(default=512, ge=32)
+    context: int = Field(default=512, ge=32, le=LARGEST)
     """Longest sequence in tokens."""
 
     @property
@@ -83,7 +85,7 @@ class Curation(Section):
 class Lora(Section):
     """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685)."""
 
-    r: int = Field(default=8, ge=1)
+    r: int = Field(default=8, ge=1, le=LARGEST)
     """Rank."""
     alpha: int = Field(default=16, ge=1)
     """Scale; the adapter's output is multiplied by alpha / r."""
@@ -100,17 +102,17 @@ class Train(Section):
     """Train all weights, or adapters."""
     lora: Lora = Lora()
     """Settings of the adapters."""
-    sequence_length: int = Field(default=512, ge=16)
+    sequence_length: int = Field(default=512, ge=16, le=LARGEST)
     """Tokens per packed sequence."""
     packing: Literal["auto", "off"] = "auto"
     """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
-    tokens_per_step: int = Field(default=4096, ge=16)
+    tokens_per_step: int = Field(default=4096, ge=16, le=LARGEST)
     """Tokens in one optimizer step over all ranks."""
-    micro_batch: int = Field(default=2, ge=1)
+    micro_batch: int = Field(default=2, ge=1, le=LARGEST)
     """Sequences per forward pass and rank."""
     epochs: float = Field(default=1.0, gt=0, le=1000)
     """Passes over the training rows; ignored if `max_steps` is set."""
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
     """Optimizer steps; wins over `epochs`."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW."""
@@ -136,12 +138,25 @@ class Train(Section):
     """Newest checkpoints to keep."""
 
 
+class Volume(Section):
+    """A claim that each pod mounts: a model cache, a shared disk."""
+
+    claim: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    """Name of the PersistentVolumeClaim."""
+    path: str = Field(pattern=r"^/[^\s:]+$")
+    """Where it is mounted."""
+    sub_path: str = Field(default="", pattern=r"^(\.?[^/.][^/]*(/\.?[^/.][^/]*)*)?$")
+    """The part of it that is mounted."""
+    read_only: bool = True
+    """Whether pods may not write to it."""
+
+
 class Compute(Section):
     """What each pod gets."""
 
     backend: Literal["local", "kubernetes"] = "local"
     """`local` runs the same PyTorchJob as processes of this machine."""
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=LARGEST)
     """Pods of the gang."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
     """Ranks per pod."""
@@ -155,6 +170,10 @@ class Compute(Section):
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"
     """Kubernetes namespace."""
+    volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
+    """Claims that every pod mounts."""
+    queue: str | None = None
+    """Kueue's local queue; without it the pods compete with all others."""
     grace_seconds: int = Field(default=60, ge=5)
     """Time between SIGTERM and SIGKILL, for the last checkpoint."""
     deadline_minutes: int = Field(default=720, ge=1)

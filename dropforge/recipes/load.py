@@ -1,7 +1,8 @@
 """From YAML text to a checked recipe: strict YAML, `extends`, overrides, nearest-key errors.
 
 A recipe of a drop is hostile input: only safe YAML, no aliases (a few lines can expand to gigabytes), no duplicate
-keys, at most 64 KiB, and it may extend shipped presets only, never a path.
+keys, at most 64 KiB, and it may extend presets only, never a path. Presets are the shipped ones and those of the folder
+that `DROPFORGE_PRESETS` names, where a team keeps what its cluster needs: image, namespace, volumes, queue.
 """
 
 from __future__ import annotations
@@ -46,8 +47,25 @@ _StrictLoader.add_implicit_resolver(
 
 
 def presets() -> tuple[str, ...]:
-    """Names of the shipped presets, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+    """Names of the presets, sorted."""
+    return tuple(sorted(_preset_files()))
+
+
+def _preset_files() -> dict[str, Path]:
+    shipped = {path.stem: path for path in _FOLDER.glob("*.yaml")}
+    folder = os.environ.get("DROPFORGE_PRESETS")
+    if not folder:
+        return shipped
+    own = {path.stem: path for path in Path(folder).glob("*.yaml")}
+    if not own or own.keys() & shipped.keys():
+        raise RecipeError(
+            "environment variable DROPFORGE_PRESETS",
+            f"{folder} has a preset `{min(own.keys() & shipped.keys())}`, as we do"
+            if own
+            else f"{folder} has no *.yaml",
+            "Give each preset of your own another name" if own else "Name a folder of presets, or leave it out",
+        )
+    return shipped | own
 
 
 def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -58,7 +76,7 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     """
     path = Path(source)
     if str(source) in presets():
-        path = _FOLDER / f"{source}.yaml"
+        path = _preset_files()[str(source)]
     elif not path.is_file():
         raise RecipeError(
             f"recipe {str(source)!r}", "it is neither a file nor a preset", f"Presets: {', '.join(presets())}"
@@ -100,7 +118,7 @@ def read_drop_recipe(text: bytes | str) -> dict[str, Any]:
     """
     values = read_yaml(text)
     asked = values.get("compute")
-    for key in ("image", "namespace", "backend"):
+    for key in ("image", "namespace", "backend", "volumes", "queue"):
         if isinstance(asked, Mapping) and key in asked:
             raise RecipeError(
                 f"recipe key `compute.{key}`",
@@ -150,7 +168,7 @@ def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
         )
     if name in seen:
         raise RecipeError("recipe key `extends`", f"{' -> '.join([*seen, name])} is a circle", "Break it")
-    return merge(resolve(read_yaml((_FOLDER / f"{name}.yaml").read_bytes()), (*seen, name)), rest)
+    return merge(resolve(read_yaml(_preset_files()[str(name)].read_bytes()), (*seen, name)), rest)
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,3 +75,9 @@ def check_combinations(recipe: Recipe) -> None:
             "the local backend runs no image",
             "Remove it, or use `backend: kubernetes`",
         )
+    if compute.backend == "local" and (compute.volumes or compute.queue):
+        raise RecipeError(
+            "recipe keys `compute.volumes` and `compute.queue`",
+            "the local backend has neither claims nor queues",
+            "Remove them, or use `backend: kubernetes`",
+        )

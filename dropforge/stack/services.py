@@ -24,6 +24,7 @@ _FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_
 # What a person may set for the DAGs, and the size of the local cluster.
 _WELCOME = (
     "DROPFORGE_PRESET",
+    "DROPFORGE_PRESETS",
     "DROPFORGE_GIT",
     "KUBEFLOW_TRAINING_CPUS",
     "KUBEFLOW_TRAINING_MEMORY_GB",

@@ -15,6 +15,7 @@ from dropforge.recipes import load_recipe, parse_recipe, presets
 from dropforge.recipes.load import check_drop_recipe
 
 SCRATCH = "base: {scratch: {}}\n"
+KUBERNETES = SCRATCH + "compute:\n  backend: kubernetes\n"
 
 
 @pytest.mark.parametrize("name", presets())
@@ -48,6 +49,9 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "compute: {nodes: 9}", r"leave some of 9 ranks idle"),
         (SCRATCH + "compute: {gpus: 8}", r"1 ranks cannot share 8 GPUs"),
         (SCRATCH + "compute: {image: mine}", r"the local backend runs no image"),
+        (SCRATCH + "compute: {queue: gpus}", r"the local backend has neither claims nor queues"),
+        (KUBERNETES + "  volumes: [{claim: x, path: /x, sub_path: ../etc}]", r"`compute.volumes.0.sub_path`"),
+        (KUBERNETES + "  volumes: [{claim: x, path: x}]", r"`compute.volumes.0.path`"),
         (SCRATCH + "curation: {engine: spark}", r"`curation.engine`"),
         ("extends: sampel", r"Did you mean 'sample'"),
         ("extends: /etc/passwd", r"there is no preset"),
@@ -81,10 +85,24 @@ def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path)
     for text, message in (
         ("extends: lora", "`base.model`: this preset trains a model of your own"),
         ("compute: {image: evil}", "`compute.image`: a recipe in a drop may not"),
+        ("compute: {volumes: [{claim: x, path: /x}]}", "`compute.volumes`: a recipe in a drop may not"),
     ):
         path.write_text(text)
         with pytest.raises(RecipeError, match=message):
             check_drop_recipe(path)
+
+
+def test_a_team_keeps_presets_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster.yaml").write_text("extends: tiny\ncompute: {backend: kubernetes, namespace: training}")
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    assert load_recipe("cluster").compute.namespace == "training"
+    assert parse_recipe("extends: cluster").train.max_steps == load_recipe("tiny").train.max_steps
+    (tmp_path / "tiny.yaml").write_text("extends: sample")
+    with pytest.raises(RecipeError, match="has a preset `tiny`, as we do"):
+        load_recipe("cluster")
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path / "none"))
+    with pytest.raises(RecipeError, match="Name a folder of presets"):
+        load_recipe("tiny")
 
 
 def test_extends_and_overrides_win_in_order() -> None:
