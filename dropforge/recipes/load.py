@@ -57,14 +57,11 @@ def _preset_files() -> dict[str, Path]:
     if not folder:
         return shipped
     own = {path.stem: path for path in Path(folder).glob("*.yaml")}
-    if not own or own.keys() & shipped.keys():
-        raise RecipeError(
-            "environment variable DROPFORGE_PRESETS",
-            f"{folder} has a preset `{min(own.keys() & shipped.keys())}`, as we do"
-            if own
-            else f"{folder} has no *.yaml",
-            "Give each preset of your own another name" if own else "Name a folder of presets, or leave it out",
-        )
+    thing, twice = "environment variable DROPFORGE_PRESETS", sorted(own.keys() & shipped.keys())
+    if twice:
+        raise RecipeError(thing, f"{folder} has a preset `{twice[0]}`, as we do", "Give it another name")
+    if not own:
+        raise RecipeError(thing, f"{folder} has no *.yaml", "Name a folder of presets, or leave it out")
     return shipped | own
 
 
