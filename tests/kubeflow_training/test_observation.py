@@ -71,7 +71,7 @@ TOLD = json.dumps({"exit_code": 11, "message": "row 7 is broken", "rank": 5, "st
 SITUATIONS: dict[str, tuple[Observation, Phase, Reason | None, str]] = {
     "just created": (observe(job()), Phase.QUEUED, None, "waits for its pods"),
     "created": (observe(job("Created")), Phase.QUEUED, None, ""),
-    "no node": (observe(job("Created"), [unscheduled(0, "0/3 nodes")]), Phase.QUEUED, None, "0/3 nodes"),
+    "no node": (observe(job("Created"), [unscheduled(0, "0/3 nodes")]), Phase.QUEUED, Reason.UNSCHEDULABLE, "0/3 nodes"),
     "suspended": (observe(job(("Suspended", "True", "x", "by Kueue"))), Phase.QUEUED, None, "by Kueue"),
     "preempted by Kueue and suspended again": (
         observe(job(("Running", "False"), "Suspended")),
@@ -88,7 +88,7 @@ SITUATIONS: dict[str, tuple[Observation, Phase, Reason | None, str]] = {
     "half of the gang": (
         observe(job("Created", workers=1), [running(0), unscheduled(1, "no gpu")]),
         Phase.STARTING,
-        None,
+        Reason.UNSCHEDULABLE,
         "1 of 2 pods run; no gpu",
     ),
     "container creating": (observe(job("Created"), [waiting(0, "ContainerCreating")]), Phase.STARTING, None, "0 of 1"),
@@ -235,7 +235,7 @@ def test_the_message_tells_the_global_rank_and_the_running_time():
         job(FAILED, workers=1, completionTime="2026-01-01T00:01:00Z"), [ended(0, 143, 9), ended(1, 1, 3, message=TOLD)]
     )
     assert (found.failing_rank, found.exit_code, found.seconds) == (5, 11, 60.0)
-    assert found.message == "rank 5 (worker-0) failed first on n1 with exit code 11: row 7 is broken"
+    assert found.message == "rank 5 (worker-0) failed first on n1 with exit code 11: row 7 is broken (1 more rank failed after it)"
 
 
 _json = st.recursive(

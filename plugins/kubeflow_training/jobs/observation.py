@@ -6,13 +6,18 @@ Pure; it never raises and always has a phase. Operator, sensor, trigger, pages a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from kubeflow_training.jobs import kueue
+from kubeflow_training.jobs.disruptions import sign
+from kubeflow_training.jobs.kinds import Kind, kind_seen
 from kubeflow_training.jobs.progress import Progress
-from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Ending, Reason, ending, first, items, mapping, moment
+from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Ending, Reason, ending, first
+from kubeflow_training.jobs.shapes import items, mapping, moment, name, text
+from kubeflow_training.jobs.waits import container_wait, creation_wait, scheduling_wait, volume_wait
 
 __all__ = ["Observation", "Phase", "Reason", "observe"]
 
@@ -35,15 +40,10 @@ class Phase(StrEnum):
 
 
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.LOST})
-# Waiting reasons that never mend themselves while the pod waits. A single ErrImagePull is not among them.
-_HOPELESS: Final = {
-    "ImagePullBackOff": Reason.IMAGE,
-    "InvalidImageName": Reason.IMAGE,
-    "ErrImageNeverPull": Reason.IMAGE,
-    "CreateContainerConfigError": Reason.USER_ERROR,
-    "CreateContainerError": Reason.USER_ERROR,
-    "RunContainerError": Reason.USER_ERROR,
-}
+_WAITS_FOR_MASTER: Final = "init-pytorch"
+"""The training operator's own init container of the workers."""
+_SUCCESS_EVENTS: Final = frozenset({"PyTorchJobSucceeded", "Completed"})
+_FAILURE_EVENTS: Final = frozenset({"PyTorchJobFailed", "BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded"})
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Observation:
     :param pod, node, exit_code: of that first failure.
     :param message: one line for a person.
     :param started, finished: when the first container started and the job ended.
+    :param queue, position: the queue that holds the job back, and its place there, from 1; None if there is none.
+    :param victims: how many other pods ended badly after the first failure.
     """
 
     phase: Phase
@@ -69,6 +71,9 @@ class Observation:
     finished: datetime | None = None
     pods_running: int = 0
     pods_wanted: int = 0
+    queue: str | None = None
+    position: int | None = None
+    victims: int = 0
 
     @property
     def ended(self) -> bool:
@@ -104,6 +109,9 @@ class Observation:
             "finished": self.finished.isoformat() if self.finished else None,
             "pods_running": self.pods_running,
             "pods_wanted": self.pods_wanted,
+            "queue": self.queue,
+            "position": self.position,
+            "victims": self.victims,
         }
 
     @classmethod
@@ -129,15 +137,24 @@ def observe(
     pods: Sequence[Mapping[str, Any]] = (),
     events: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
+    *,
+    now: datetime | None = None,
 ) -> Observation:
-    """What the job is doing, from the PyTorchJob, its pods and events as the API tells them; None if it is gone."""
+    """What the job is doing, from the job, its pods and events as the API tells them.
+
+    :param job: a PyTorchJob, TrainJob or indexed Job; None if it is gone, and then the events may still tell its end.
+    :param events: oldest first; the job's Kueue Workload may be among them.
+    :param now: when this was; how long a node is silent is counted from it. The present time unless given.
+    """
+    told = items(list(events))
     if job is None:
-        return Observation(Phase.LOST, Reason.DELETED, "The job no longer exists and left no result", progress=progress)
-    seen = _Seen(mapping(job), items(list(pods)), items(list(events)), progress)
+        return _observe_gone(told, progress)
+    seen = _Seen(mapping(job), items(list(pods)), told, progress, now or datetime.now(UTC))
     return (
         _observe_end(seen)
         or _observe_pause(seen)
         or _observe_failing_pods(seen)
+        or _observe_disruptions(seen)
         or _observe_waiting(seen)
         or _observe_pods(seen)
     )
@@ -152,44 +169,51 @@ class _Seen:
         pods: list[Mapping[str, Any]],
         events: list[Mapping[str, Any]],
         progress: Progress | None,
+        now: datetime,
     ) -> None:
-        self.job, self.pods, self.events, self.progress = job, pods, events, progress
-        self.metadata, self.spec, status = (mapping(job.get(key)) for key in ("metadata", "spec", "status"))
-        self.status = status
+        self.job, self.pods, self.events, self.progress, self.now = job, pods, events, progress, now
+        self.kind = kind_seen(job)
+        self.status = mapping(job.get("status"))
         # The last condition is not the state: only those that are true count, whatever their order.
-        self.conditions = {str(c.get("type")): c for c in items(status.get("conditions")) if c.get("status") == "True"}
-        self.endings = [found for pod in pods if (found := ending(pod))]
-        self.wanted = sum(_replicas(item) for item in mapping(self.spec.get("pytorchReplicaSpecs")).values()) or len(
-            pods
-        )
-        self.started = min((start for pod in pods if (start := _started(pod))), default=None) or moment(
-            status.get("startTime")
-        )
+        self.conditions = self.kind.conditions(job)
+        self.endings = [found for pod in pods if (found := ending(pod, self.kind, job))]
+        self.wanted = self.kind.wanted(job) or len(pods)
+        self.started = min((start for pod in pods if (start := _started(pod, self.kind))), default=None)
         self.running = sum(1 for pod in pods if mapping(pod.get("status")).get("phase") == "Running")
 
     def observation(self, phase: Phase, message: str, reason: Reason | None = None, **more: Any) -> Observation:
+        started = self.started or (moment(self.status.get("startTime")) if phase.ended else None)
         return Observation(
             phase,
             reason,
             message,
             progress=self.progress,
-            started=self.started,
+            started=started,
             pods_running=self.running,
             pods_wanted=self.wanted,
             **more,
         )
 
+    def where(self, pod: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The fields of an observation that name a pod."""
+        if pod is None:
+            return {}
+        return {
+            "pod": name(pod) or None,
+            "replica": self.kind.replica(pod),
+            "failing_rank": self.kind.node_rank(pod, self.job),
+            "node": text(mapping(pod.get("spec")).get("nodeName")),
+        }
+
     def failure(self, cause: Ending | None, fallback: str, reason: Reason | None = None) -> Observation:
         finished = moment(self.status.get("completionTime")) or (cause.when if cause else None)
         if cause is None:
             return self.observation(Phase.FAILED, fallback, reason or Reason.UNKNOWN, finished=finished)
-        where = f" on {cause.node}" if cause.node else ""
-        code = f" with exit code {cause.exit_code}" if cause.exit_code is not None else ""
-        last = f": {cause.message.splitlines()[-1][:500]}" if cause.message else ""
         rank = cause.rank if cause.rank is not None else cause.index
+        victims = len(self.endings) - 1
         return self.observation(
             Phase.FAILED,
-            f"rank {rank} ({cause.replica}) failed first{where}{code}{last}",
+            _told(cause, rank, victims),
             reason or cause.reason,
             failing_rank=rank,
             replica=cause.replica,
@@ -197,131 +221,149 @@ class _Seen:
             node=cause.node,
             exit_code=cause.exit_code,
             finished=finished,
+            victims=victims,
         )
 
 
+def _told(cause: Ending, rank: int, victims: int) -> str:
+    """The first failure in one line."""
+    where = f" on {cause.node}" if cause.node else ""
+    code = f" with exit code {cause.exit_code}" if cause.exit_code is not None else ""
+    part = f" in init container {cause.init_container}" if cause.init_container else ""
+    # Last words of a log end with what raised; a JSON message is one line.
+    last = f": {cause.message.splitlines()[-1][:500]}" if cause.message else ""
+    if cause.init_container == _WAITS_FOR_MASTER and not last:
+        last = ": it waited in vain for the address of the master"
+    also = f" ({victims} more {'rank' if victims == 1 else 'ranks'} failed after it)" if victims else ""
+    return f"rank {rank} ({cause.replica}) failed first{where}{part}{code}{last}{also}"
+
+
+def _observe_gone(events: list[Mapping[str, Any]], progress: Progress | None) -> Observation:
+    """A job that is gone: its own last events tell an end before the removal, as a time to live brings it."""
+    for event in reversed(events):
+        word = str(event.get("reason") or "")
+        when = moment(event.get("lastTimestamp") or event.get("eventTime"))
+        if word in _SUCCESS_EVENTS:
+            message = "All is done; the finished job was removed since"
+            return Observation(Phase.SUCCEEDED, None, message, progress=progress, finished=when)
+        if word in _FAILURE_EVENTS:
+            said = str(event.get("message") or "").strip() or "the job failed"
+            reason = Reason.DEADLINE if _deadline(word, said) else Reason.UNKNOWN
+            message = f"{said}; the finished job was removed since"
+            return Observation(Phase.FAILED, reason, message, progress=progress, finished=when)
+    return Observation(Phase.LOST, Reason.DELETED, "The job no longer exists and left no result", progress=progress)
+
+
 def _observe_end(seen: _Seen) -> Observation | None:
-    if failed := seen.conditions.get("Failed"):
-        text = f"{failed.get('reason') or ''} {failed.get('message') or ''}"
-        lower = text.lower()
+    if failed := seen.kind.failed(seen.job):
+        word, message = str(failed.get("reason") or ""), str(failed.get("message") or "")
         reason = None
-        if "deadline" in lower:
+        if _deadline(word, message):
             reason = Reason.DEADLINE
-        elif str(failed.get("reason")) == "NeverFits":
+        elif word == "NeverFits":
             reason = Reason.QUOTA
+        elif word == "TrainingRuntimeNotSupported":
+            reason = Reason.USER_ERROR
         cause = None if reason else first(seen.endings)
-        return seen.failure(cause, str(failed.get("message") or text.strip() or "The job failed"), reason)
-    if succeeded := seen.conditions.get("Succeeded"):
+        found = seen.failure(cause, message or word or "The job failed", reason)
+        return found if found.finished else replace(found, finished=moment(failed.get("lastTransitionTime")))
+    if succeeded := seen.kind.succeeded(seen.job):
         finished = moment(seen.status.get("completionTime")) or moment(succeeded.get("lastTransitionTime"))
         return seen.observation(Phase.SUCCEEDED, "All is done", finished=finished)
-    if seen.metadata.get("deletionTimestamp"):
+    if mapping(seen.job.get("metadata")).get("deletionTimestamp"):
         return seen.observation(Phase.CANCELLED, "The job is being deleted", Reason.DELETED)
     return None
 
 
 def _observe_pause(seen: _Seen) -> Observation | None:
-    if mapping(seen.spec.get("runPolicy")).get("suspend") is True or "Suspended" in seen.conditions:
-        message = str(mapping(seen.conditions.get("Suspended")).get("message") or "")
-        return seen.observation(Phase.QUEUED, message or "The job is suspended until its queue admits it")
-    return None
+    if not seen.kind.suspended(seen.job):
+        return None
+    workload = kueue.workload_in(seen.events)
+    if workload is not None:
+        held = kueue.read(workload)
+        return seen.observation(Phase.QUEUED, held.message, held.reason, queue=held.queue, position=held.position)
+    message = str(mapping(seen.conditions.get("Suspended")).get("message") or "")
+    queue = kueue.queue_of(seen.job)
+    waits = (
+        f"it waits in queue {queue}" if queue else message or "it is suspended until somebody or its queue resumes it"
+    )
+    return seen.observation(Phase.QUEUED, waits, queue=queue)
 
 
 def _observe_failing_pods(seen: _Seen) -> Observation | None:
     """A failed pod ends a gang that never restarts, even before the job's own condition says so."""
-    if not seen.endings:
+    if not seen.endings or _leader_done(seen):
         return None
-    if any(_kind(pod) == "master" and mapping(pod.get("status")).get("phase") == "Succeeded" for pod in seen.pods):
-        return None  # the master's success is the job's success
-    policies = {
-        str(mapping(item).get("restartPolicy")) for item in mapping(seen.spec.get("pytorchReplicaSpecs")).values()
-    }
-    if policies and policies <= {"Never"}:
-        return seen.failure(first(seen.endings), "A pod failed")
     cause = first(seen.endings)
-    return seen.observation(Phase.RESTARTING, f"{cause.pod} failed and is started again" if cause else "A pod failed")
+    if not seen.kind.restarts(seen.job):
+        return seen.failure(cause, "A pod failed")
+    message = _told(cause, cause.index, len(seen.endings) - 1) if cause else "A pod failed"
+    return seen.observation(Phase.RESTARTING, f"{message}; it may be started again")
+
+
+def _observe_disruptions(seen: _Seen) -> Observation | None:
+    """Nodes that are silent, and pods that are taken away."""
+    if _leader_done(seen) or (found := sign(seen.pods, seen.events, seen.now)) is None:
+        return None
+    if found.final and not seen.kind.restarts(seen.job):
+        return seen.observation(Phase.FAILED, found.message, found.reason, finished=seen.now, **seen.where(found.pod))
+    return seen.observation(Phase.RUNNING, found.message, found.reason, **seen.where(found.pod))
 
 
 def _observe_waiting(seen: _Seen) -> Observation | None:
-    """Containers that wait for what will not come, and pods that a quota keeps away."""
-    for pod in seen.pods:
-        for container in items(mapping(pod.get("status")).get("containerStatuses")):
-            waiting = mapping(mapping(container.get("state")).get("waiting"))
-            name, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "").strip()
-            where = str(mapping(pod.get("metadata")).get("name") or "a pod")
-            if reason := _HOPELESS.get(name):
-                replica = f"{_kind(pod)}-{_index(pod)}"
-                return seen.observation(Phase.FAILED, f"{where}: {name}: {text}", reason, pod=where, replica=replica)
-            if name == "ErrImagePull":
-                return seen.observation(Phase.STARTING, f"{where}: {name}: {text}", Reason.IMAGE)
-    if len(seen.pods) < seen.wanted:
-        for event in reversed(seen.events):
-            text = str(event.get("message") or "")
-            if event.get("type") == "Warning" and "exceeded quota" in text:
-                return seen.observation(Phase.QUEUED, text, Reason.QUOTA)
+    """Containers that wait for what will not come, and pods that something keeps away."""
+    if wait := container_wait(seen.pods):
+        if wait.hopeless:
+            return seen.observation(Phase.FAILED, wait.message, wait.reason, **seen.where(wait.pod))
+        phase = Phase.RESTARTING if wait.restarting else Phase.STARTING
+        return seen.observation(phase, wait.message, wait.reason, **seen.where(wait.pod))
+    if len(seen.pods) < seen.wanted and (wait := creation_wait(seen.events)):
+        return seen.observation(Phase.QUEUED, wait.message, wait.reason)
     return None
 
 
 def _observe_pods(seen: _Seen) -> Observation:
-    phases = [mapping(pod.get("status")).get("phase") for pod in seen.pods]
     if "Restarting" in seen.conditions:
         return seen.observation(Phase.RESTARTING, "Pods are started again")
     if not seen.pods:
         if "Running" in seen.conditions:
             return seen.observation(Phase.RESTARTING, "The pods are gone; new ones are awaited")
         return seen.observation(Phase.QUEUED, _warning(seen) or "The job waits for its pods")
-    done = sum(1 for phase in phases if phase == "Succeeded")
-    if "Unknown" in phases:
-        lost = [
-            str(mapping(p.get("metadata")).get("name"))
-            for p, phase in zip(seen.pods, phases, strict=True)
-            if phase == "Unknown"
-        ]
-        return seen.observation(Phase.RUNNING, f"The node of {', '.join(lost)} does not answer", Reason.NODE_LOST)
+    done = sum(1 for pod in seen.pods if mapping(pod.get("status")).get("phase") == "Succeeded")
     if seen.running + done >= max(seen.wanted, 1):
         return seen.observation(Phase.RUNNING, f"{seen.running} of {seen.wanted} pods run")
-    waits = [text for pod in seen.pods if (text := _unscheduled(pod)) is not None]
+    waits = [wait for pod in seen.pods if (wait := scheduling_wait(pod)) is not None]
+    told = next((wait for wait in waits if wait.message), None)
+    if told is None:
+        told = volume_wait(seen.pods, seen.events)
+    reason, more = (told.reason, told.message) if told else (None, "")
     if len(waits) == len(seen.pods):
-        return seen.observation(Phase.QUEUED, next((text for text in waits if text), "The pods wait for a node"))
-    more = next((text for text in waits if text), "")
-    return seen.observation(Phase.STARTING, f"{seen.running} of {seen.wanted} pods run" + (f"; {more}" if more else ""))
+        return seen.observation(Phase.QUEUED, more or "The pods wait for a node", reason)
+    message = f"{seen.running} of {seen.wanted} pods run" + (f"; {more}" if more else "")
+    return seen.observation(Phase.STARTING, message, reason)
 
 
-def _unscheduled(pod: Mapping[str, Any]) -> str | None:
-    """Why the pod has no node yet ("" if nobody says), or None if it has one."""
-    status = mapping(pod.get("status"))
-    if status.get("phase") not in (None, "Pending") or mapping(pod.get("spec")).get("nodeName"):
-        return None
-    for condition in items(status.get("conditions")):
-        if condition.get("type") == "PodScheduled" and condition.get("status") != "True":
-            return str(condition.get("message") or "")
-    return ""
+def _leader_done(seen: _Seen) -> bool:
+    """Whether the pod whose success is the job's success has succeeded."""
+    return seen.kind.leader_decides and any(
+        seen.kind.node_rank(pod, seen.job) == 0 and mapping(pod.get("status")).get("phase") == "Succeeded"
+        for pod in seen.pods
+    )
 
 
 def _warning(seen: _Seen) -> str:
     return next((str(e.get("message") or "") for e in reversed(seen.events) if e.get("type") == "Warning"), "")
 
 
-def _started(pod: Mapping[str, Any]) -> datetime | None:
+def _deadline(word: str, message: str) -> bool:
+    return "deadline" in f"{word} {message}".lower()
+
+
+def _started(pod: Mapping[str, Any], kind: Kind) -> datetime | None:
+    wanted = kind.training_container(pod)
     for container in items(mapping(pod.get("status")).get("containerStatuses")):
         state = mapping(container.get("state"))
-        found = moment(
-            mapping(state.get("running")).get("startedAt") or mapping(state.get("terminated")).get("startedAt")
-        )
-        if found:
+        begun = mapping(state.get("running")).get("startedAt") or mapping(state.get("terminated")).get("startedAt")
+        if container.get("name") == wanted and (found := moment(begun)):
             return found
     return None
-
-
-def _kind(pod: Mapping[str, Any]) -> str:
-    return str(
-        mapping(mapping(pod.get("metadata")).get("labels")).get("training.kubeflow.org/replica-type") or ""
-    ).lower()
-
-
-def _index(pod: Mapping[str, Any]) -> str:
-    return str(mapping(mapping(pod.get("metadata")).get("labels")).get("training.kubeflow.org/replica-index") or "0")
-
-
-def _replicas(replica: Any) -> int:
-    count = mapping(replica).get("replicas", 1)
-    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1

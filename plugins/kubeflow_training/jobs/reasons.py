@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from kubeflow_training.jobs.manifest import CONTAINER, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+from kubeflow_training.jobs.kinds import PYTORCH_JOB, Kind
 from kubeflow_training.jobs.shapes import items as items
 from kubeflow_training.jobs.shapes import mapping as mapping
 from kubeflow_training.jobs.shapes import moment as moment
+from kubeflow_training.jobs.shapes import name as name_of
+from kubeflow_training.jobs.shapes import text, whole
 
 
 class Reason(StrEnum):
@@ -27,6 +29,7 @@ class Reason(StrEnum):
     NODE_LOST = "node lost"
     IMAGE = "image"
     QUOTA = "quota"
+    UNSCHEDULABLE = "unschedulable"
     COLLECTIVE_TIMEOUT = "collective timeout"
     DEADLINE = "deadline"
     DELETED = "deleted"
@@ -42,6 +45,7 @@ RETRYABLE: Final = {
     Reason.NODE_LOST: True,
     Reason.IMAGE: False,
     Reason.QUOTA: False,
+    Reason.UNSCHEDULABLE: False,
     Reason.COLLECTIVE_TIMEOUT: True,
     Reason.DEADLINE: False,
     Reason.DELETED: False,
@@ -58,6 +62,7 @@ MENDS: Final = {
     Reason.NODE_LOST: "It is tried again on what nodes there are; look at the node if it comes back",
     Reason.IMAGE: "Correct the image's name or the rights to pull it",
     Reason.QUOTA: "Ask for less, or have the namespace's quota raised",
+    Reason.UNSCHEDULABLE: "Ask for what a node has free, or correct node selector and tolerations",
     Reason.COLLECTIVE_TIMEOUT: "It is tried again; if it comes back, look at the nodes' network and GPUs",
     Reason.DEADLINE: "Give the job more time (deadline_seconds), or less to do",
     Reason.DELETED: "Somebody removed the job; clear the task to start it anew",
@@ -103,11 +108,19 @@ _CONTAINER_REASONS: Final = {
     "ContainerStatusUnknown": Reason.NODE_LOST,
 }
 _TEXTS: Final = (
-    (re.compile(r"out of memory|OutOfMemoryError|\bMemoryError\b|Cannot allocate memory", re.I), Reason.OUT_OF_MEMORY),
+    (
+        re.compile(r"uncorrectable ECC|GPU has fallen off the bus|GPU is lost|CUDA error: unspecified launch", re.I),
+        Reason.NODE_LOST,
+    ),
+    (
+        re.compile(r"out of memory|OutOfMemoryError|\bMemoryError\b|Cannot allocate memory|std::bad_alloc", re.I),
+        Reason.OUT_OF_MEMORY,
+    ),
     (
         re.compile(
-            r"Watchdog caught collective|NCCL (error|timeout)|ncclSystemError|ncclRemoteError|Connection closed by peer"
-            r"|gloo.{0,200}(timed? ?out|reset by peer)|DistBackendError",
+            r"Watchdog caught collective|NCCL (error|timeout)|nccl(System|Remote|Internal)Error"
+            r"|Dist(Backend|Network)Error|Connection closed by peer|gloo.{0,200}(timed? ?out|reset by peer)|failed to recv, got 0 bytes"
+            r"|Rendezvous(Timeout|Connection|Closed)Error|client socket has timed out|SignalException",
             re.I | re.S,
         ),
         Reason.COLLECTIVE_TIMEOUT,
@@ -124,6 +137,7 @@ class Ending:
     :param rank: the global rank, where the pod's termination message tells it.
     :param when: end of its container; None if unknown.
     :param message: the container's own last words.
+    :param init_container: name of the init container that failed before training began; None if it began.
     """
 
     pod: str
@@ -135,6 +149,7 @@ class Ending:
     reason: Reason
     when: datetime | None
     message: str
+    init_container: str | None = None
 
     @property
     def victim(self) -> bool:
@@ -144,34 +159,43 @@ class Ending:
         )
 
 
-def ending(pod: Mapping[str, Any]) -> Ending | None:
+def ending(pod: Mapping[str, Any], kind: Kind = PYTORCH_JOB, job: Mapping[str, Any] | None = None) -> Ending | None:
     """How the pod ended badly, or None if it did not."""
-    metadata, status = mapping(pod.get("metadata")), mapping(pod.get("status"))
-    terminated = _terminated(status)
+    status = mapping(pod.get("status"))
+    container, terminated = _terminated(status, kind.training_container(pod))
     code = terminated.get("exitCode")
     code = code if isinstance(code, int) and not isinstance(code, bool) else None
     if code in (None, 0) and status.get("phase") != "Failed":
         return None
-    labels = mapping(metadata.get("labels"))
-    kind = str(labels.get(REPLICA_TYPE_LABEL) or "").lower()
-    number = _whole(labels.get(REPLICA_INDEX_LABEL))
     told = _told(terminated.get("message"))
-    said = _whole(told.get("exit_code"))
+    said = whole(told.get("exit_code"))
     # torchrun ends with 1 whatever a rank ended with; the termination message has the rank's own code.
     if code in (None, 1) and said:
         code = said
     message = str(told.get("message") or terminated.get("message") or status.get("message") or "").strip()
     return Ending(
-        pod=str(metadata.get("name") or ""),
-        replica=f"{kind}-{number}" if kind else str(metadata.get("name") or ""),
-        index=number + 1 if kind == "worker" else number,
-        rank=_whole(told["rank"]) if isinstance(told.get("rank"), int) else None,
+        pod=name_of(pod),
+        replica=kind.replica(pod),
+        index=kind.node_rank(pod, job),
+        rank=whole(told.get("rank")),
         exit_code=code,
-        node=_text(mapping(pod.get("spec")).get("nodeName")),
-        reason=_reason(status, terminated, code, message),
+        node=text(mapping(pod.get("spec")).get("nodeName")),
+        reason=disruption(pod) or _reason(status, terminated, code, message),
         when=moment(terminated.get("finishedAt")),
         message=message[-4000:],
+        init_container=container,
     )
+
+
+def disruption(pod: Mapping[str, Any]) -> Reason | None:
+    """Why the cluster takes or took the pod away from its node, if it does."""
+    status = mapping(pod.get("status"))
+    if found := _POD_REASONS.get(str(status.get("reason"))):
+        return found
+    for condition in items(status.get("conditions")):
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return _DISRUPTIONS.get(str(condition.get("reason")), Reason.PREEMPTED)
+    return None
 
 
 def first(endings: list[Ending]) -> Ending | None:
@@ -186,11 +210,6 @@ def first(endings: list[Ending]) -> Ending | None:
 
 
 def _reason(status: Mapping[str, Any], terminated: Mapping[str, Any], code: int | None, message: str) -> Reason:
-    if found := _POD_REASONS.get(str(status.get("reason"))):
-        return found
-    for condition in items(status.get("conditions")):
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return _DISRUPTIONS.get(str(condition.get("reason")), Reason.PREEMPTED)
     if found := _CONTAINER_REASONS.get(str(terminated.get("reason"))):
         return found
     if code in _SPEAKING_CODES:
@@ -203,16 +222,17 @@ def _reason(status: Mapping[str, Any], terminated: Mapping[str, Any], code: int 
     return EXIT_CODES.get(code or 0, Reason.UNKNOWN)
 
 
-def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How the training container ended; a failed init container counts if that one never ran."""
-    for key in ("containerStatuses", "initContainerStatuses"):
-        for container in items(status.get(key)):
-            if key == "containerStatuses" and container.get("name") != CONTAINER:
-                continue
-            terminated = mapping(mapping(container.get("state")).get("terminated"))
-            if terminated and (key == "containerStatuses" or terminated.get("exitCode") != 0):
-                return terminated
-    return {}
+def _terminated(status: Mapping[str, Any], training: str) -> tuple[str | None, Mapping[str, Any]]:
+    """How the training container ended; a failed init container counts, by name, if that one never ran."""
+    for container in items(status.get("containerStatuses")):
+        terminated = mapping(mapping(container.get("state")).get("terminated"))
+        if terminated and container.get("name") == training:
+            return None, terminated
+    for container in items(status.get("initContainerStatuses")):
+        terminated = mapping(mapping(container.get("state")).get("terminated"))
+        if terminated and terminated.get("exitCode") != 0:
+            return str(container.get("name")), terminated
+    return None, {}
 
 
 def _told(message: Any) -> Mapping[str, Any]:
@@ -223,14 +243,3 @@ def _told(message: Any) -> Mapping[str, Any]:
         return mapping(json.loads(message))
     except (ValueError, RecursionError):
         return {}
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-
-
-def _text(value: Any) -> str | None:
-    return str(value) if value else None
