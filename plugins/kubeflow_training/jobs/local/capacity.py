@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubeflow_training.jobs.checks import quantity
+from kubeflow_training.jobs.elastic import node_range
+from kubeflow_training.jobs.local.devices import devices
 from kubeflow_training.jobs.manifest import CONTAINER
 
 CPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_CPUS"
 MEMORY_VARIABLE: Final = "KUBEFLOW_TRAINING_MEMORY_GB"
-GPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_GPUS"
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,30 @@ def pod_resources(template: Mapping[str, Any]) -> Resources:
     container = next(item for item in template["spec"]["containers"] if item.get("name") == CONTAINER)
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    gpus = sum(int(quantity(value)) for key, value in asked.items() if "/" in key and key.endswith("gpu"))
+    gpus = sum(int(quantity(value)) for key, value in asked.items() if key.endswith("/gpu"))
     return Resources(quantity(asked.get("cpu", 0)), quantity(asked.get("memory", 0)), gpus)
 
 
-def gang_resources(manifest: Mapping[str, Any]) -> Resources:
-    """What the whole gang asks for."""
-    total = Resources()
-    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
-        for _ in range(replica.get("replicas", 1)):
+def gang_resources(manifest: Mapping[str, Any], pods: int | None = None) -> Resources:
+    """What the gang asks for.
+
+    :param pods: how many of its pods, the first ones; all of them unless given.
+    """
+    total, left = Resources(), pods
+    for kind in ("Master", "Worker"):
+        replica = manifest["spec"]["pytorchReplicaSpecs"].get(kind)
+        count = replica.get("replicas", 1) if replica else 0
+        count = count if left is None else min(count, left)
+        for _ in range(count):
             total += pod_resources(replica["template"])
+        left = None if left is None else left - count
     return total
+
+
+def size_that_fits(manifest: Mapping[str, Any], free: Resources) -> int:
+    """How many pods of the gang can start now: all of a rigid one, what fits of an elastic one, 0 if too few fit."""
+    least, most = node_range(manifest)
+    return next((n for n in range(most, least - 1, -1) if not gang_resources(manifest, n).missing(free)), 0)
 
 
 def machine(env: Mapping[str, str] = os.environ) -> Resources:
@@ -80,11 +94,10 @@ def machine(env: Mapping[str, str] = os.environ) -> Resources:
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemTotal:")
     )
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     return Resources(
         float(env.get(CPUS_VARIABLE) or os.cpu_count() or 1),
         float(env[MEMORY_VARIABLE]) * 1e9 if env.get(MEMORY_VARIABLE) else memory,
-        int(env.get(GPUS_VARIABLE) or gpus),
+        len(devices(env)),
     )
 
 

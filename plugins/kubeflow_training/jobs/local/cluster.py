@@ -19,7 +19,7 @@ from kubeflow_training.jobs.local import processes
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
 from kubeflow_training.jobs.local.status import event
-from kubeflow_training.jobs.manifest import JOB_NAME_LABEL
+from kubeflow_training.jobs.manifest import AWAIT_MASTER, JOB_NAME_LABEL
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _READ = 1 << 20  # bytes of log read at once
@@ -162,15 +162,26 @@ def _require_runnable(manifest: Mapping[str, Any]) -> None:
     """Refuse what only Kubernetes can do, rather than run something else than was asked for."""
     spec = manifest["spec"]
     wrong: list[tuple[str, str]] = []
-    if spec.get("elasticPolicy"):
-        wrong.append(("spec.elasticPolicy", "Remove it, or use the kubernetes backend"))
+    policy = spec.get("elasticPolicy") or {}
+    if policy and "Master" in spec["pytorchReplicaSpecs"]:
+        wrong.append(("spec.elasticPolicy with a Master", "Make all pods workers, as ElasticPolicy does"))
+    if policy.get("rdzvBackend", "c10d") != "c10d":
+        wrong.append(("spec.elasticPolicy.rdzvBackend", "Use c10d"))
+    if policy.get("metrics"):
+        wrong.append(("spec.elasticPolicy.metrics", "Remove them: an elastic gang takes what is free"))
     if (spec.get("runPolicy") or {}).get("suspend"):
         wrong.append(("spec.runPolicy.suspend", "Remove the queue: the local cluster queues by itself"))
     for kind, replica in spec["pytorchReplicaSpecs"].items():
         pod, where = replica["template"]["spec"], f"spec.pytorchReplicaSpecs.{kind}"
-        if replica.get("restartPolicy", "Never") != "Never":
+        if replica.get("restartPolicy", "Never") not in (("Never", "OnFailure") if policy else ("Never",)):
             wrong.append((f"{where}.restartPolicy", "Use Never, and let Airflow retry the gang"))
-        if len(pod["containers"]) > 1 or pod.get("initContainers"):
+        wrong += [
+            (f"{where}: {resource}", "Ask for cpu, memory and GPUs only")
+            for resource in _extended(pod["containers"][0])
+        ]
+        # Waiting for the master's name is for pods that need names.
+        first = [item for item in pod.get("initContainers") or [] if item.get("name") != AWAIT_MASTER]
+        if len(pod["containers"]) > 1 or first:
             wrong.append((f"{where}: more than one container", "Leave only the container `pytorch`"))
         container = pod["containers"][0]
         if not container.get("command"):
@@ -186,3 +197,10 @@ def _require_runnable(manifest: Mapping[str, Any]) -> None:
         name = f"job {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
         cause = f"the local cluster cannot do this: {', '.join(f'`{what}`' for what, _ in wrong)}"
         raise JobRefusedError(name, cause, " ".join(f"{mend}." for _, mend in wrong))
+
+
+def _extended(container: Mapping[str, Any]) -> list[str]:
+    """Resources that only Kubernetes' device plugins know; whole GPUs are ours too."""
+    resources = container.get("resources") or {}
+    asked = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
+    return sorted(name for name in asked if "/" in name and not name.endswith("/gpu"))

@@ -1,4 +1,4 @@
-"""One job of the local cluster: its pods start together, and together they end."""
+"""One job of the local cluster: its pods start together, and together they end; those of an elastic one come and go."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.local import processes, status
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources, pod_resources
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources, pod_resources, size_that_fits
+from kubeflow_training.jobs.local.environment import POD_MARK, grace_seconds, pod_spec, template
 from kubeflow_training.jobs.local.layout import read_json, timestamp, write_json
-from kubeflow_training.jobs.manifest import CONTAINER, DEFAULT_GRACE_SECONDS
-from kubeflow_training.jobs.reasons import moment
+from kubeflow_training.jobs.shapes import moment
 
-POD_MARK: Final = "KUBEFLOW_TRAINING_POD_UID"
 _KEEPER_START_SECONDS: Final = 60
 _EVENTS: Final = 50
+_LONGEST_PAUSE: Final = 60.0  # seconds before an elastic gang's pod is started again; the first pause is one second
 
 
 class Gang:
@@ -39,9 +40,11 @@ class Gang:
         self.order: int = job["order"]
         self.name: str = self.manifest["metadata"]["name"]
         self.key = f"{self.manifest['metadata']['namespace']}/{self.name}"
-        self.wants: Resources = gang_resources(self.manifest)
+        self.least: Resources = gang_resources(self.manifest, node_range(self.manifest)[0])
         self.plans = status.pod_plans(self.manifest, self.uid)
-        empty: dict[str, Any] = {"status": {}, "pods": [], "events": [], "plan": None, "ending": None, "lost": {}}
+        self.elastic = bool(self.manifest["spec"].get("elasticPolicy"))
+        empty: dict[str, Any] = {"status": {}, "pods": [], "events": [], "plan": None, "ending": None}
+        empty |= {"lost": {}, "restarts": {}}
         self.state = empty | (read_json(folder / "state.json") or {})
         self._written = json.dumps(self.state, sort_keys=True)
         self._records: dict[str, dict[str, Any]] = {}
@@ -69,21 +72,50 @@ class Gang:
     @property
     def holds(self) -> bool:
         """Whether it uses the machine: it was started, and not all of its pods have ended."""
-        return self.state["plan"] is not None and any(not self._over(plan) for plan in self.plans)
+        return any(not self._over(plan) for plan in self._placed())
+
+    @property
+    def held(self) -> Resources:
+        """What it uses, until its last pod has ended."""
+        return gang_resources(self.manifest, len(self._placed())) if self.holds else Resources()
+
+    @property
+    def growing(self) -> bool:
+        """Whether it runs with fewer pods than it asked for, and takes more."""
+        room = self.elastic and len(self._placed()) < len(self.plans)
+        return room and self.holds and not self.ended and self.state["ending"] is None
 
     @property
     def port(self) -> int | None:
         return (self.state["plan"] or {}).get("port")
 
     @property
-    def gpus(self) -> list[int]:
-        return [gpu for gpus in (self.state["plan"] or {}).get("gpus", {}).values() for gpu in gpus]
+    def gpus(self) -> list[str]:
+        return [str(gpu) for gpus in (self.state["plan"] or {}).get("gpus", {}).values() for gpu in gpus]
+
+    @property
+    def pods_placed(self) -> int:
+        return len(self._placed())
+
+    def placeable(self, free: Resources) -> int:
+        """How many of its pods there would be room for, one by one."""
+        sizes = range(len(self.plans), 0, -1)
+        return next((n for n in sizes if not gang_resources(self.manifest, n).missing(free)), 0)
+
+    def fits(self, free: Resources) -> int:
+        """How many of its pods could run with that much free; 0 if too few."""
+        return size_that_fits(self.manifest, free)
 
     # What the supervisor orders
 
-    def wait(self, message: str) -> None:
-        """Say what it waits for."""
-        self.state["pods"] = [status.pod(plan, self.manifest, self.uid, waiting=message) for plan in self.plans]
+    def wait(self, message: str, fitting: int = 0) -> None:
+        """Say what it waits for.
+
+        :param fitting: how many of its pods would have room.
+        """
+        self.state["pods"] = [
+            status.pod(plan, self.manifest, self.uid, waiting=message, fits=plan.rank < fitting) for plan in self.plans
+        ]
         self.save()
 
     def refuse(self, reason: str, message: str) -> None:
@@ -93,34 +125,40 @@ class Gang:
         status.condition(self.state["status"], "Failed", reason, message)
         self.save()
 
-    def start(self, port: int, gpus: Sequence[int]) -> None:
-        """Start every pod. The plan is on disk before the first process runs."""
-        free = list(gpus)
-        given: dict[str, list[int]] = {}
-        for plan in self.plans:
-            count = pod_resources(self._template(plan)).gpus
-            given[plan.name], free = free[:count], free[count:]
-        self.state["plan"] = {"port": port, "gpus": given}
+    def start(self, port: int, gpus: Sequence[str] | None, pods: int | None = None) -> None:
+        """Start its pods. The plan is on disk before the first process runs.
+
+        :param gpus: for its pods, each of which gets its own; None on a machine that has none at all.
+        :param pods: how many, the first ones; all of them unless given.
+        """
+        self.state["plan"] = {"port": port, "gpus": {}, "pods": []}
         self.state["status"]["startTime"] = timestamp()
-        self._event("Started", f"{len(self.plans)} pods start together")
-        for plan in self.plans:
-            folder = self._pod_folder(plan)
-            (folder / "work").mkdir(parents=True, exist_ok=True)
-            write_json(folder / "spec.json", self._spec(plan))
+        self._event("Started", f"{pods or len(self.plans)} of {len(self.plans)} pods start together")
+        self.grow(gpus, len(self.plans) if pods is None else pods)
+
+    def grow(self, gpus: Sequence[str] | None, pods: int) -> None:
+        """Start as many more of its pods."""
+        placed = len(self._placed())
+        new, free = self.plans[placed : placed + pods], list(gpus or ())
+        for plan in new:
+            if gpus is not None:
+                count = pod_resources(template(plan, self.manifest)).gpus
+                self.state["plan"]["gpus"][plan.name], free = free[:count], free[count:]
+            self._prepare(plan)
+        self.state["plan"]["pods"] = [plan.name for plan in self.plans[: placed + pods]]
+        if placed:
+            self._event("Grown", f"{', '.join(plan.name for plan in new)} joins")
         self._show()
         self.save()
-        for plan in self.plans:
+        for plan in new:
             self._spawn(plan)
 
     def adopt(self) -> None:
         """After a restart of the supervisor: start keepers that had not begun; one that has holds its lock."""
-        if self.state["plan"] is None:
-            return
-        for plan in self.plans:
+        for plan in self._placed():
             folder = self._pod_folder(plan)
             if not (folder / "spec.json").exists():
-                (folder / "work").mkdir(parents=True, exist_ok=True)
-                write_json(folder / "spec.json", self._spec(plan))
+                self._prepare(plan)
             if not (folder / "status.json").exists() and plan.name not in self.state["lost"]:
                 self._spawn(plan)
 
@@ -141,10 +179,11 @@ class Gang:
             self.end("deleted", order.get("grace"))
         if self.state["plan"] is None:
             return
-        for plan in self.plans:
+        for plan in self._placed():
             self._look(plan)
         if not self.ended:
             self._judge()
+        self._revive()
         if self.state["ending"]:
             self._order_pods()
         self._show()
@@ -167,9 +206,9 @@ class Gang:
     def _judge(self) -> None:
         """Set the job's end, once its pods, the clock or an order give one."""
         job, ending = self.state["status"], self.state["ending"]
-        codes = {plan.name: self._code(plan) for plan in self.plans}
-        master = codes[self.plans[0].name]
-        failed = [name for name, code in codes.items() if code not in (None, 0)]
+        leader = self._leader()
+        master = self._code(leader) if leader else None
+        failed = [plan.name for plan in self._placed() if self._over(plan) and self._code(plan) != 0]
         started = moment(job.get("startTime"))
         deadline = self.manifest["spec"].get("runPolicy", {}).get("activeDeadlineSeconds")
         if ending and ending["why"] == "deleted":
@@ -177,31 +216,59 @@ class Gang:
         if ending and ending["why"] == "shutdown":
             if not self.holds:
                 kind, reason = ("Succeeded", "PyTorchJobSucceeded") if master == 0 else ("Failed", "NodeShutdown")
-                status.condition(
-                    job, kind, reason, "the local cluster was stopped" if master else "the master succeeded"
-                )
+                told = f"{leader.name} succeeded" if leader and master == 0 else "the local cluster was stopped"
+                status.condition(job, kind, reason, told)
             return
-        if master == 0:
+        if leader and master == 0:
             # Workers leave with the master; whoever stays longer than the grace period is ended.
             if not self.holds:
-                status.condition(job, "Succeeded", "PyTorchJobSucceeded", "the master succeeded")
-            elif (since := self._finished(self.plans[0])) and time.time() - since > self._grace(self.plans[0]):
+                status.condition(job, "Succeeded", "PyTorchJobSucceeded", f"{leader.name} succeeded")
+            elif (since := self._finished(leader)) and time.time() - since > grace_seconds(leader, self.manifest):
                 self.end("succeeded")
         elif failed:
             self._event("PodFailed", f"{', '.join(failed)} failed; the others are ended", warning=True)
-            status.condition(job, "Failed", "PyTorchJobFailed", f"{', '.join(failed)} failed")
+            limit = " and the limit of restarts is reached" if self.elastic else ""
+            status.condition(job, "Failed", "PyTorchJobFailed", f"{', '.join(failed)} failed{limit}")
             self.end("failed")
         elif deadline is not None and started and time.time() - started.timestamp() > deadline:
             status.condition(
                 job, "Failed", "DeadlineExceeded", f"the job ran longer than its deadline of {deadline} seconds"
             )
             self.end("deadline")
-        elif all(self._records.get(plan.name) for plan in self.plans) and not status.has(job, "Running"):
-            status.condition(job, "Running", "PyTorchJobRunning", "all pods run")
+        elif all(self._records.get(plan.name) for plan in self._placed()) and not status.has(job, "Running"):
+            status.condition(job, "Running", "PyTorchJobRunning", "its pods run")
+
+    def _leader(self) -> status.PodPlan | None:
+        """The pod whose success is the job's: the master, or any worker where there is none, as the operator has it."""
+        if self.plans[0].kind == "master":
+            return self.plans[0]
+        return next((plan for plan in self._placed() if self._code(plan) == 0), None)
+
+    def _revive(self) -> None:
+        """Start the pods of an elastic gang again, each after a pause that doubles with every time."""
+        for plan in self._placed():
+            if not self._returns(plan):
+                continue
+            count, ended = self.state["restarts"].get(plan.name, 0), self._finished(plan) or 0.0
+            keeper = self._records.get(plan.name, {}).get("keeper")
+            if time.time() - ended < min(2.0 ** min(count, 10), _LONGEST_PAUSE) or processes.alive(keeper):
+                continue
+            folder = self._pod_folder(plan)
+            self.state["restarts"][plan.name] = count + 1
+            self.state["lost"].pop(plan.name, None)
+            self._event("Restarted", f"{plan.name} ended with exit code {self._code(plan)} and is started again")
+            self._records.pop(plan.name, None)
+            self._keepers.pop(plan.name, None)
+            self.save()
+            # Whoever is killed here finds a pod without status, and starts it.
+            (folder / "termination-log").unlink(missing_ok=True)
+            if (folder / "status.json").exists():
+                (folder / "status.json").replace(folder / "previous.json")
+            self._spawn(plan)
 
     def _look(self, plan: status.PodPlan) -> None:
         """Read what the pod's keeper wrote, and notice a keeper that died."""
-        if self._over(plan):
+        if self._down(plan):
             return
         folder = self._pod_folder(plan)
         record = read_json(folder / "status.json")
@@ -226,10 +293,10 @@ class Gang:
 
     def _order_pods(self) -> None:
         ending = self.state["ending"]
-        for plan in self.plans:
+        for plan in self._placed():
             record = self._records.get(plan.name)
             # Without a record its keeper is still starting and would die of the signal: the next look will do.
-            if record is None or self._over(plan):
+            if record is None or self._down(plan):
                 continue
             order = (plan.name, str(ending["grace"]))
             if order in self._ordered:
@@ -243,8 +310,28 @@ class Gang:
 
     # What a pod is
 
-    def _over(self, plan: status.PodPlan) -> bool:
+    def _placed(self) -> list[status.PodPlan]:
+        """The pods that were given their place; an elastic gang may have fewer than it asked for."""
+        plan = self.state["plan"]
+        return [] if plan is None else self.plans[: len(plan.get("pods", self.plans))]
+
+    def _down(self, plan: status.PodPlan) -> bool:
         return plan.name in self.state["lost"] or "terminated" in self._records.get(plan.name, {}).get("state", {})
+
+    def _returns(self, plan: status.PodPlan) -> bool:
+        """Whether the pod is down and will be started again."""
+        if not self.elastic or not self._down(plan) or self.state["ending"] or self.ended or self._code(plan) == 0:
+            return False
+        if (leader := self._leader()) and self._code(leader) == 0:
+            return False
+        replica = self.manifest["spec"]["pytorchReplicaSpecs"][plan.kind.capitalize()]
+        if replica.get("restartPolicy") == "Never":
+            return False
+        limit = self.manifest["spec"].get("runPolicy", {}).get("backoffLimit")
+        return limit is None or sum(self.state["restarts"].values()) < limit
+
+    def _over(self, plan: status.PodPlan) -> bool:
+        return self._down(plan) and not self._returns(plan)
 
     def _code(self, plan: status.PodPlan) -> int | None:
         terminated = self._records.get(plan.name, {}).get("state", {}).get("terminated")
@@ -253,11 +340,14 @@ class Gang:
         return int(terminated["exitCode"])
 
     def _finished(self, plan: status.PodPlan) -> float | None:
-        at = moment(self._records.get(plan.name, {}).get("state", {}).get("terminated", {}).get("finishedAt"))
+        ended = self._records.get(plan.name, {}).get("state", {}).get("terminated", {}).get("finishedAt")
+        at = moment(ended or self.state["lost"].get(plan.name))
         return at.timestamp() if at else None
 
     def _show(self) -> None:
         shutdown = (self.state["ending"] or {}).get("why") == "shutdown"
+        waiting = "waiting for room; the gang runs without it"
+        placed = self._placed()
         self.state["pods"] = [
             status.pod(
                 plan,
@@ -266,9 +356,20 @@ class Gang:
                 record=self._records.get(plan.name),
                 lost=self.state["lost"].get(plan.name),
                 shutdown=shutdown,
+                restarts=self.state["restarts"].get(plan.name, 0),
+                previous=self._previous(plan),
+                returns=self._returns(plan),
             )
-            for plan in self.plans
-        ]
+            for plan in placed
+        ] + [status.pod(plan, self.manifest, self.uid, waiting=waiting) for plan in self.plans[len(placed) :]]
+
+    def _previous(self, plan: status.PodPlan) -> dict[str, Any] | None:
+        """How the pod's last life ended, if it was started again."""
+        if not self.state["restarts"].get(plan.name):
+            return None
+        record = read_json(self._pod_folder(plan) / "previous.json") or {}
+        found: dict[str, Any] | None = record.get("state", {}).get("terminated")
+        return found or {"exitCode": 137, "reason": "ContainerStatusUnknown"}
 
     def _event(self, reason: str, message: str, *, warning: bool = False) -> None:
         self.state["events"] = [
@@ -276,47 +377,14 @@ class Gang:
             status.event(reason, message, self.name, warning=warning),
         ]
 
-    def _template(self, plan: status.PodPlan) -> Mapping[str, Any]:
-        template: Mapping[str, Any] = self.manifest["spec"]["pytorchReplicaSpecs"][plan.kind.capitalize()]["template"]
-        return template
-
-    def _grace(self, plan: status.PodPlan) -> float:
-        return float(self._template(plan)["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))
-
     def _pod_folder(self, plan: status.PodPlan) -> Path:
         return self.folder / "pods" / plan.name
 
-    def _spec(self, plan: status.PodPlan) -> dict[str, Any]:
-        """What the keeper has to know: the command, and what the training operator would put into the environment."""
-        pod = self._template(plan)["spec"]
-        container = next(item for item in pod["containers"] if item["name"] == CONTAINER)
+    def _prepare(self, plan: status.PodPlan) -> None:
         folder = self._pod_folder(plan)
-        argv = [*container.get("command", []), *container.get("args", [])]
-        if argv[0] in ("python", "python3"):
-            argv[0] = sys.executable
-        processes_per_node = self.manifest["spec"].get("nprocPerNode", "1")
-        each = int(processes_per_node) if str(processes_per_node).isdigit() else 1
-        port, gpus = str(self.state["plan"]["port"]), self.state["plan"]["gpus"].get(plan.name, [])
-        env = {
-            "PYTHONUNBUFFERED": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "WORLD_SIZE": str(len(self.plans) * each),
-            "RANK": str(plan.rank),
-            "PET_MASTER_ADDR": "127.0.0.1",
-            "PET_MASTER_PORT": port,
-            "PET_NNODES": str(len(self.plans)),
-            "PET_NPROC_PER_NODE": str(processes_per_node),
-            "PET_NODE_RANK": str(plan.rank),
-            **{item["name"]: item.get("value", "") for item in container.get("env", [])},
-            "TERMINATION_LOG": str(folder / "termination-log"),
-            "POD_NAME": plan.name,
-            POD_MARK: plan.uid,
-        }
-        if gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
-        work = container.get("workingDir") or str(folder / "work")
-        return {"argv": argv, "env": env, "cwd": work, "grace": self._grace(plan), "uid": plan.uid}
+        (folder / "work").mkdir(parents=True, exist_ok=True)
+        gpus = self.state["plan"]["gpus"].get(plan.name)
+        write_json(folder / "spec.json", pod_spec(plan, self.manifest, folder, self.state["plan"]["port"], gpus))
 
     def _spawn(self, plan: status.PodPlan) -> None:
         folder = self._pod_folder(plan)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kubeflow_training.jobs.elastic import FITS_REASON
 from kubeflow_training.jobs.local.layout import timestamp
 from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
 
@@ -31,9 +32,12 @@ class PodPlan:
 def pod_plans(manifest: Mapping[str, Any], job_uid: str) -> list[PodPlan]:
     """The pods of the manifest, the master first; their uids follow from the job's."""
     name, replicas = manifest["metadata"]["name"], manifest["spec"]["pytorchReplicaSpecs"]
-    kinds = [("master", 0), *(("worker", n) for n in range(replicas.get("Worker", {}).get("replicas", 1)))]
-    if "Worker" not in replicas:
-        kinds = kinds[:1]
+    kinds = [
+        (kind.lower(), index)
+        for kind in ("Master", "Worker")
+        if kind in replicas
+        for index in range(replicas[kind].get("replicas", 1))
+    ]
     return [
         PodPlan(f"{name}-{kind}-{index}", f"{job_uid}-{rank}", kind, index, rank)
         for rank, (kind, index) in enumerate(kinds)
@@ -47,15 +51,21 @@ def pod(
     *,
     record: Mapping[str, Any] | None = None,
     waiting: str | None = None,
+    fits: bool = False,
     lost: str | None = None,
     shutdown: bool = False,
+    restarts: int = 0,
+    previous: Mapping[str, Any] | None = None,
+    returns: bool = False,
 ) -> dict[str, Any]:
     """A Pod as the API server would show it.
 
     :param record: what the pod's keeper wrote, if anything yet.
-    :param waiting: why it has no place yet.
+    :param waiting: why it has no place yet; `fits` if it has room and the rest of its gang has not.
     :param lost: when its keeper was found dead, with the exit status unknown.
     :param shutdown: whether it was ended because the cluster stops.
+    :param restarts: how often it was started again; `previous` is how the last of its lives ended.
+    :param returns: whether it is down now and will be started again.
     """
     metadata = manifest["metadata"]
     status: dict[str, Any] = {"phase": "Pending"}
@@ -63,8 +73,17 @@ def pod(
     terminated = state.get("terminated")
     if waiting is not None:
         status["conditions"] = [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": waiting}
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": FITS_REASON if fits else "Unschedulable",
+                "message": waiting,
+            }
         ]
+    elif returns:
+        status["phase"] = "Running"
+        previous = terminated or {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": lost}
+        state = {"waiting": {"reason": "CrashLoopBackOff", "message": "it is started again"}}
     elif terminated is None and lost is not None:
         status |= {"phase": "Failed", "reason": "NodeLost", "message": "the pod's keeper process was killed"}
         state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": lost}}
@@ -75,10 +94,16 @@ def pod(
     elif state.get("running"):
         status["phase"] = "Running"
     if waiting is None:
-        running = status["phase"] == "Running"
-        status["containerStatuses"] = [
-            {"name": CONTAINER, "ready": running, "state": state or {"waiting": {"reason": "ContainerCreating"}}}
-        ]
+        container = {
+            "name": CONTAINER,
+            "ready": "running" in state,
+            "restartCount": restarts,
+            "state": state or {"waiting": {"reason": "ContainerCreating"}},
+        }
+        if previous:
+            container["lastState"] = {"terminated": previous}
+            status["phase"] = "Running" if status["phase"] == "Pending" else status["phase"]
+        status["containerStatuses"] = [container]
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -19,10 +19,11 @@ from typing import Final
 
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.local import processes
-from kubeflow_training.jobs.local.capacity import Resources, machine
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources, machine
+from kubeflow_training.jobs.local.devices import devices
 from kubeflow_training.jobs.local.gang import Gang
 from kubeflow_training.jobs.local.layout import Layout, timestamp, write_json
-from kubeflow_training.jobs.reasons import moment
+from kubeflow_training.jobs.shapes import moment
 
 _BUSY_SECONDS: Final = 0.1
 _IDLE_SECONDS: Final = 0.25
@@ -35,14 +36,13 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """
     :param home: folder of the cluster; made if it does not exist.
-    :param total: what jobs may use, in all.
     :raises JobError: if another supervisor runs there.
     """
 
-    def __init__(self, home: Path, total: Resources | None = None) -> None:
+    def __init__(self, home: Path) -> None:
         self.layout = Layout(home)
         self.layout.prepare()
-        self.total = total or machine()
+        self.total, self.devices = machine(), devices()
         self._lock = self._take_lock()
         self.gangs: dict[Path, Gang] = {}
         self._unreadable: set[Path] = set()
@@ -96,37 +96,51 @@ class Supervisor:
             self._remove(path, gang)
 
     def _schedule(self) -> None:
-        """First come, first served; a gang starts whole or not at all."""
-        free = self.total
-        ports, gpus = set(), set(range(self.total.gpus))
+        """First come, first served; a gang starts whole or not at all, an elastic one with as much as fits."""
+        free, ports, taken = self.total, set(), set()
         for gang in self.gangs.values():
             if gang.holds:
-                free -= gang.wants
+                free -= gang.held
                 ports.add(gang.port)
-                gpus -= set(gang.gpus)
+                taken.update(gang.gpus)
+        gpus = [name for name in self.devices if name not in taken]
         waiting = sorted((gang for gang in self.gangs.values() if gang.queued), key=lambda gang: (gang.order, gang.uid))
         ahead = 0
         for gang in waiting:
-            if short := gang.wants.missing(self.total):
+            if short := gang.least.missing(self.total):
                 gang.refuse(
                     "NeverFits",
-                    f"the job asks for {gang.wants}, and this machine offers {self.total}: {short} too few, for ever. "
+                    f"the job asks for {gang.least}, and this machine offers {self.total}: {short} too few, for ever. "
                     "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more",
                 )
             elif ahead:
-                gang.wait(f"waiting for its turn, {ahead} ahead; needs {gang.wants}")
+                gang.wait(f"waiting for its turn, {ahead} ahead; needs {gang.least}")
                 ahead += 1
-            elif short := gang.wants.missing(free):
-                gang.wait(f"waiting for {short}")
+            elif not (pods := gang.fits(free)):
+                gang.wait(f"waiting for {gang.least.missing(free)}", gang.placeable(free))
                 ahead += 1
             else:
-                own = sorted(gpus)[: gang.wants.gpus]
-                port = _free_port(ports)
-                log.info("job %s starts with %s", gang.key, gang.wants)
-                gang.start(port, own)
-                free -= gang.wants
+                wants = gang_resources(gang.manifest, pods)
+                own, port = gpus[: wants.gpus], _free_port(ports)
+                log.info("job %s starts with %s", gang.key, wants)
+                gang.start(port, own if self.devices else None, pods)
+                free -= wants
                 ports.add(port)
-                gpus -= set(own)
+                gpus = gpus[wants.gpus :]
+        if not ahead:
+            self._grow(free, gpus)
+
+    def _grow(self, free: Resources, gpus: list[str]) -> None:
+        """Give what nobody waits for to the elastic gangs that run with fewer pods than they asked for."""
+        for gang in sorted((gang for gang in self.gangs.values() if gang.growing), key=lambda gang: gang.order):
+            held = gang.held
+            more = gang.fits(free + held) - gang.pods_placed
+            if more > 0:
+                wants = gang_resources(gang.manifest, gang.pods_placed + more) - held
+                log.info("job %s grows by %s", gang.key, wants)
+                gang.grow(gpus[: wants.gpus] if self.devices else None, more)
+                free -= wants
+                gpus = gpus[wants.gpus :]
 
     def _scan(self) -> None:
         """Find new jobs, after a client's knock and now and then anyway; forget those that are gone."""
