@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dropforge.estimate import Estimate, estimate
+from dropforge.estimate import Estimate, check_memory, estimate, size_text, unknown_memory
 from dropforge.job import evaluate_job, train_job
 from dropforge.layout import check_family, run_prefix
 from dropforge.provenance import code_digest
@@ -52,13 +52,18 @@ def plan(
     recipe: RecipeArgument,
     data: Annotated[Path | None, typer.Option(help="The data, to count the steps.", exists=True)] = None,
 ) -> None:
-    """Print steps, tokens, memory per rank and what would be done; starts nothing."""
+    """Print steps, tokens, memory per rank and what would be done; starts nothing.
+
+    Fails if the memory is clearly too small, as the run would.
+    """
     loaded = load_recipe(recipe)
     size = None
     if data is not None:
         files = [data] if data.is_file() else data.rglob("*")
         size = sum(_text_bytes(item) for item in files if item.is_file())
-    Console().print(_plan_table(loaded, estimate(loaded, size)))
+    figures = estimate(loaded, size)
+    Console().print(_plan_table(loaded, figures))
+    check_memory(loaded, figures)
 
 
 def _text_bytes(path: Path) -> int:
@@ -104,8 +109,8 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
             f"{figures.accumulation} forward pass(es) each",
         ),
         ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
-        ("memory per rank", _memory(figures, compute.memory_gb / compute.processes_per_node)),
-        ("checkpoint", f"{_about(figures.checkpoint_bytes)}every {train.checkpoint_every} steps"),
+        ("memory per rank", _memory(recipe, figures)),
+        ("checkpoint", f"{_checkpoint(figures)}every {train.checkpoint_every} steps"),
         (
             "then",
             f"evaluate on up to {recipe.evaluate.max_rows:,} rows, register, and move alias "
@@ -117,33 +122,17 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     return table
 
 
-def _memory(figures: Estimate, available_gb: float) -> str:
-    if figures.rank_bytes is None:
-        return "unknown until the base model's config is here"
-    runtime = 700_000_000  # torch and transformers themselves, as seen on CPU
-    needed = figures.rank_bytes + runtime
-    parts = {
-        "weights": figures.weights_bytes,
-        "gradients and optimizer": figures.optimizer_bytes,
-        "activations": figures.activation_bytes,
-        "runtime": runtime,
-    }
-    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
-    fits = needed < available_gb * 1e9
+def _memory(recipe: Recipe, figures: Estimate) -> str:
+    unknown = unknown_memory(recipe, figures)
+    if figures.rank_bytes is None or figures.parts is None:
+        return unknown or "unknown"
+    told = ", ".join(f"{name} {size_text(size)}" for name, size in figures.parts.items())
+    available = recipe.compute.memory_gb / recipe.compute.processes_per_node
+    fits = figures.rank_bytes <= available * 1e9
     verdict = "fits" if fits else "DOES NOT FIT; raise compute.memory_gb or lower train.micro_batch"
-    return f"about {_size(needed)} of {available_gb:g} GB: {told}: {verdict}"
+    place = unknown or f"of {available:g} GB"
+    return f"about {size_text(figures.rank_bytes)} {place}: {told}" + ("" if unknown else f": {verdict}")
 
 
-def _about(count: int | None) -> str:
-    return "" if count is None else f"about {_size(count)} "
-
-
-def _size(count: int | None) -> str:
-    if count is None:
-        return "?"
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
+def _checkpoint(figures: Estimate) -> str:
+    return "" if figures.checkpoint_bytes is None else f"about {size_text(figures.checkpoint_bytes)} "

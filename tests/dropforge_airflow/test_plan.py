@@ -130,6 +130,30 @@ def test_a_bad_recipe_ends_the_one_run_and_is_not_nudged_for_ever(store: Store) 
         plan(store, drop, owner="run-2")
 
 
+LARGE = "base: {scratch: {hidden_size: 2048, layers: 16, heads: 16}}\n"
+
+
+def test_a_model_that_its_pod_cannot_hold_is_refused_before_anything_runs(store: Store) -> None:
+    drop = entered(store, recipe=LARGE)
+    with (
+        pytest.raises(AirflowFailException, match=r"`compute.memory_gb`: a pod of 2 GB.* Set it to (\d+)") as told,
+        no_retry(),
+    ):
+        plan(store, drop)
+    fits = int(str(told.value).split("Set it to ")[1].split(",")[0])
+    assert list(ledger.pending(store)) == []  # and it is not nudged for ever
+    enough = {"overrides": {"compute": {"memory_gb": fits}}, "drop": "fam/d1", "again": True}
+    assert plan(store, None, **enough)["recipe"]["compute"]["memory_gb"] == fits
+
+
+def test_where_the_memory_is_not_known_the_plan_says_so_and_goes_on(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert plan(store, entered(store, recipe="base: {model: s3://b/m, scratch: null}"))["drop"] == "d1"
+    assert "Memory of a rank: unknown until the base model's config is here" in caplog.text
+
+
 def test_a_bad_form_names_its_key(store: Store) -> None:
     with pytest.raises(RecipeError, match=r"train\.clip"):
         plan(store, entered(store), overrides={"train": {"clip": -1}})

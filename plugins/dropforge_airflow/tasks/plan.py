@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from dropforge import layout, ledger
 from dropforge.drop import Drop, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
+from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
 from dropforge.recipes.rules import check_startable
@@ -68,6 +69,10 @@ def make_plan(store: Store, bucket: str, params: Mapping[str, Any], *, partition
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
     recipe = check_startable(resolve_recipe(store, drop, params))
+    figures = estimate(recipe)
+    check_memory(recipe, figures)
+    about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
+    log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
     log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
     return Plan(family=drop.family, drop=drop.drop, drop_id=drop.id, counter=taken.counter, recipe=recipe.plain())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +17,8 @@ from rich.console import Console
 
 from dropforge.cli.airflow import last_error
 from dropforge.cli.watch import STAGES, Stage, View, draw, sparkline
-from dropforge.estimate import estimate, shape_of
+from dropforge.errors import RecipeError
+from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.recipes import load_recipe, presets
 
 
@@ -92,6 +95,73 @@ def test_a_broken_config_beside_the_base_is_named(tmp_path: Path) -> None:
     done = dropforge("plan", str(recipe))
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "config.json cannot be read" in done.stderr
+
+
+def test_plan_fails_where_the_model_does_not_fit(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("extends: sample\nbase: {scratch: {hidden_size: 2048, layers: 16, heads: 16}}\n")
+    done = dropforge("plan", str(recipe))
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "DOES NOT FIT" in done.stdout
+    assert "`compute.memory_gb`" in done.stderr
+    told = " ".join(done.stderr.split())
+    assert "2 rank(s)" in told
+    fits = int(told.split("Set it to ")[1].split(",")[0])
+    recipe.write_text(recipe.read_text() + f"compute: {{memory_gb: {fits}}}\n")
+    assert dropforge("plan", str(recipe)).returncode == 0
+
+
+@pytest.mark.parametrize("preset", ["sample", "tiny"])
+def test_the_presets_fit(preset: str) -> None:
+    recipe = load_recipe(preset)
+    check_memory(recipe, estimate(recipe))
+
+
+def _with_config(folder: Path, config: dict[str, Any], **compute: Any) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    return load_recipe("full", {"base": {"model": str(folder)}, "compute": compute})
+
+
+CONFIG = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
+
+
+def test_what_is_not_known_is_not_refused(tmp_path: Path) -> None:
+    refused = _with_config(tmp_path, CONFIG)
+    with pytest.raises(RecipeError, match="memory_gb"):
+        check_memory(refused, estimate(refused))
+    on_gpu = _with_config(tmp_path, CONFIG, gpus=1)
+    check_memory(on_gpu, estimate(on_gpu))
+    assert "GPU" in str(unknown_memory(on_gpu, estimate(on_gpu)))
+    odd = _with_config(tmp_path, {"model_type": "odd"})
+    check_memory(odd, estimate(odd))
+    assert "unknown" in str(unknown_memory(odd, estimate(odd)))
+
+
+@pytest.mark.parametrize("size", [10**12, 10**4000, -1, 1e308])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_key_value_heads", "hidden_size"])
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, key: str, size: float) -> None:
+    with pytest.raises(RecipeError, match=r"`base.model`.*those of no model"):
+        estimate(_with_config(tmp_path, {**CONFIG, key: size}))
+
+
+@pytest.mark.parametrize("size", [0, float("inf"), float("nan"), None, "x", []])
+def test_what_is_no_size_leaves_the_estimate_unknown(tmp_path: Path, size: Any) -> None:
+    assert estimate(_with_config(tmp_path, {**CONFIG, "num_hidden_layers": size})).rank_bytes is None
+
+
+def test_a_config_without_end_is_not_read(tmp_path: Path) -> None:
+    recipe = _with_config(tmp_path, {**CONFIG, "padding": "x" * (1 << 20)})
+    with pytest.raises(RecipeError, match="more than 1048576 bytes"):
+        estimate(recipe)
+
+
+def test_a_recipe_of_a_billion_layers_is_answered_and_one_of_more_is_none() -> None:
+    sizes = {"layers": 10**9, "hidden_size": 10**9 - 8, "heads": 2, "vocab_size": 10**9}
+    recipe = load_recipe("tiny", {"base": {"scratch": sizes}})
+    with pytest.raises(RecipeError, match="memory_gb"):
+        check_memory(recipe, estimate(recipe, 10**15))
+    with pytest.raises(RecipeError, match=r"base\.scratch\.layers"):
+        load_recipe("tiny", {"base": {"scratch": {"layers": 10**9 + 1}}})
 
 
 def test_a_drop_whose_recipe_names_no_model_is_refused_before_the_upload(tmp_path: Path) -> None:
