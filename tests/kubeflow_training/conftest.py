@@ -18,6 +18,8 @@ from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 
+from tests.kubeflow_training.rights import PARTS, Rights
+
 T = TypeVar("T")
 
 
@@ -124,3 +126,44 @@ def cluster(stopped_cluster: Cluster) -> Cluster:
     """A running local cluster of 4 cpus and 8 GB."""
     stopped_cluster.start()
     return stopped_cluster
+
+
+# On a real cluster, with the rights that the package ships: never with those of an administrator.
+
+
+@pytest.fixture(scope="session")
+def rights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rights]:
+    """A namespace of this session, with an account that has all rights of `manifests/`."""
+    if not Path(os.environ.get("KUBECONFIG", "/none")).is_file():
+        pytest.skip("KUBECONFIG names no cluster")
+    found = Rights(tmp_path_factory.mktemp("rights"), *PARTS)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def fewer_rights(tmp_path: Path) -> Iterator[Callable[..., Rights]]:
+    """Makes namespaces whose account has `rbac.yaml` and the named parts only."""
+    if not Path(os.environ.get("KUBECONFIG", "/none")).is_file():
+        pytest.skip("KUBECONFIG names no cluster")
+    made: list[Rights] = []
+
+    def make(*parts: str) -> Rights:
+        made.append(Rights(tmp_path, *parts))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.close()
+
+
+@pytest.fixture(scope="session")
+def namespace(rights: Rights) -> str:
+    """A namespace of this session on the real cluster, which is deleted after it."""
+    return rights.namespace
+
+
+@pytest.fixture(scope="session")
+def restricted_kubeconfig(rights: Rights) -> Path:
+    """A kubeconfig of that namespace with the rights that the package ships."""
+    return rights.kubeconfig
