@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
+from airflow.sdk import TaskInstanceState
 from dropforge_airflow import events
-from dropforge_airflow.tasks.intake import Intake, Line, take_in
+from dropforge_airflow.assets import FINETUNE_DAG
+from dropforge_airflow.tasks.intake import Intake, Line, run_intake, take_in
 
 from dropforge import layout, ledger
 from dropforge.store import FolderStore, Store
+
+from .conftest import Yard
 
 
 def arrive(store: Store, *keys: str, bucket: str = "b", salt: str = "") -> None:
@@ -134,11 +139,47 @@ def test_a_drop_whose_run_stands_in_line_is_not_announced_again(store: Store) ->
         arrive(store, upload(store, "fam", f"d{number}", f'{{"text": "{number}"}}'))
     assert len(intake(store).keys) == 3
     age(store, 1000)
-    assert intake(store, Line(queued=3)).keys == []
+    assert intake(store, Line(unclaimed=3)).keys == []
     arrive(store, upload(store, "fam", "new", '{"text": "new"}'))
-    assert [key.split("/")[2] for key in intake(store, Line(queued=3)).keys] == ["new"]
+    assert [key.split("/")[2] for key in intake(store, Line(unclaimed=3)).keys] == ["new"]
     age(store, 1000)
-    assert len(intake(store, Line(queued=2)).keys) == 4  # at least one event was lost, no telling which
+    assert len(intake(store, Line(unclaimed=2)).keys) == 4  # at least one event was lost, no telling which
+
+
+class Airflow:
+    """What a task may ask Airflow: a fine-tune DAG with so many queued runs, and the states of the others' `plan`."""
+
+    is_paused = False
+
+    def __init__(self, queued: int, *plans: str) -> None:
+        self.queued, self.plans = queued, plans
+
+    def get_dag(self, dag_id: str) -> Airflow:
+        assert dag_id == FINETUNE_DAG
+        return self
+
+    def get_dr_count(self, dag_id: str, *, states: list[str]) -> int:
+        assert (dag_id, states) == (FINETUNE_DAG, ["queued"])
+        return self.queued
+
+    def get_ti_count(self, dag_id: str, *, task_ids: list[str], states: list[str]) -> int:
+        assert (dag_id, task_ids) == (FINETUNE_DAG, ["plan"])
+        assert set(states) <= {state.value for state in TaskInstanceState}
+        return sum(state in states for state in self.plans)
+
+
+def test_runs_that_have_begun_and_not_claimed_yet_stand_in_line_too(yard: Yard) -> None:
+    for number in range(3):
+        arrive(yard.store, upload(yard.store, "fam", f"d{number}", f'{{"text": "{number}"}}'), bucket=yard.bucket)
+
+    def keys(*line: Any) -> int:
+        return len(run_intake(Airflow(*line), FINETUNE_DAG).keys)
+
+    assert keys(0) == 3
+    age(yard.store, 1000)
+    assert keys(1, "running", "scheduled", "success", "failed") == 0
+    assert keys(0, "up_for_retry", "queued", "running") == 0
+    assert keys(1, "running", "success", "failed", "skipped") == 3  # one run is missing: nothing may be lost
 
 
 def test_a_paused_dag_gets_no_event_and_nothing_is_forgotten(store: Store) -> None:

@@ -26,13 +26,16 @@ from dropforge_airflow.backlog import Nudged, deserves_event
 
 log = logging.getLogger(__name__)
 
+# Of the task that claims, in runs that have begun. Not "null": a run that a person ended may keep such a task for ever.
+_CLAIMING = ["scheduled", "queued", "running", "restarting", "up_for_retry"]
+
 
 @dataclass(frozen=True)
 class Line:
-    """What the fine-tune DAG has before it: whether it is paused, and how many of its runs have not begun."""
+    """What the fine-tune DAG has before it: whether it is paused, and how many of its runs have yet to claim a drop."""
 
     paused: bool = False
-    queued: int = 0
+    unclaimed: int = 0
 
 
 @dataclass
@@ -65,7 +68,10 @@ def run_intake(ti: Any, finetune_dag: str) -> Intake:
 
     def line() -> Line:
         try:
-            return Line(ti.get_dag(finetune_dag).is_paused, ti.get_dr_count(finetune_dag, states=["queued"]))
+            paused = ti.get_dag(finetune_dag).is_paused
+            # In this order a run that starts in between is counted twice, which costs one pause, and not missed.
+            queued = ti.get_dr_count(finetune_dag, states=["queued"])
+            return Line(paused, queued + ti.get_ti_count(finetune_dag, task_ids=["plan"], states=_CLAIMING))
         except AirflowRuntimeError as error:
             # A DAG that Airflow does not know (its file is broken, say) hears no event, as a paused one.
             log.warning("DAG %s cannot be asked: %s", finetune_dag, error)
@@ -141,8 +147,8 @@ def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line]) -
     for info, state in states:
         if state is None:
             continue  # claimed meanwhile
-        # As many runs stand in line as drops were announced: no event was lost, they only wait their turn.
-        if state.times and ahead.queued >= sent:
+        # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
+        if state.times and ahead.unclaimed >= sent:
             continue
         if deserves_event(state, now) and (key := _announce(store, info, state, now, bucket_alias)):
             keys.append(key)

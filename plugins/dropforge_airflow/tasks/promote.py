@@ -12,7 +12,7 @@ from dropforge.settings import from_env
 from dropforge.store import Store
 from dropforge_airflow import connection
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.run import Opened, read_json, read_spec
+from dropforge_airflow.tasks.opened import Opened, read_json, read_spec
 
 if TYPE_CHECKING:
     from dropforge.promotion import Verdict

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 from dropforge import layout, provenance
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, run_name
 from dropforge.settings import Settings, from_env
-from dropforge.store import Store
 from dropforge.tracking import Status
 from dropforge_airflow import connection
 from dropforge_airflow.tasks import turn
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.opened import Opened
 from dropforge_airflow.tasks.plan import Plan
 
 log = logging.getLogger(__name__)
-
-
-class Opened(TypedDict):
-    """Addresses of the run, and the manifests of its two jobs."""
-
-    run: str
-    family: str
-    root: str
-    mlflow_run: str
-    backend: str
-    retries: int
-    train: dict[str, Any]
-    evaluate: dict[str, Any]
 
 
 def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Opened:
@@ -91,17 +77,6 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
             "prefix": f"{settings.root}/{layout.drop_prefix(planned['family'], planned['drop'])}",
         },
     )
-
-
-def read_spec(store: Store, run: str) -> RunSpec:
-    """The run as it was opened."""
-    return RunSpec.from_json(store.get(layout.run_key(run)))
-
-
-def read_json(store: Store, key: str) -> dict[str, Any]:
-    """A JSON object of the run's folder."""
-    value: dict[str, Any] = json.loads(store.get(key))
-    return value
 
 
 def ending(states: Mapping[str, str | None], own: str = "close_run") -> tuple[Status, str]:

@@ -16,11 +16,10 @@ from dropforge import layout
 from dropforge.settings import from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
+from dropforge_airflow.tasks.opened import Opened
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.sensor import PokeReturnValue
-
-    from dropforge_airflow.tasks.run import Opened
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,34 @@
+"""An opened run, as the tasks after `open_run` know it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypedDict
+
+from dropforge import layout
+from dropforge.run import RunSpec
+from dropforge.store import Store
+
+
+class Opened(TypedDict):
+    """Addresses of the run, and the manifests of its two jobs."""
+
+    run: str
+    family: str
+    root: str
+    mlflow_run: str
+    backend: str
+    retries: int
+    train: dict[str, Any]
+    evaluate: dict[str, Any]
+
+
+def read_spec(store: Store, run: str) -> RunSpec:
+    """The run as it was opened."""
+    return RunSpec.from_json(store.get(layout.run_key(run)))
+
+
+def read_json(store: Store, key: str) -> dict[str, Any]:
+    """A JSON object of the run's folder."""
+    value: dict[str, Any] = json.loads(store.get(key))
+    return value
