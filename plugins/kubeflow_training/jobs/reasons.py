@@ -119,8 +119,8 @@ _TEXTS: Final = (
     (
         re.compile(
             r"Watchdog caught collective|NCCL (error|timeout)|nccl(System|Remote|Internal)Error"
-            r"|Dist(Backend|Network)Error|Connection closed by peer|gloo.{0,200}(timed? ?out|reset by peer)|failed to recv, got 0 bytes"
-            r"|Rendezvous(Timeout|Connection|Closed)Error|client socket has timed out|SignalException",
+            r"|Dist(Backend|Network)Error|Connection closed by peer|gloo.{0,200}(timed? ?out|reset by peer)"
+            r"|failed to recv, got 0 bytes|Rendezvous(Timeout|Connection|Closed)Error|client socket has timed out",
             re.I | re.S,
         ),
         Reason.COLLECTIVE_TIMEOUT,
