@@ -56,8 +56,8 @@ class Backend(Protocol):
     def read(self, name: str, namespace: str) -> Snapshot | None:
         """The job, its pods and events; None if there is no such job."""
 
-    def jobs(self, namespace: str | None = None) -> list[Snapshot]:
-        """All jobs, or those of one namespace."""
+    def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
+        """All jobs, or those of one namespace, or with these labels."""
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
         """Ask for the job's end: SIGTERM to every pod, SIGKILL after the grace period.

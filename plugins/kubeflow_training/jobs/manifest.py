@@ -1,130 +1,44 @@
-"""The one builder of PyTorchJob manifests (kubeflow.org/v1): a pure function of plain values."""
+"""PyTorchJob manifests (kubeflow.org/v1) as plain values: the builder's short form, names, and the fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 API_VERSION: Final = "kubeflow.org/v1"
 KIND: Final = "PyTorchJob"
 CONTAINER: Final = "pytorch"
 """The admission webhook wants a container of this name in every template."""
+AWAIT_MASTER: Final = "await-master"
+"""Our init container of workers. Where pods need no names, as on the local cluster, it has nothing to do."""
 DEFAULT_GRACE_SECONDS: Final = 30
+LONGEST_HOST_NAME: Final = 63
 
-# What the Airflow operator writes on a job so that it can be recognised again.
+# What the Airflow operator writes on a job so that it can be recognised again; see `jobs.ownership`.
 FINGERPRINT_ANNOTATION: Final = "kubeflow-training/fingerprint"
 GANG_ANNOTATION: Final = "kubeflow-training/gang"
 OWNER_ANNOTATION: Final = "kubeflow-training/owner"
-CHAIN_ANNOTATION: Final = "kubeflow-training/chain"
+GENERATION_ANNOTATION: Final = "kubeflow-training/generation"
+TOKEN_ANNOTATION: Final = "kubeflow-training/token"  # noqa: S105 - the annotation's name
+MLFLOW_RUN_ANNOTATION: Final = "kubeflow-training/mlflow-run"
 
 JOB_NAME_LABEL: Final = "training.kubeflow.org/job-name"
 REPLICA_TYPE_LABEL: Final = "training.kubeflow.org/replica-type"
 REPLICA_INDEX_LABEL: Final = "training.kubeflow.org/replica-index"
+_OWN_NAME: Final = frozenset(
+    {JOB_NAME_LABEL, "batch.kubernetes.io/job-name", "jobset.sigs.k8s.io/jobset-name", "rdzvId", "subdomain"}
+)
+"""Where manifests of all kinds repeat their own name."""
 
 
-def pytorch_job(
-    *,
-    name: str,
-    image: str,
-    command: Sequence[str],
-    namespace: str = "default",
-    args: Sequence[str] = (),
-    nodes: int = 1,
-    processes_per_node: int = 1,
-    cpus: float = 1,
-    memory_gb: float = 2,
-    gpus: int = 0,
-    gpu_resource: str = "nvidia.com/gpu",
-    env: Mapping[str, str] | None = None,
-    secrets: Sequence[str] = (),
-    grace_seconds: int = DEFAULT_GRACE_SECONDS,
-    deadline_seconds: int | None = None,
-    ttl_seconds: int | None = 7 * 24 * 3600,
-    labels: Mapping[str, str] | None = None,
-    annotations: Mapping[str, str] | None = None,
-    node_selector: Mapping[str, str] | None = None,
-    tolerations: Sequence[Mapping[str, Any]] = (),
-    service_account: str | None = None,
-    priority_class: str | None = None,
-    queue: str | None = None,
-    shm_gb: float | None = None,
-) -> dict[str, Any]:
-    """The manifest of one gang: `nodes` pods, of which the first is the master.
+def pytorch_job(**arguments: Any) -> dict[str, Any]:
+    """The manifest of one gang; the arguments are those of `jobs.spec.TrainingJobSpec`."""
+    from kubeflow_training.jobs.spec import TrainingJobSpec
 
-    :param command: container command; the same on every pod.
-    :param nodes: pods; zero workers means no `Worker` key, which the webhook would refuse.
-    :param processes_per_node: processes that torchrun starts in each pod.
-    :param cpus, memory_gb, gpus: what each pod asks for and may use (GB = 10^9 bytes).
-    :param secrets: names of Kubernetes secrets whose keys become environment variables; never their content.
-    :param grace_seconds: from SIGTERM to SIGKILL; longer than one step and one save.
-    :param deadline_seconds: limit of the running time, queueing not counted.
-    :param ttl_seconds: when Kubernetes may remove the finished job by itself.
-    :param queue: Kueue's local queue; the job then starts suspended and Kueue admits it.
-    :param shm_gb: size of the memory-backed /dev/shm; half of the memory unless given.
-    """
-    resources: dict[str, Any] = {"cpu": _quantity(cpus), "memory": f"{round(memory_gb * 1000)}M"}
-    if gpus:
-        resources[gpu_resource] = str(gpus)
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": image,
-        "command": list(command),
-        "env": [{"name": key, "value": value} for key, value in sorted((env or {}).items())],
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - the mount, not a temporary file
-    }
-    if args:
-        container["args"] = list(args)
-    if secrets:
-        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in secrets]
-    shm = round((shm_gb if shm_gb is not None else memory_gb / 2) * 1000)
-    pod: dict[str, Any] = {
-        "containers": [container],
-        "terminationGracePeriodSeconds": grace_seconds,
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm}M"}}],
-    }
-    if node_selector:
-        pod["nodeSelector"] = dict(node_selector)
-    if tolerations:
-        pod["tolerations"] = [dict(toleration) for toleration in tolerations]
-    if service_account:
-        pod["serviceAccountName"] = service_account
-    if priority_class:
-        pod["priorityClassName"] = priority_class
-    # A service mesh's side-car outlives the training container and the pod would never end.
-    template = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": pod}
-
-    # Ended pods of a finished job stay, for their logs and exit codes; running ones are ended with it.
-    policy: dict[str, Any] = {"cleanPodPolicy": "Running"}
-    if deadline_seconds is not None:
-        policy["activeDeadlineSeconds"] = deadline_seconds
-    if ttl_seconds is not None:
-        policy["ttlSecondsAfterFinished"] = ttl_seconds
-    all_labels = dict(labels or {})
-    if queue:
-        all_labels["kueue.x-k8s.io/queue-name"] = queue
-        policy["suspend"] = True
-    replicas = {"Master": _replica(1, template)}
-    if nodes > 1:
-        replicas["Worker"] = _replica(nodes - 1, template)
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": all_labels,
-            "annotations": dict(annotations or {}),
-        },
-        "spec": {
-            "nprocPerNode": str(processes_per_node),
-            "runPolicy": policy,
-            "pytorchReplicaSpecs": replicas,
-        },
-    }
+    return TrainingJobSpec(**arguments).manifest()
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -134,10 +48,55 @@ def fingerprint(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _replica(count: int, template: Mapping[str, Any]) -> dict[str, Any]:
-    # Never: a gang that lost one rank is of no use, and the operator's backoffLimit is no reliable budget.
-    return {"replicas": count, "restartPolicy": "Never", "template": json.loads(json.dumps(template))}
+def renamed(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The manifest with another name; selectors of its own pods by the job's name go with it."""
+    metadata = {key: value for key, value in (manifest.get("metadata") or {}).items() if key != "generateName"}
+    old = metadata.get("name") or ""
+    found = _reselected(manifest, old, name)
+    return {**found, "metadata": {**metadata, "name": name}}
 
 
-def _quantity(cpus: float) -> str:
-    return str(int(cpus)) if float(cpus).is_integer() else f"{round(cpus * 1000)}m"
+def gang_name(name: str, gang: int, longest: int) -> str:
+    """The name of a gang's job: the first has the job's own, later ones its number, like `train-g2`.
+
+    :param longest: how long it may be. What is too long is cut, and told apart by four characters of its hash.
+    """
+    if gang <= 1:
+        return name
+    tail = f"-g{gang}"
+    if len(name) + len(tail) <= longest:
+        return name + tail
+    digest = hashlib.sha256(name.encode()).hexdigest()[:4]
+    return f"{name[: longest - len(tail) - 5].rstrip('-')}-{digest}{tail}"
+
+
+def made_name(prefix: str, owner: str, longest: int) -> str:
+    """A name for a job that was given none: always the same for the same owner, and no other owner's.
+
+    :param prefix: what it should begin with; what is no DNS-1035 label is bent until it is one.
+    """
+    digest = hashlib.sha256(owner.encode()).hexdigest()[:8]
+    head = re.sub(r"[^a-z0-9]+", "-", prefix.lower()).strip("-")
+    head = head if head[:1].isalpha() else f"job-{head}".rstrip("-")
+    return f"{head[: max(1, min(longest, 40) - 9)].rstrip('-')}-{digest}"
+
+
+def longest_name(manifest: Mapping[str, Any]) -> int:
+    """How long the job's name may be, so that the host name of its last pod still is one."""
+    if manifest.get("kind") != KIND:
+        return LONGEST_HOST_NAME - len("-node-0-9999-abcde")
+    replicas = (manifest.get("spec") or {}).get("pytorchReplicaSpecs")
+    worker = replicas.get("Worker") if isinstance(replicas, Mapping) else None
+    if worker is None:
+        return LONGEST_HOST_NAME - len("-master-0")
+    count = worker.get("replicas", 1) if isinstance(worker, Mapping) else 1
+    last = count - 1 if isinstance(count, int) and count > 0 else 0
+    return LONGEST_HOST_NAME - max(len(f"-worker-{last}"), len("-master-0"))
+
+
+def _reselected(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: new if key in _OWN_NAME and item == old else _reselected(item, old, new) for key, item in value.items()
+        }
+    return [_reselected(item, old, new) for item in value] if isinstance(value, list | tuple) else value

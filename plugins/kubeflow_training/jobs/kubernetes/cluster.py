@@ -87,13 +87,16 @@ class KubernetesCluster:
         ended = "completionTime" in (job.get("status") or {})
         return Snapshot(job, pods, [] if ended else self._events(namespace, uid, pods))
 
-    def jobs(self, namespace: str | None = None) -> list[Snapshot]:
+    def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
+        only = {"label_selector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
         with _errors("the list of jobs"):
             if namespace is None:
-                found = self._custom.list_cluster_custom_object(_GROUP, _VERSION, _PLURAL, _request_timeout=_TIMEOUT)
+                found = self._custom.list_cluster_custom_object(
+                    _GROUP, _VERSION, _PLURAL, **only, _request_timeout=_TIMEOUT
+                )
             else:
                 found = self._custom.list_namespaced_custom_object(
-                    _GROUP, _VERSION, namespace, _PLURAL, _request_timeout=_TIMEOUT
+                    _GROUP, _VERSION, namespace, _PLURAL, **only, _request_timeout=_TIMEOUT
                 )
         return [Snapshot(job) for job in found["items"]]
 

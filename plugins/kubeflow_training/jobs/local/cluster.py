@@ -81,11 +81,12 @@ class LocalCluster:
         )
         return snapshot if self._supervised(state) else _unsupervised(snapshot, name)
 
-    def jobs(self, namespace: str | None = None) -> list[Snapshot]:
+    def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
         found = []
         for folder in self.layout.job_folders():
             if namespace in (None, folder.parent.name) and (snapshot := self.read(folder.name, folder.parent.name)):
-                found.append(snapshot)
+                if (labels or {}).items() <= (snapshot.job["metadata"].get("labels") or {}).items():
+                    found.append(snapshot)
         return sorted(found, key=lambda item: str(item.job["metadata"]["creationTimestamp"]))
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:

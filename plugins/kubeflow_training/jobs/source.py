@@ -1,0 +1,55 @@
+"""From what a user gives (a manifest, its text, or a spec) to the manifest of the job. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kubeflow_training.jobs.errors import ManifestError
+from kubeflow_training.jobs.kinds import kind_of
+from kubeflow_training.jobs.manifest import longest_name, made_name, renamed
+from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.spec import TrainingJobSpec
+from kubeflow_training.jobs.text import manifest_from_text
+
+
+def manifest_of(manifest: Any = None, spec: Any = None) -> dict[str, Any]:
+    """The manifest, of which kind soever; whether it is valid is another question.
+
+    :param manifest: a mapping, or YAML text.
+    :param spec: a `TrainingJobSpec`, or the mapping that `to_dict` makes of it.
+    :raises ManifestError: if it is none, or of an unknown kind, or not exactly one of the two is given.
+    """
+    if (manifest is None) == (spec is None):
+        raise ManifestError("the job", "it needs a manifest or a spec, and not both", "Give `manifest` or `spec`")
+    if spec is not None:
+        spec = manifest_from_text(spec, "the job's spec") if isinstance(spec, str) else spec
+        found = (spec if isinstance(spec, TrainingJobSpec) else TrainingJobSpec.from_dict(spec)).manifest()
+    elif isinstance(manifest, str):
+        found = manifest_from_text(manifest)
+    elif isinstance(manifest, Mapping):
+        try:
+            # A copy of plain values: what a template or another task gave may share parts, or hold what is no JSON.
+            found = json.loads(json.dumps(manifest, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ManifestError("the manifest", f"it holds what is no JSON: {error}", "Use plain values") from error
+    else:
+        cause = f"it is {type(manifest).__name__} instead of a mapping or YAML text"
+        raise ManifestError("the manifest", cause, "Give what TrainingJobSpec.manifest() or a YAML file holds")
+    kind_of(found)
+    return found
+
+
+def named(manifest: Mapping[str, Any], owner: Owner, namespace: str = "default") -> dict[str, Any]:
+    """The manifest with a name and a namespace: its own, else a name that is always the same for this owner.
+
+    `generateName` is kept as the made name's beginning; a random ending could not be found again after a crash.
+    """
+    metadata = dict(manifest.get("metadata") or {})
+    metadata.setdefault("namespace", namespace)
+    found = {**manifest, "metadata": metadata}
+    if metadata.get("name"):
+        return found
+    prefix = str(metadata.get("generateName") or f"{owner.dag_id}-{owner.task_id}")
+    return renamed(found, made_name(prefix, str(owner), longest_name(found)))
