@@ -40,6 +40,10 @@ class Kind(ABC):
         """Label selector of a job's pods; pods of an earlier job of that name may match too, see `owns`."""
         return f"{self.job_label}={job_name}"
 
+    def creator(self, job_name: str) -> str:
+        """Name of the object that creates the pods, whose events tell why there are none."""
+        return job_name
+
     def job_name(self, pod: Mapping[str, Any]) -> str | None:
         """Name of the job that the pod belongs to."""
         return str(labels(pod).get(self.job_label) or "") or None

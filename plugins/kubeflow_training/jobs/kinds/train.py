@@ -18,6 +18,9 @@ MANAGER: Final = "kubeflow-training/airflow"
 
 
 class _TrainJob(Kind):
+    def creator(self, job_name: str) -> str:
+        return f"{job_name}-{NODE}-0"
+
     def owns(self, job: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
         # A pod's owner is the Job of a JobSet of this TrainJob: three steps away. Nothing older than the job is its.
         born = moment(mapping(job.get("metadata")).get("creationTimestamp"))

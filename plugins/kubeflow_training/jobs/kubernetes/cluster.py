@@ -1,104 +1,124 @@
-"""PyTorchJobs on a Kubernetes cluster with the Kubeflow training operator.
+"""Jobs of one kind on a Kubernetes cluster.
 
-Needs get, list, create and delete on pytorchjobs, get and list on pods, and get on pods/log. Without the right to list
-events it works too and only knows less about waiting.
+Needs get, list, create and delete on the kind, get and list on pods, and get on pods/log; an indexed Job also needs
+get, create, patch and delete on services. Without the right to list events, Kueue's workloads or its pending workloads
+it works too and only knows less about waiting.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
-from kubeflow_training.jobs.checks import require_valid
-from kubeflow_training.jobs.errors import (
-    BackendUnauthorizedError,
-    BackendUnavailableError,
-    JobExistsError,
-    JobRefusedError,
-)
-from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL
+from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError, ManifestError
+from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
+from kubeflow_training.jobs.kubernetes import services
+from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
+from kubeflow_training.jobs.kubernetes.workloads import Workloads
+from kubeflow_training.jobs.shapes import mapping
 
-_GROUP: Final = "kubeflow.org"
-_VERSION: Final = "v1"
-_PLURAL: Final = "pytorchjobs"
-_TIMEOUT: Final = (5, 30)  # seconds to connect and to wait for bytes
 _STAMP: Final = re.compile(r"([\dT:-]{19})(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
-_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class KubernetesCluster:
     """Jobs on Kubernetes. See `jobs.backend.Backend` for the calls.
 
     :param api_client: a configured `kubernetes.client.ApiClient`; the current kubeconfig's unless given.
+    :param kind: the kind of all jobs of this backend.
     """
 
-    def __init__(self, api_client: Any = None) -> None:
+    def __init__(self, api_client: Any = None, kind: Kind = PYTORCH_JOB) -> None:
         from kubernetes import client, config
 
         if api_client is None:
             api_client = config.new_client_from_config()
+        self.kind, self._group = kind, (kind.group, kind.version)
         self._api = api_client
         self._core, self._custom = client.CoreV1Api(api_client), client.CustomObjectsApi(api_client)
+        self._workloads = Workloads(api_client)
 
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
-        require_valid(manifest)
+        found = kind_of(manifest)
+        if found is not self.kind:
+            cause = f"it is a {found.name}, and this backend's jobs are of kind {self.kind.name}"
+            raise ManifestError("manifest", cause, f'Give the operator kind="{found.name}"')
+        self.kind.require_valid(manifest)
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+        thing = f"job {namespace}/{name}"
+        made = False
         try:
-            with _errors(f"job {namespace}/{name}"):
+            if self.kind is INDEXED_JOB:
+                made = services.prepare(self._core, manifest)
+            with sorted_errors(thing):
                 job = self._custom.create_namespaced_custom_object(
-                    _GROUP, _VERSION, namespace, _PLURAL, dict(manifest), _request_timeout=_TIMEOUT
+                    self.kind.group,
+                    self.kind.version,
+                    namespace,
+                    self.kind.plural,
+                    dict(manifest),
+                    _request_timeout=TIMEOUT,
                 )
-        except _NotFoundError as error:
-            raise JobRefusedError(
-                f"job {namespace}/{name}",
-                f"the cluster knows no such namespace or no PyTorchJobs: {error}",
-                "Create the namespace, or install the Kubeflow training operator",
-            ) from error
+        except NotFoundError as error:
+            raise no_such_place(thing, error, self.kind, namespace) from error
+        except JobRefusedError:
+            if made:
+                services.remove(self._core, name, namespace, unowned=True)
+            raise
+        if self.kind is INDEXED_JOB:
+            # Without an owner it goes with `delete`.
+            with suppress(JobError):
+                services.adopt(self._core, job)
         return Snapshot(job)
 
     def read(self, name: str, namespace: str) -> Snapshot | None:
+        """See `Backend.read`.
+
+        :raises JobRefusedError: if the cluster does not know the kind, or the account may not read it.
+        """
         try:
-            with _errors(f"job {namespace}/{name}"):
+            with sorted_errors(f"job {namespace}/{name}"):
                 job = self._custom.get_namespaced_custom_object(
-                    _GROUP, _VERSION, namespace, _PLURAL, name, _request_timeout=_TIMEOUT
+                    *self._group, namespace, self.kind.plural, name, _request_timeout=TIMEOUT
                 )
-        except _NotFoundError:
+        except NotFoundError as error:
+            if error.kind_unknown:
+                raise no_such_place(f"job {namespace}/{name}", error, self.kind, namespace) from error
             return None
-        with _errors(f"pods of job {namespace}/{name}"):
-            pods = _items(
+        job = self._named(job)
+        with sorted_errors(f"pods of job {namespace}/{name}"):
+            pods = items_of(
                 self._core.list_namespaced_pod(
                     namespace,
-                    label_selector=f"{JOB_NAME_LABEL}={name}",
+                    label_selector=self.kind.selector(name),
                     _preload_content=False,
-                    _request_timeout=_TIMEOUT,
+                    _request_timeout=TIMEOUT,
                 )
             )
-        uid = job["metadata"]["uid"]
         # Pods of a job that had this name before may still be ending.
-        pods = [
-            pod for pod in pods if uid in {owner.get("uid") for owner in pod["metadata"].get("ownerReferences", [])}
-        ]
+        pods = [pod for pod in pods if self.kind.owns(job, pod)]
         pods.sort(key=lambda pod: pod["metadata"]["name"])
-        ended = "completionTime" in (job.get("status") or {})
-        return Snapshot(job, pods, [] if ended else self._events(namespace, uid, pods))
+        return Snapshot(job, pods, [*self._events(job, pods), *self._workloads.of(job)])
+
+    def last_words(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
+        """Events of a job that is gone, oldest first, for an hour: `observe(None, (), ...)` reads its end from them."""
+        return self._list_events(namespace, f"involvedObject.uid={uid}")
 
     def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
         only = {"label_selector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
-        with _errors("the list of jobs"):
+        with sorted_errors("the list of jobs"):
             if namespace is None:
                 found = self._custom.list_cluster_custom_object(
-                    _GROUP, _VERSION, _PLURAL, **only, _request_timeout=_TIMEOUT
+                    *self._group, self.kind.plural, **only, _request_timeout=TIMEOUT
                 )
             else:
                 found = self._custom.list_namespaced_custom_object(
-                    _GROUP, _VERSION, namespace, _PLURAL, **only, _request_timeout=_TIMEOUT
+                    *self._group, namespace, self.kind.plural, **only, _request_timeout=TIMEOUT
                 )
-        return [Snapshot(job) for job in found["items"]]
+        return [Snapshot(self._named(job)) for job in found["items"]]
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
         # Foreground: the job stays visible until its last pod is gone, so that a new gang never meets the old one.
@@ -106,19 +126,28 @@ class KubernetesCluster:
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         try:
-            with _errors(f"job {namespace}/{name}"):
+            with sorted_errors(f"job {namespace}/{name}"):
                 self._custom.delete_namespaced_custom_object(
-                    _GROUP, _VERSION, namespace, _PLURAL, name, body=body, _request_timeout=_TIMEOUT
+                    self.kind.group,
+                    self.kind.version,
+                    namespace,
+                    self.kind.plural,
+                    name,
+                    body=body,
+                    _request_timeout=TIMEOUT,
                 )
                 if grace_seconds is not None:
                     self._core.delete_collection_namespaced_pod(
                         namespace,
-                        label_selector=f"{JOB_NAME_LABEL}={name}",
+                        label_selector=self.kind.selector(name),
                         grace_period_seconds=grace_seconds,
-                        _request_timeout=_TIMEOUT,
+                        _request_timeout=TIMEOUT,
                     )
-        except (_NotFoundError, JobExistsError):
+        except (NotFoundError, JobExistsError):
             return False  # gone, or the uid is another job's
+        finally:
+            if self.kind is INDEXED_JOB:
+                services.remove(self._core, name, namespace, unowned=True)
         return True
 
     def logs(self, pod: Mapping[str, Any], position: Position | None = None, limit: int = 2000) -> LogChunk:
@@ -154,23 +183,23 @@ class KubernetesCluster:
         metadata = pod["metadata"]
         running = (pod.get("status") or {}).get("phase") == "Running"
         try:
-            with _errors(f"log of pod {metadata['name']}"):
+            with sorted_errors(f"log of pod {metadata['name']}"):
                 response = self._api.call_api(
                     "/api/v1/namespaces/{namespace}/pods/{name}/log",
                     "GET",
                     path_params={"namespace": metadata["namespace"], "name": metadata["name"]},
-                    query_params=[("container", CONTAINER), *query],
+                    query_params=[("container", self.kind.training_container(pod)), *query],
                     header_params={"Accept": "*/*"},
                     auth_settings=["BearerToken"],
                     _preload_content=False,
                     _return_http_data_only=True,
-                    _request_timeout=_TIMEOUT,
+                    _request_timeout=TIMEOUT,
                 )
-        except (_NotFoundError, JobRefusedError):
+        except (NotFoundError, JobRefusedError):
             return  # the pod is gone, or its container has not begun
         rest = b""
         try:
-            with _errors(f"log of pod {metadata['name']}"):
+            with sorted_errors(f"log of pod {metadata['name']}"):
                 for block in response.stream(1 << 16):
                     *whole, rest = (rest + block).split(b"\n")
                     for line in whole:
@@ -181,45 +210,46 @@ class KubernetesCluster:
             response.release_conn()
             response.close()
 
-    def _events(self, namespace: str, uid: str, pods: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        names = {pod["metadata"]["uid"] for pod in pods}
-        try:
-            with _errors(f"events of {namespace}"):
-                found = _items(
-                    self._core.list_namespaced_event(namespace, _preload_content=False, _request_timeout=_TIMEOUT)
-                )
-        except (JobRefusedError, _NotFoundError):
+    def _events(self, job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Events about what waits; none while all pods run or the job has ended or is held back."""
+        if self.kind.ended(job) or self.kind.suspended(job):
             return []
-        mine = [item for item in found if (item.get("involvedObject") or {}).get("uid") in {uid, *names}]
-        return sorted(mine, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or ""))
+        metadata = mapping(job.get("metadata"))
+        namespace, born = str(metadata["namespace"]), str(metadata.get("creationTimestamp") or "")
+        waiting = {
+            str(pod["metadata"]["uid"])
+            for pod in pods
+            if mapping(pod.get("status")).get("phase") == "Pending" and mapping(pod.get("spec")).get("nodeName")
+        }
+        missing = len(pods) < (self.kind.wanted(job) or 0)
+        pending = any(mapping(pod.get("status")).get("phase") == "Pending" for pod in pods)
+        found: list[Mapping[str, Any]] = []
+        if missing or pending:
+            found += self._list_events(namespace, f"involvedObject.name={self.kind.creator(str(metadata['name']))}")
+        if waiting:
+            warnings = self._list_events(namespace, "type=Warning,involvedObject.kind=Pod")
+            found += [item for item in warnings if mapping(item.get("involvedObject")).get("uid") in waiting]
+        # A job that had this name before may have left some.
+        return sorted((item for item in found if _when(item) >= born), key=_when)
+
+    def _list_events(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
+        try:
+            with sorted_errors(f"events of {namespace}"):
+                response = self._core.list_namespaced_event(
+                    namespace, field_selector=selector, _preload_content=False, _request_timeout=TIMEOUT
+                )
+        except (JobRefusedError, NotFoundError):
+            return []
+        return sorted(items_of(response), key=_when)
+
+    def _named(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The job with its kind, which lists of built-in kinds leave out."""
+        return {"apiVersion": self.kind.api_version, "kind": self.kind.name, **job}
 
 
-class _NotFoundError(Exception):
-    """The API answered 404."""
-
-
-@contextmanager
-def _errors(thing: str) -> Iterator[None]:
-    """Sort the client's errors by what follows from them."""
-    from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield
-    except ApiException as error:
-        message = _message(error)
-        if error.status == 404:
-            raise _NotFoundError(message) from error
-        if error.status == 401:
-            raise BackendUnauthorizedError(thing, f"401: {message}", "Renew the cluster's credentials") from error
-        if error.status == 409:
-            raise JobExistsError(thing, message, "Delete it first, or choose another name") from error
-        if not error.status or error.status in _PASSING:
-            raise BackendUnavailableError(thing, f"{error.status}: {message}", "It is tried again") from error
-        mend = "Give the account the rights this needs" if error.status == 403 else "Correct the manifest"
-        raise JobRefusedError(thing, f"the cluster refuses it ({error.status}): {message}", mend) from error
-    except (HTTPError, OSError) as error:
-        raise BackendUnavailableError(thing, f"the cluster cannot be reached: {error}", "It is tried again") from error
+def _when(event: Mapping[str, Any]) -> str:
+    metadata = mapping(event.get("metadata"))
+    return str(event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or "")
 
 
 def nanoseconds(stamp: str) -> int | None:
@@ -232,16 +262,3 @@ def nanoseconds(stamp: str) -> int | None:
     except ValueError:
         return None
     return int(seconds.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
-
-
-def _message(error: Any) -> str:
-    """The server's own words, which are the webhook's where it was one."""
-    try:
-        return str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(error.reason)
-
-
-def _items(response: Any) -> list[Any]:
-    found: list[Any] = json.loads(response.data)["items"]
-    return found
