@@ -13,9 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
 
 
-LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
-
-
 class Section(BaseModel):
     """A part of the recipe: strict, frozen, no unknown keys."""
 
@@ -29,15 +26,15 @@ class Scratch(Section):
 
     architecture: Literal["llama", "qwen2", "mistral", "gpt2"] = "llama"
     """Model family."""
-    hidden_size: int = Field(default=128, ge=16, le=LARGEST, le=LARGEST, multiple_of=8)
+    hidden_size: int = Field(default=128, ge=16, le=LARGEST, multiple_of=8)
     """Width of the residual stream."""
-    layers: int = Field(default=4, ge=1, le=LARGEST, le=LARGEST)
+    layers: int = Field(default=4, ge=1, le=LARGEST)
     """Number of decoder layers."""
-    heads: int = Field(default=4, ge=1, le=LARGEST, le=LARGEST)
+    heads: int = Field(default=4, ge=1, le=LARGEST)
     """Attention heads."""
-    vocab_size: int = Field(default=4096, ge=300, le=LARGEST, le=LARGEST)
+    vocab_size: int = Field(default=4096, ge=300, le=LARGEST)
     """Size of the tokenizer's vocabulary, byte-level BPE."""
-    context: int = Field(default=512, ge=32, le=LARGEST, le=LARGEST)
+    context: int = Field(default=512, ge=32, le=LARGEST)
     """Longest sequence in tokens."""
 
     @property
@@ -88,7 +85,7 @@ class Curation(Section):
 class Lora(Section):
     """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685)."""
 
-    r: int = Field(default=8, ge=1, le=LARGEST, le=LARGEST)
+    r: int = Field(default=8, ge=1, le=LARGEST)
     """Rank."""
     alpha: int = Field(default=16, ge=1)
     """Scale; the adapter's output is multiplied by alpha / r."""
@@ -105,17 +102,17 @@ class Train(Section):
     """Train all weights, or adapters."""
     lora: Lora = Lora()
     """Settings of the adapters."""
-    sequence_length: int = Field(default=512, ge=16, le=LARGEST, le=LARGEST)
+    sequence_length: int = Field(default=512, ge=16, le=LARGEST)
     """Tokens per packed sequence."""
     packing: Literal["auto", "off"] = "auto"
     """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
-    tokens_per_step: int = Field(default=4096, ge=16, le=LARGEST, le=LARGEST)
+    tokens_per_step: int = Field(default=4096, ge=16, le=LARGEST)
     """Tokens in one optimizer step over all ranks."""
-    micro_batch: int = Field(default=2, ge=1, le=LARGEST, le=LARGEST)
+    micro_batch: int = Field(default=2, ge=1, le=LARGEST)
     """Sequences per forward pass and rank."""
     epochs: float = Field(default=1.0, gt=0, le=1000)
     """Passes over the training rows; ignored if `max_steps` is set."""
-    max_steps: int | None = Field(default=None, ge=1, le=LARGEST, le=LARGEST)
+    max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
     """Optimizer steps; wins over `epochs`."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW."""
@@ -159,7 +156,7 @@ class Compute(Section):
 
     backend: Literal["local", "kubernetes"] = "local"
     """`local` runs the same PyTorchJob as processes of this machine."""
-    nodes: int = Field(default=1, ge=1, le=LARGEST, le=LARGEST)
+    nodes: int = Field(default=1, ge=1, le=LARGEST)
     """Pods of the gang."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
     """Ranks per pod."""
