@@ -1,0 +1,161 @@
+"""The whole pipeline with its training on a real Kubernetes cluster: the stack here, the pods there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from dropforge.cli.upload import find_files
+from dropforge.samples import write_sample
+from dropforge.stack import control
+from tests.e2e.harness import Stack
+
+REPOSITORY = Path(__file__).parents[2]
+IMAGE = os.environ.get("DROPFORGE_TEST_IMAGE", "")
+"""An image with the trainer; without one, pods mount this machine's Python, where this machine is a node."""
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A namespace of this test's own, with what training pods need there."""
+
+    name: str
+    core: Any
+    custom: Any
+
+    def jobs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.custom.list_namespaced_custom_object(
+            "kubeflow.org", "v1", self.name, "pytorchjobs"
+        )["items"]
+        return found
+
+    def running(self) -> list[str]:
+        """Names of the pods that run."""
+        pods = self.core.list_namespaced_pod(self.name, field_selector="status.phase=Running").items
+        return sorted(pod.metadata.name for pod in pods)
+
+    def kill(self, pod: str) -> None:
+        """The pod goes at once, as if its node had gone."""
+        self.core.delete_namespaced_pod(pod, self.name, grace_period_seconds=0)
+
+
+@pytest.fixture(scope="session")
+def machine_node() -> Any:
+    """The cluster's node that is this machine."""
+    if not Path(os.environ.get("KUBECONFIG", "/none")).is_file():
+        pytest.skip("KUBECONFIG names no cluster")
+    config.load_kube_config()
+    identity = Path("/etc/machine-id")
+    mine = identity.read_text().strip() if identity.is_file() else ""
+    for node in client.CoreV1Api().list_node().items:
+        if mine and node.status.node_info.machine_id == mine:
+            return node
+    pytest.skip("this machine is no node of the cluster: its pods could neither reach the stack nor mount its Python")
+
+
+@pytest.fixture(scope="session")
+def namespace(machine_node: Any) -> Iterator[Namespace]:
+    """With a claim `machine` on this machine's root, read-only."""
+    name = f"dropforge-test-{uuid.uuid4().hex[:6]}"
+    core = client.CoreV1Api()
+    core.create_namespace({"metadata": {"name": name}})
+    size = {"storage": "1Gi"}
+    volume = {
+        "metadata": {"name": name},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "capacity": size,
+            "claimRef": {"namespace": name, "name": "machine"},
+            "hostPath": {"path": "/"},
+            "nodeAffinity": {
+                "required": {
+                    "nodeSelectorTerms": [
+                        {
+                            "matchFields": [
+                                {"key": "metadata.name", "operator": "In", "values": [machine_node.metadata.name]}
+                            ]
+                        }
+                    ]
+                }
+            },
+        },
+    }
+    core.create_persistent_volume(volume)
+    claim = {
+        "metadata": {"name": "machine"},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+            "volumeName": name,
+            "resources": {"requests": size},
+        },
+    }
+    core.create_namespaced_persistent_volume_claim(name, claim)
+    try:
+        yield Namespace(name, core, client.CustomObjectsApi())
+    finally:
+        core.delete_namespace(name)
+        core.delete_persistent_volume(name)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, machine_node: Any, namespace: Namespace) -> Iterator[Stack]:
+    """A stack whose pods run on the cluster, because its default preset says so; nothing else is told to it."""
+    folder = tmp_path_factory.mktemp("stack")
+    presets = tmp_path_factory.mktemp("presets")
+    (presets / "cluster.yaml").write_text(yaml.safe_dump(preset(namespace.name)))
+    pod_host = next(item.address for item in machine_node.status.addresses if item.type == "InternalIP")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DROPFORGE_PRESETS", str(presets))
+        patch.setenv("DROPFORGE_PRESET", "cluster")
+        control.start(folder, pod_host=pod_host)
+    try:
+        control.wait_ready(folder)
+        give_secret(folder, namespace)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith(("AWS_", "MLFLOW_", "DROPFORGE_"))]:
+                patch.delenv(name)
+            yield Stack(folder)
+    finally:
+        control.stop(folder)
+
+
+def preset(namespace: str) -> dict[str, Any]:
+    """Two pods that meet over gloo."""
+    compute: dict[str, Any] = {"backend": "kubernetes", "namespace": namespace, "nodes": 2, "cpus": 0.5}
+    compute |= {"memory_gb": 2, "processes_per_node": 1, "image": IMAGE or "test.local/shell:1"}
+    if not IMAGE:
+        roots = {sys.prefix, sys.base_prefix, str(REPOSITORY), "/usr", "/lib", "/lib64", "/bin"}
+        compute["volumes"] = [
+            {"claim": "machine", "path": path, "sub_path": str(Path(path).resolve()).lstrip("/")}
+            for path in sorted(roots)
+            if Path(path).exists() and not any(path.startswith(f"{other}/") for other in roots)
+        ]
+    train = {"max_steps": 40, "checkpoint_every": 5}
+    return {"extends": "tiny", "train": train, "compute": compute, "evaluate": {"max_rows": 40}}
+
+
+def give_secret(folder: Path, namespace: Namespace) -> None:
+    """What a person does with `dropforge secret | kubectl apply -f -`; without an image, also where Python is."""
+    command = [str(Path(sys.executable).parent / "dropforge"), "secret", "--state", str(folder)]
+    done = subprocess.run([*command, "--namespace", namespace.name], capture_output=True, text=True, check=True)
+    secret = yaml.safe_load(done.stdout)
+    if not IMAGE:
+        secret["stringData"]["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    namespace.core.create_namespaced_secret(namespace.name, secret)
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of a sample drop."""
+    return find_files(list(write_sample(tmp_path_factory.mktemp("sample"), part=1)))
