@@ -236,11 +236,12 @@ def test_every_pod_prefers_other_nodes_and_keeps_its_own_affinity():
     assert fingerprint(MANIFEST) != fingerprint(changed)  # why it is applied after the fingerprint
 
 
-def test_a_plain_job_is_known_and_a_train_job_left_alone():
+def test_other_kinds_avoid_nodes_too():
     plain = {"kind": "Job", "spec": {"template": {"spec": {"containers": []}}}}
     assert "affinity" in away_from(plain, ["n"])["spec"]["template"]["spec"]
     train = {"kind": "TrainJob", "spec": {"trainer": {"image": "i"}}}
-    assert away_from(train, ["n"]) == train
+    assert "metadata.name" in str(away_from(train, ["n"])["spec"]["runtimePatches"])
+    assert "runtimePatches" not in train["spec"]
 
 
 def test_a_ledger_that_cannot_be_read_is_empty():

@@ -19,7 +19,7 @@ WHOLE = {"get", "list", "watch", "create", "delete"}
 NEEDED: dict[str, dict[tuple[str, str], set[str]]] = {
     "": {("kubeflow.org", "pytorchjobs"): WHOLE, ("", "pods"): {"list", "watch"}, ("", "pods/log"): {"get"}},
     "train-job": {("trainer.kubeflow.org", "trainjobs"): WHOLE},
-    "indexed-job": {("batch", "jobs"): WHOLE},
+    "indexed-job": {("batch", "jobs"): WHOLE, ("", "services"): {"get", "create", "patch", "delete"}},
     "events": {("", "events"): {"list", "create"}},
     "kueue": {
         ("kueue.x-k8s.io", "workloads"): {"list"},

@@ -6,11 +6,13 @@ The wish is a preferred node affinity, never a required one: a gang on a bad nod
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kubeflow_training.jobs.reasons import Reason, items, mapping
+from kubeflow_training.jobs.kinds import kind_seen
+from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.shapes import items
 
 HARDWARE: Final = frozenset({Reason.NODE_LOST, Reason.COLLECTIVE_TIMEOUT})
 """Reasons that point to the node on which a job failed first."""
@@ -57,13 +59,10 @@ def extended(avoided: Sequence[Avoided], new: Avoided, now: float) -> list[Avoid
 
 
 def away_from(manifest: Mapping[str, Any], nodes: Sequence[str], weight: int = WEIGHT) -> dict[str, Any]:
-    """The manifest with the wish that no pod of it comes to these nodes; its own affinity stays.
-
-    A manifest whose pods are not written in it (a TrainJob takes them from its runtime) is returned as it is.
-    """
+    """The manifest with the wish that no pod of it comes to these nodes; its own affinity stays."""
     changed = copy.deepcopy(dict(manifest))
-    for pod in _pods(changed) if nodes else ():
-        affinity = pod.setdefault("affinity", {}) or {}
+    for pod in kind_seen(changed).pod_specs(changed) if nodes else ():
+        affinity = pod.get("affinity") or {}
         node_affinity = affinity.get("nodeAffinity") or {}
         wishes = list(node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or [])
         # By name, as the label kubernetes.io/hostname may differ; one term per node, each costs that node its weight.
@@ -75,12 +74,3 @@ def away_from(manifest: Mapping[str, Any], nodes: Sequence[str], weight: int = W
 
 def _other_than(node: str) -> dict[str, Any]:
     return {"key": "metadata.name", "operator": "NotIn", "values": [node]}
-
-
-def _pods(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The pod specs of a PyTorchJob or of a plain Job."""
-    spec = mapping(manifest.get("spec"))
-    for holder in (*mapping(spec.get("pytorchReplicaSpecs")).values(), spec):
-        pod = mapping(mapping(mapping(holder).get("template")).get("spec"))
-        if isinstance(pod, dict) and pod:
-            yield pod

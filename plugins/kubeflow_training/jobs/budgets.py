@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason, items, mapping
+from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason
+from kubeflow_training.jobs.shapes import items, mapping
 
 BUDGETS: Final[Mapping[Reason, int]] = {
     Reason.PREEMPTED: 10,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
@@ -149,6 +149,30 @@ class KubernetesCluster:
             if self.kind is INDEXED_JOB:
                 services.remove(self._core, name, namespace, unowned=True)
         return True
+
+    def say(self, job: Snapshot, reason: str, message: str) -> None:
+        """Write an event about the job.
+
+        :raises JobRefusedError: without the right to create events.
+        """
+        metadata = job.job["metadata"]
+        name, namespace = metadata["name"], metadata["namespace"]
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"apiVersion": self.kind.api_version, "kind": self.kind.name, "name": name, "namespace": namespace}
+        event = {
+            "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
+            "involvedObject": {**about, "uid": job.uid},
+            "type": "Normal",
+            "reason": reason,
+            "message": message[:1024],
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": "kubeflow-training"},
+            "reportingComponent": "kubeflow-training",
+        }
+        with sorted_errors(f"event about job {namespace}/{name}"):
+            self._core.create_namespaced_event(namespace, event, _request_timeout=TIMEOUT)
 
     def logs(self, pod: Mapping[str, Any], position: Position | None = None, limit: int = 2000) -> LogChunk:
         uid = pod["metadata"]["uid"]
