@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
@@ -125,24 +126,25 @@ class KubernetesCluster:
         body: dict[str, Any] = {"propagationPolicy": "Foreground"}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
+        delete = partial(
+            self._custom.delete_namespaced_custom_object,
+            self.kind.group,
+            self.kind.version,
+            namespace,
+            self.kind.plural,
+            name,
+            _request_timeout=TIMEOUT,
+        )
         try:
             with sorted_errors(f"job {namespace}/{name}"):
-                self._custom.delete_namespaced_custom_object(
-                    self.kind.group,
-                    self.kind.version,
-                    namespace,
-                    self.kind.plural,
-                    name,
-                    body=body,
-                    _request_timeout=TIMEOUT,
-                )
-                if grace_seconds is not None:
-                    self._core.delete_collection_namespaced_pod(
-                        namespace,
-                        label_selector=self.kind.selector(name),
-                        grace_period_seconds=grace_seconds,
-                        _request_timeout=TIMEOUT,
-                    )
+                if grace_seconds:
+                    # Before the job: a pod whose end has begun with a long grace is not killed any earlier.
+                    delete(body={**body, "dryRun": ["All"]})  # is it this job that is meant?
+                    self._end_pods(name, namespace, grace_seconds)
+                delete(body=body)
+                if grace_seconds == 0:
+                    # After the job: these vanish at once, and new ones would be made.
+                    self._end_pods(name, namespace, 0)
         except (NotFoundError, JobExistsError):
             return False  # gone, or the uid is another job's
         finally:
@@ -173,6 +175,16 @@ class KubernetesCluster:
         }
         with sorted_errors(f"event about job {namespace}/{name}"):
             self._core.create_namespaced_event(namespace, event, _request_timeout=TIMEOUT)
+
+    def _end_pods(self, name: str, namespace: str, grace_seconds: int) -> None:
+        """Without the right to it the pods have their own grace."""
+        with suppress(JobRefusedError), sorted_errors(f"pods of job {namespace}/{name}"):
+            self._core.delete_collection_namespaced_pod(
+                namespace,
+                label_selector=self.kind.selector(name),
+                grace_period_seconds=grace_seconds,
+                _request_timeout=TIMEOUT,
+            )
 
     def logs(self, pod: Mapping[str, Any], position: Position | None = None, limit: int = 2000) -> LogChunk:
         uid = pod["metadata"]["uid"]
