@@ -1,11 +1,11 @@
-"""A link from the task to its job's page."""
+"""Links from the task to its job's page, its pods' logs and its MLflow run, there as soon as the job is."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from string import Template
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
@@ -15,32 +15,74 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 LINK_KEY: Final = "pytorch_job_link"
+LOGS_LINK_KEY: Final = "pytorch_job_logs_link"
+MLFLOW_LINK_KEY: Final = "pytorch_job_mlflow_link"
 JOB_URL_VARIABLE: Final = "KUBEFLOW_TRAINING_JOB_URL"
+LOGS_URL_VARIABLE: Final = "KUBEFLOW_TRAINING_LOGS_URL"
+MLFLOW_URL_VARIABLE: Final = "KUBEFLOW_TRAINING_MLFLOW_URL"
 
 
-class PyTorchJobLink(BaseOperatorLink):
-    """The job's page. Its address is published as soon as the job exists.
+class _PublishedLink(BaseOperatorLink):
+    """A link whose address the operator publishes under `xcom_key`."""
 
-    The address is `job_url` of the operator or `KUBEFLOW_TRAINING_JOB_URL`, with $namespace and $name in it.
-    """
+    title: ClassVar[str]
+    key: ClassVar[str]
 
     @property
     def name(self) -> str:
-        return "Job"
+        return self.title
 
     @property
     def xcom_key(self) -> str:
-        return LINK_KEY
+        return self.key
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        manifest = getattr(operator, "manifest", None)
-        metadata = (manifest.get("metadata") or {}) if isinstance(manifest, Mapping) else {}
-        return job_link(getattr(operator, "job_url", None), metadata)
+        # Only what was published is right: names have the gang's number, and templates are not rendered here.
+        return ""
 
 
-def job_link(template: str | None, metadata: Mapping[str, Any]) -> str:
-    """The address of a job's page; empty without a template, or if the result is no web address."""
-    template = template or os.environ.get(JOB_URL_VARIABLE) or ""
-    values = {key: quote(str(metadata.get(key) or ""), safe="") for key in ("namespace", "name")}
-    url = Template(template).safe_substitute(values) if values["name"] else ""
+class PyTorchJobLink(_PublishedLink):
+    """The job's page: `job_url` of the operator or `KUBEFLOW_TRAINING_JOB_URL`."""
+
+    title, key = "Job", LINK_KEY
+
+
+class PodLogsLink(_PublishedLink):
+    """The logs of the job's pods: `logs_url` of the operator or `KUBEFLOW_TRAINING_LOGS_URL`."""
+
+    title, key = "Pod logs", LOGS_LINK_KEY
+
+
+class MlflowRunLink(_PublishedLink):
+    """The job's MLflow run: `mlflow_url` of the operator or `KUBEFLOW_TRAINING_MLFLOW_URL`."""
+
+    title, key = "MLflow run", MLFLOW_LINK_KEY
+
+
+def addresses(templates: Mapping[str, str | None], values: Mapping[str, Any]) -> dict[str, str]:
+    """The addresses that there are, by XCom key.
+
+    :param templates: by "job", "logs" and "mlflow".
+    :param values: of the job, see `link`.
+    """
+    found = {
+        LINK_KEY: link(templates.get("job"), JOB_URL_VARIABLE, values),
+        LOGS_LINK_KEY: link(templates.get("logs"), LOGS_URL_VARIABLE, values),
+        MLFLOW_LINK_KEY: link(templates.get("mlflow"), MLFLOW_URL_VARIABLE, values),
+    }
+    return {key: url for key, url in found.items() if url}
+
+
+def link(template: str | None, variable: str, values: Mapping[str, Any]) -> str:
+    """An address from a template with $name, $namespace, $uid, $gang and $run; empty if it is no web address.
+
+    :param template: else the environment's `variable` is one.
+    :param values: what to fill in; a template that needs a value that is empty gives no address.
+    """
+    template = template or os.environ.get(variable) or ""
+    filled = {key: quote(str(value), safe="") for key, value in values.items() if value not in (None, "")}
+    try:
+        url = Template(template).substitute(filled)
+    except (KeyError, ValueError):
+        return ""
     return url if urlsplit(url).scheme in ("http", "https") else ""

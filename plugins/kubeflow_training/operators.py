@@ -4,110 +4,165 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training import retries
+from kubeflow_training import outcome, retries
+from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
-from kubeflow_training.hooks import PyTorchJobHook
+from kubeflow_training.gangs import Gangs
+from kubeflow_training.instance import this_instance
 from kubeflow_training.jobs.avoid import away_from
-from kubeflow_training.jobs.backend import Backend
-from kubeflow_training.jobs.checks import require_valid
-from kubeflow_training.jobs.errors import (
-    BackendUnavailableError,
-    JobError,
-    JobExistsError,
-    JobRefusedError,
-    ManifestError,
-)
-from kubeflow_training.jobs.manifest import DEFAULT_GRACE_SECONDS
+from kubeflow_training.jobs.errors import JobError, JobRefusedError, ManifestError
+from kubeflow_training.jobs.experiments import held, launch_lines
+from kubeflow_training.jobs.kinds import kind_of
+from kubeflow_training.jobs.limits import Limits, exceeded
+from kubeflow_training.jobs.manifest import MLFLOW_RUN_ANNOTATION
 from kubeflow_training.jobs.observation import Observation, Phase
+from kubeflow_training.jobs.orphans import marked
+from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.source import job_of
+from kubeflow_training.jobs.spec import TrainingJobSpec
 from kubeflow_training.jobs.watch import LogRanks, Watch, last_lines
-from kubeflow_training.links import LINK_KEY, PyTorchJobLink, job_link
-from kubeflow_training.reattach import Action, Decision, Identity, decide, identity
+from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink, addresses
+from kubeflow_training.memory import STATE_KEY, Memory
+from kubeflow_training.reattach import Action, Identity
 from kubeflow_training.taskstate import ended_by_user, task_state
 
 if TYPE_CHECKING:
+    import jinja2
     from airflow.sdk import Context
 
-STATE_KEY: Final = "pytorch_job"
-"""Key of the identity in the task state store."""
+__all__ = ["JOB_KEY", "STATE_KEY", "PyTorchJobOperator"]
+
 JOB_KEY: Final = "pytorch_job"
-"""XCom with the job's name, namespace, uid, gang and backend, pushed as soon as the job exists."""
-_NAP: Final = 0.2  # seconds; how soon a kill is noticed
-_CONFLICTS: Final = 5
-FAILURES_KEY: Final = "pytorch_job_trigger_failures"
+"""XCom with the job's name, namespace, uid, gang, kind and backend, pushed as soon as the job exists."""
 _TRIGGER_FAILURES: Final = 3
 _TRIGGER_FAILED: Final = "__fail__"  # Airflow's own sign
+_NAP: Final = 0.2  # seconds; how soon a kill is noticed
+
+OnFinish = Literal["keep", "delete", "delete_succeeded"]
 
 
-class PyTorchJobOperator(BaseOperator):
-    """Run a PyTorchJob to its end.
+class PyTorchJobOperator(ClusterArguments, BaseOperator):
+    """Run a PyTorchJob (or TrainJob, or indexed Job) to its end.
 
     A retry finds the job that an earlier try started and goes on with it; a failed gang is replaced whole by the next.
     A cleared task or a changed spec starts a new job. Whether a failure is retried follows from its reason. The result
-    is a dictionary: phase, name, namespace, uid, gang, seconds, progress.
+    is a dictionary: phase, name, namespace, uid, gang, durations, message (rank 0's termination message), progress.
 
-    :param manifest: the job, as `jobs.manifest.pytorch_job` makes it; templated, may come from another task.
-    :param backend: "kubernetes", or "local" for processes of this machine; templated.
-    :param kubernetes_conn_id: Airflow connection of the cluster.
-    :param home: folder of the local cluster; `KUBEFLOW_TRAINING_HOME` unless given.
+    :param manifest: the job: a mapping, YAML text, or the name of a template file (.yaml, .yml, .json); templated, may
+        come from another task. Without a name it gets one of DAG, task and run.
+    :param spec: the job in typed words instead, a `TrainingJobSpec` or a mapping of its fields; templated.
+    :param kind: what a `spec` is compiled to: "PyTorchJob", "TrainJob" or "Job".
+    :param backend, kubernetes_conn_id, home: see `connection.ClusterArguments`; templated.
     :param deferrable: wait in the triggerer instead of in a worker; everything else is the same.
-    :param poll_interval: seconds between two looks at the job.
+    :param poll_interval: seconds between two looks at the job, where it cannot be watched.
     :param log_ranks: whose log lines come into the task's log: "all", "first" or "none".
-    :param job_url: address of the job's page with $namespace and $name; see `links.PyTorchJobLink`.
+    :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
+    :param queue_timeout: how long the job may wait before its first pod runs.
+    :param run_timeout: how long it may run; time in a queue or suspended does not count.
+    :param number_gangs: later gangs have their number in the job's name, like `train-g2`; else all share one name.
+    :param keep_failed: keep the pods of a failed gang until the job's `ttl_seconds`, also beside the next gang.
+    :param on_finish: "keep" the finished job until its `ttl_seconds`, "delete" it, or "delete_succeeded".
+    :param hold: start the gang idle, with its full environment, and print what starts the training in each pod.
+    :param job_url, logs_url, mlflow_url: addresses for the task's links, see `links`; templated.
+    :param mlflow_run: id of the job's MLflow run; that of the manifest's annotation unless given; templated.
     """
 
-    template_fields: Sequence[str] = ("manifest", "backend")
-    template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "json"}
-    operator_extra_links = (PyTorchJobLink(),)
+    template_fields: Sequence[str] = (
+        "manifest",
+        "spec",
+        "kind",
+        "job_url",
+        "logs_url",
+        "mlflow_url",
+        "mlflow_run",
+        *ClusterArguments.cluster_fields,
+    )
+    template_ext: Sequence[str] = (".yaml", ".yml", ".json")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml", "spec": "json"}
+    operator_extra_links = (PyTorchJobLink(), PodLogsLink(), MlflowRunLink())
     ui_color = "#ee4c2c"
     ui_fgcolor = "#ffffff"
 
     def __init__(
         self,
         *,
-        manifest: Mapping[str, Any] | Any,
+        manifest: Mapping[str, Any] | str | Any = None,
+        spec: TrainingJobSpec | Mapping[str, Any] | Any = None,
+        kind: str | None = None,
         backend: str = "kubernetes",
         kubernetes_conn_id: str = "kubernetes_default",
         home: str | None = None,
         deferrable: bool = True,
         poll_interval: float = 2.0,
         log_ranks: LogRanks = "all",
+        log_limit: int | str | None = None,
+        queue_timeout: timedelta | None = None,
+        run_timeout: timedelta | None = None,
+        number_gangs: bool = True,
+        keep_failed: bool = False,
+        on_finish: OnFinish = "keep",
+        hold: bool = False,
         job_url: str | None = None,
+        logs_url: str | None = None,
+        mlflow_url: str | None = None,
+        mlflow_run: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.manifest = manifest
-        self.backend = backend
-        self.kubernetes_conn_id = kubernetes_conn_id
-        self.home = home
-        self.deferrable = deferrable
-        self.poll_interval = poll_interval
-        self.log_ranks = log_ranks
-        self.job_url = job_url
+        # Plain values: templates and other tasks' results inside are found, and the DAG can be stored.
+        self.spec = spec.to_dict() if isinstance(spec, TrainingJobSpec) else spec
+        self.kind = kind
+        self.backend, self.kubernetes_conn_id, self.home = backend, kubernetes_conn_id, home
+        self.deferrable, self.poll_interval = deferrable, poll_interval
+        self.log_ranks, self.log_limit = log_ranks, log_limit
+        self.queue_timeout, self.run_timeout = queue_timeout, run_timeout
+        self.number_gangs, self.keep_failed, self.on_finish, self.hold = number_gangs, keep_failed, on_finish, hold
+        self.job_url, self.logs_url, self.mlflow_url, self.mlflow_run = job_url, logs_url, mlflow_url, mlflow_run
         self._killed = False
         retries.require_retries(self)
 
     # Airflow's entry points
 
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        # Only `manifest` and `spec` themselves name template files; `config.yaml` inside a command is a text like any.
+        named = isinstance(content, str) and content.endswith(tuple(self.template_ext))
+        if named and content not in (self.manifest, self.spec):
+            environment = jinja_env or self.get_template_env()
+            return self._render(environment.from_string(content), context)
+        return super().render_template(content, context, jinja_env, seen_oids)
+
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
-        limit = self.execution_timeout
-        deadline = time.time() + limit.total_seconds() if limit is not None else None
         job: Identity | None = None
         try:
-            job = self._attach(context)
-            self._publish(context, job)
+            manifest = self._manifest(context)
+            gangs = self._gangs(context, manifest)
+            decision = gangs.attach(held(manifest) if self.hold else manifest, retries.generation(context))
+            job = decision.identity
+            if decision.action is Action.TELL:
+                return Memory(context).result(job.uid) or {}
+            self._publish(context, manifest, job)
+            limits = self._limits(context, job)
             if self.deferrable:
                 self._stop_if_killed(context, job)
-                self.defer(trigger=self._trigger(job, deadline), method_name=self.resume.__name__)
-            return self._finish(self._watch_here(context, job), self._event_job(job))
+                self.defer(trigger=self._trigger(job, limits), method_name=self.resume.__name__)
+            return self._finish(context, self._watch_here(context, job, limits), self._event_job(job))
         except AirflowTaskTimeout:
             if job is not None:
-                self._delete(job.name, job.namespace, job.uid)
+                self._delete(self._event_job(job))
             raise
         except (JobRefusedError, ManifestError) as error:
             raise JobFailedForGood(str(error)) from error
@@ -116,27 +171,22 @@ class PyTorchJobOperator(BaseOperator):
 
     def resume(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event."""
-        from airflow.sdk.exceptions import AirflowTaskTimeout
-
         job = event["job"]
         if event["kind"] == "timeout":
-            self._delete(job["name"], job["namespace"], job["uid"])
-            raise AirflowTaskTimeout(f"job {job['namespace']}/{job['name']} took longer than execution_timeout")
-        result = self._finish(Observation.from_dict(event["observation"]), job)
+            self._too_long(job, str(event.get("why") or "it took longer than it may"))
+        if event["kind"] == "broken":
+            return self._watch_anew(context, str(event.get("why") or ""))
+        stored = Memory(context).job
+        known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
+        found = self._finish(context, Observation.from_dict(event["observation"]), known)
         # Killed in these last moments: success is told by the retry, which finds the job ended well.
         self._stop_if_killed(context, None)
-        return result
+        return found
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         # A trigger that broke says nothing about the job: find the job again and go on waiting, a few times.
-        if next_method == _TRIGGER_FAILED:
-            store = context["task_state_store"]
-            failures = store.get(FAILURES_KEY, 0)
-            count = failures + 1 if isinstance(failures, int) else 1
-            if count <= _TRIGGER_FAILURES:
-                store.set(FAILURES_KEY, count)
-                self.log.warning("the trigger failed, and the job is watched anew (%d of %d)", count, _TRIGGER_FAILURES)
-                return self.execute(context)
+        if next_method == _TRIGGER_FAILED and Memory(context).failures < _TRIGGER_FAILURES:
+            return self._watch_anew(context, str((next_kwargs or {}).get("error") or "the trigger broke"))
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
@@ -145,74 +195,55 @@ class PyTorchJobOperator(BaseOperator):
 
     # Finding or starting the job
 
-    def _attach(self, context: Context) -> Identity:
-        """The gang to wait for, found or created. Its identity is stored before the job exists."""
-        manifest = self.manifest
-        require_valid(manifest)
-        ti = context["ti"]
-        owner = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"
-        wanted = identity(manifest, owner, retries.generation(context))
-        store = context["task_state_store"]
-        backend = self._hook().connect()
-        for _ in range(_CONFLICTS):
-            stored = Identity.from_dict(store.get(STATE_KEY))
-            decision = decide(
-                stored,
-                wanted,
-                backend.read(wanted.name, wanted.namespace),
-                lambda job, seen: retries.replaced(self, context, seen, job.to_dict()),
-            )
-            self.log.info("job %s/%s: %s (%s)", wanted.namespace, wanted.name, decision.action, decision.why)
-            try:
-                return self._act(context, backend, decision)
-            except JobExistsError:
-                # Somebody was faster, or an earlier create went through after all: look again.
-                continue
-        raise JobNotReached(f"job {wanted.namespace}/{wanted.name}: its name is taken again and again")
+    def _manifest(self, context: Context) -> dict[str, Any]:
+        """The valid manifest that counts for the fingerprint."""
+        manifest = job_of(self.manifest, self.spec, self.kind, _owner(context))
+        kind_of(manifest).require_valid(manifest)
+        return manifest
 
-    def _act(self, context: Context, backend: Backend, decision: Decision) -> Identity:
-        job, store = decision.identity, context["task_state_store"]
-        if decision.action is Action.REFUSE:
-            raise JobNotReached(
-                f"job {job.namespace}/{job.name}: {decision.why}. Wait for it, delete it, or choose another name"
-            )
-        if decision.action is Action.REPLACE:
-            self._remove(context, backend, job)
-        if decision.action is not Action.ADOPT:
-            self._stop_if_killed(context, None)
-            store.set(STATE_KEY, job.to_dict())
-            store.delete(FAILURES_KEY)
+    def _gangs(self, context: Context, manifest: Mapping[str, Any]) -> Gangs:
+        return Gangs(
+            self.hook(str(manifest["kind"])).connect(),
+            Memory(context),
+            _owner(context),
+            still_wanted=lambda: self._stop_if_killed(context, None),
+            replaced=lambda job, seen: retries.replaced(self, context, seen, job.to_dict()),
             # After the fingerprint was taken: a node to avoid makes no other job of it.
-            avoided = [item.node for item in retries.avoided(context)]
-            snapshot = backend.create(away_from(job.written_on(self.manifest), avoided))
-            job = Identity(**{**job.to_dict(), "uid": snapshot.uid})
-        store.set(STATE_KEY, job.to_dict())
-        return job
+            prepared=lambda made: marked(
+                away_from(made, [item.node for item in retries.avoided(context)]), this_instance()
+            ),
+            numbered=self.number_gangs,
+            keep_failed=self.keep_failed,
+        )
 
-    def _remove(self, context: Context, backend: Backend, job: Identity) -> None:
-        """Delete the old gang and wait until all of it is gone: two gangs must never write the same checkpoints."""
-        old = backend.read(job.name, job.namespace)
-        if old is None:
-            return
-        backend.delete(job.name, job.namespace, uid=old.uid)
-        patience = time.monotonic() + _grace(old.job) + 120
-        while (now := backend.read(job.name, job.namespace)) is not None and now.uid == old.uid:
-            if time.monotonic() > patience:
-                raise JobNotReached(
-                    f"job {job.namespace}/{job.name}: the old gang does not end. Look at its pods and their node"
-                )
-            self._stop_if_killed(context, None)
-            time.sleep(_NAP)
-
-    def _publish(self, context: Context, job: Identity) -> None:
+    def _publish(self, context: Context, manifest: Mapping[str, Any], job: Identity) -> None:
         ti = context["ti"]
-        ti.xcom_push(key=JOB_KEY, value={**self._event_job(job), "backend": self.backend})
-        if link := job_link(self.job_url, {"name": job.name, "namespace": job.namespace}):
-            ti.xcom_push(key=LINK_KEY, value=link)
+        if self.do_xcom_push:
+            value = {**self._event_job(job), "kind": manifest["kind"], "backend": self.backend}
+            ti.xcom_push(key=JOB_KEY, value=value)
+        urls = {"job": self.job_url, "logs": self.logs_url, "mlflow": self.mlflow_url}
+        notes = manifest["metadata"].get("annotations") or {}
+        values = {**self._event_job(job), "run": self.mlflow_run or notes.get(MLFLOW_RUN_ANNOTATION)}
+        for key, url in addresses(urls, values).items():
+            ti.xcom_push(key=key, value=url)
+        if self.hold:
+            self.log.info("The gang is held. What starts the training in each pod, and what ends the hold:")
+            named = {**manifest, "metadata": {**manifest["metadata"], "name": job.name}}
+            for line in launch_lines(named):
+                self.log.info("    %s", line)
 
     # Waiting
 
-    def _trigger(self, job: Identity, deadline: float | None) -> Any:
+    def _limits(self, context: Context, job: Identity) -> Limits:
+        """Absolute times, which survive deferral: the try's own, and those of the job since its creation."""
+        queued = self.queue_timeout.total_seconds() if self.queue_timeout is not None else None
+        return Limits(
+            Memory(context).until(self.execution_timeout),
+            None if queued is None else (job.created or time.time()) + queued,
+            self.run_timeout.total_seconds() if self.run_timeout is not None else None,
+        )
+
+    def _trigger(self, job: Identity, limits: Limits) -> Any:
         from kubeflow_training.triggers import PyTorchJobTrigger
 
         return PyTorchJobTrigger(
@@ -220,16 +251,21 @@ class PyTorchJobOperator(BaseOperator):
             namespace=job.namespace,
             uid=job.uid,
             gang=job.gang,
+            kind=job.kind,
             backend=self.backend,
             kubernetes_conn_id=self.kubernetes_conn_id,
             home=self.home,
             poll_interval=self.poll_interval,
             log_ranks=self.log_ranks,
-            deadline=deadline,
+            log_limit=self.log_limit,
+            deadline=limits.until,
+            queue_until=limits.queue_until,
+            run_seconds=limits.run_seconds,
         )
 
-    def _watch_here(self, context: Context, job: Identity) -> Observation:
-        watch = Watch(self._hook().connect, job.name, job.namespace, uid=job.uid, ranks=self.log_ranks)
+    def _watch_here(self, context: Context, job: Identity, limits: Limits) -> Observation:
+        watch = Watch(self.hook(job.kind).connect, job.name, job.namespace, uid=job.uid, ranks=self.log_ranks)
+        last: Observation | None = None
         while True:
             step = watch.step()
             for line in step.lines:
@@ -237,6 +273,9 @@ class PyTorchJobOperator(BaseOperator):
             if step.final and step.observation is not None:
                 self._stop_if_killed(context, job)
                 return step.observation
+            last = step.observation or last
+            if why := exceeded(limits, last, time.time()):
+                self._too_long(self._event_job(job), why)
             until = time.monotonic() + self.poll_interval
             while True:
                 self._stop_if_killed(context, job)
@@ -244,78 +283,85 @@ class PyTorchJobOperator(BaseOperator):
                     break
                 time.sleep(min(_NAP, left))
 
+    def _watch_anew(self, context: Context, why: str) -> dict[str, Any]:
+        count = Memory(context).count_failure()
+        if count > _TRIGGER_FAILURES:
+            raise JobNotReached(f"the trigger broke {count} times, the last time: {why}. The job is left as it is")
+        self.log.warning("%s; the job is watched anew (%d of %d)", why, count, _TRIGGER_FAILURES)
+        return self.execute(context)
+
     def _stop_if_killed(self, context: Context, job: Identity | None) -> None:
-        """Raise after a kill. The job goes only if a person ended the task; a stopped worker leaves it to the retry."""
+        """Raise after a kill. The job goes if a person ended the task, or if no try is left that could find it."""
         if not self._killed:
             return
+        ti, state, why = context["ti"], None, ""
         try:
-            state = task_state(context["ti"])
+            state = task_state(ti)
         except Exception as error:
-            raise TaskStopped(
-                f"this worker was stopped, and the job goes on; Airflow does not say why: {error!r}"
-            ) from error
-        if not ended_by_user(state, deferred=False):
-            raise TaskStopped(
-                f"this worker was stopped while the task was {state}; the job goes on, and a retry finds it"
-            )
-        if job is not None:
-            self._delete(job.name, job.namespace, job.uid)
-        raise TaskStopped(f"the task was ended ({state}), and its job with it")
+            why = f"Airflow does not say why: {error!r}"
+        ended = not why and ended_by_user(state, deferred=False)
+        last = ti.try_number > ti.max_tries
+        if job is not None and (ended or last):
+            self._delete(self._event_job(job))
+        if ended:
+            raise TaskStopped(f"the task was ended ({state}), and its job with it")
+        found = "its job with it, as no try is left" if last else "the job goes on, and a retry finds it"
+        raise TaskStopped(f"this worker was stopped, {why or f'while the task was {state}'}; {found}")
+
+    def _too_long(self, job: Mapping[str, Any], why: str) -> None:
+        from airflow.sdk.exceptions import AirflowTaskTimeout
+
+        self._delete(job)
+        raise AirflowTaskTimeout(f"job {job['namespace']}/{job['name']}: {why}")
 
     # The end
 
-    def _finish(self, observation: Observation, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The result, or the failure's text."""
-        name = f"job {job['namespace']}/{job['name']}"
-        if observation.phase is Phase.SUCCEEDED:
-            self.log.info("%s succeeded", name)
-            return {
-                "phase": str(observation.phase),
-                **job,
-                "seconds": observation.seconds,
-                "progress": observation.progress.to_dict() if observation.progress else None,
-            }
+    def _finish(self, context: Context, observation: Observation, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The result, or the failure's exception."""
+        name, memory = f"job {job['namespace']}/{job['name']}", Memory(context)
+        if observation.phase is Phase.LOST and (told := memory.result(job["uid"])) is not None:
+            return told
         tail: list[str] = []
+        snapshot = backend = None
         try:
-            backend = self._hook().connect()
+            backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
             snapshot = backend.read(job["name"], job["namespace"])
-            if snapshot is not None and snapshot.uid == job["uid"]:
+            if snapshot is not None and snapshot.uid != job["uid"]:
+                snapshot = None
+            if observation.phase is not Phase.SUCCEEDED:
                 tail = last_lines(backend, snapshot, observation.pod)
-                if observation.pods_running:
-                    # Survivors would hold their GPUs until the collective's own timeout.
-                    backend.delete(job["name"], job["namespace"], uid=job["uid"])
-        except BackendUnavailableError as error:
-            self.log.warning("%s: its last lines cannot be read: %s", name, error)
-        raise retries.failure(failure_text(name, job["gang"], observation, tail), self, observation, job)
-
-    def _delete(self, name: str, namespace: str, uid: str | None) -> None:
-        try:
-            self._hook().connect().delete(name, namespace, uid=uid)
-            self.log.info("job %s/%s is deleted", namespace, name)
         except JobError as error:
-            self.log.error("job %s/%s could not be deleted and may still run: %s", namespace, name, error)
+            self.log.warning("%s: its last words cannot be read: %s", name, error)
+        if observation.phase is not Phase.SUCCEEDED:
+            # Survivors would hold their GPUs until the collective's own timeout.
+            if self.on_finish == "delete" or (observation.pods_running and not self.keep_failed):
+                self._delete(job)
+            text = outcome.failure_text(name, job["gang"], observation, tail)
+            raise retries.failure(text, self, observation, job)
+        found = outcome.result(observation, job, outcome.last_words(snapshot))
+        # The job may be removed, by us or by its time to live, before the result is told.
+        memory.keep_result(job["uid"], found)
+        self.log.info("%s succeeded", name)
+        if self.on_finish != "keep":
+            self._delete(job)
+        return found
 
-    def _hook(self) -> PyTorchJobHook:
-        return PyTorchJobHook(self.backend, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)
+    def _delete(self, job: Mapping[str, Any]) -> None:
+        where = f"job {job['namespace']}/{job['name']}"
+        try:
+            backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
+            backend.delete(job["name"], job["namespace"], uid=job["uid"])
+            self.log.info("%s is deleted", where)
+        except JobError as error:
+            self.log.error("%s could not be deleted and may still run: %s", where, error)
 
     @staticmethod
     def _event_job(job: Identity) -> dict[str, Any]:
-        return {"name": job.name, "namespace": job.namespace, "uid": job.uid, "gang": job.gang}
+        values = job.to_dict()
+        return {key: values.get(key) for key in ("name", "namespace", "uid", "gang", "kind", "created")}
 
 
-def failure_text(name: str, gang: int, observation: Observation, tail: Sequence[str]) -> str:
-    """What a job that ended badly has to say: rank, exit code, node, reason, mend and last lines."""
-    reason = observation.reason or "unknown"
-    lines = [f"{name} (gang {gang}) {observation.phase}, {reason}: {observation.message}. {observation.mend}."]
-    if observation.progress:
-        lines.append(f"It had come to {observation.progress}.")
-    if tail:
-        lines.append(f"Last lines of {observation.replica}:")
-        lines += [f"    {line}" for line in tail]
-    return "\n".join(lines)
-
-
-def _grace(job: Mapping[str, Any]) -> float:
-    replicas = job.get("spec", {}).get("pytorchReplicaSpecs", {}).values()
-    grace = [item["template"]["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS) for item in replicas]
-    return float(max(grace, default=DEFAULT_GRACE_SECONDS))
+def _owner(context: Context) -> Owner:
+    ti = context["ti"]
+    index = ti.map_index if ti.map_index is not None else -1
+    return Owner(ti.dag_id, ti.run_id, ti.task_id, index)

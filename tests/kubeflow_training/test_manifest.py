@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from kubeflow_training.jobs import spec as spec_module
 from kubeflow_training.jobs.checks import check, quantity, require_valid
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.local.capacity import Resources, gang_resources
@@ -32,15 +33,34 @@ def test_the_whole_manifest_of_two_nodes():
         annotations={"note": "y"},
     )
     resources = {"cpu": "1500m", "memory": "4000M", "nvidia.com/gpu": "2"}
+    mesh = {"sidecar.istio.io/inject": "false"}
+    await_master = {
+        "name": "await-master",
+        "image": "x:1",
+        "command": ["sh", "-c", spec_module._AWAIT.format(seconds=1200)],
+        "env": [
+            {
+                "name": "JOB_NAME",
+                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/job-name']"}},
+            },
+            {"name": "MASTER", "value": "$(JOB_NAME)-master-0"},
+        ],
+        "resources": {part: {"cpu": "50m", "memory": "32M"} for part in ("requests", "limits")},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
     template = {
-        "metadata": {"annotations": {"sidecar.istio.io/inject": "false"}},
+        "metadata": {"labels": mesh, "annotations": {**mesh, "linkerd.io/inject": "disabled"}},
         "spec": {
             "containers": [
                 {
                     "name": "pytorch",
                     "image": "x:1",
                     "command": ["python", "-m", "trainer.launch", "s3://b/run.json"],
-                    "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                    "env": [
+                        {"name": "A", "value": "1"},
+                        {"name": "B", "value": "2"},
+                        {"name": "PET_RDZV_CONF", "value": "timeout=1200"},
+                    ],
                     "envFrom": [{"secretRef": {"name": "s3"}}],
                     "resources": {"requests": resources, "limits": resources},
                     "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -49,8 +69,17 @@ def test_the_whole_manifest_of_two_nodes():
             ],
             "terminationGracePeriodSeconds": 90,
             "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2000M"}}],
+            "topologySpreadConstraints": [
+                {
+                    "labelSelector": {"matchLabels": {"training.kubeflow.org/job-name": "train-1"}},
+                    "topologyKey": "kubernetes.io/hostname",
+                    "maxSkew": 1,
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                }
+            ],
         },
     }
+    waiting = {**template, "spec": {**template["spec"], "initContainers": [await_master]}}
     assert manifest == {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
@@ -64,7 +93,7 @@ def test_the_whole_manifest_of_two_nodes():
             },
             "pytorchReplicaSpecs": {
                 "Master": {"replicas": 1, "restartPolicy": "Never", "template": template},
-                "Worker": {"replicas": 2, "restartPolicy": "Never", "template": template},
+                "Worker": {"replicas": 2, "restartPolicy": "Never", "template": waiting},
             },
         },
     }

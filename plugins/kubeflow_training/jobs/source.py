@@ -7,11 +7,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubeflow_training.jobs.errors import ManifestError
-from kubeflow_training.jobs.kinds import kind_of
+from kubeflow_training.jobs.kinds import kind_named, kind_of
+from kubeflow_training.jobs.kinds.compile import compiled
 from kubeflow_training.jobs.manifest import longest_name, made_name, renamed
 from kubeflow_training.jobs.ownership import Owner
 from kubeflow_training.jobs.spec import TrainingJobSpec
 from kubeflow_training.jobs.text import manifest_from_text
+
+
+def job_of(manifest: Any, spec: Any, kind: str | None, owner: Owner) -> dict[str, Any]:
+    """The named manifest of a task's job.
+
+    :param kind: what a spec is compiled to; of a manifest it only may be the manifest's own.
+    :raises ManifestError: if there is none.
+    """
+    found = named(manifest_of(manifest, spec), owner)
+    wanted = kind_named(kind) if kind else kind_of(found)
+    if wanted is kind_of(found):
+        return found
+    if spec is None:
+        cause = f"its manifest is a {found['kind']}, and `kind` is {wanted.name}"
+        raise ManifestError("the job", cause, "Leave out `kind`, or give a `spec`, which can be compiled to any")
+    return compiled(found, wanted)
 
 
 def manifest_of(manifest: Any = None, spec: Any = None) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""What operator and sensor have in common: the arguments that say where jobs run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from kubeflow_training.hooks import PyTorchJobHook
+
+
+class ClusterArguments:
+    """A mixin. Its three arguments are templated and mean the same everywhere.
+
+    :param backend: "kubernetes", or "local" for processes of this machine.
+    :param kubernetes_conn_id: Airflow connection of the cluster; its content never leaves the process that uses it.
+    :param home: folder of the local cluster; `KUBEFLOW_TRAINING_HOME` unless given.
+    """
+
+    cluster_fields: ClassVar[Sequence[str]] = ("backend", "kubernetes_conn_id", "home")
+
+    backend: str
+    kubernetes_conn_id: str
+    home: str | None
+
+    def hook(self, kind: str = "PyTorchJob") -> PyTorchJobHook:
+        """The hook for jobs of that kind."""
+        return PyTorchJobHook(self.backend, kind=kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)

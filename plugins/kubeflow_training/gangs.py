@@ -1,0 +1,153 @@
+"""A task's gangs: the newest is found again, or the next is started, and never two at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kubeflow_training.exceptions import JobNotReached
+from kubeflow_training.jobs.backend import Backend, Snapshot
+from kubeflow_training.jobs.errors import JobExistsError
+from kubeflow_training.jobs.kinds import kind_seen
+from kubeflow_training.jobs.manifest import DEFAULT_GRACE_SECONDS, OWNER_ANNOTATION, longest_name
+from kubeflow_training.jobs.observation import Observation, observe
+from kubeflow_training.jobs.ownership import OWNER_LABEL, Owner
+from kubeflow_training.jobs.shapes import mapping, whole
+from kubeflow_training.memory import Memory
+from kubeflow_training.reattach import Action, Decision, Identity, created_for, decide, identity
+
+_NAP: Final = 0.2  # seconds; how soon a kill is noticed
+_TRIES: Final = 6
+_PATIENCE: Final = 120.0  # seconds beyond the grace period
+
+log = logging.getLogger(__name__)
+
+
+class Gangs:
+    """
+    :param still_wanted: called before anything is created and while waiting; raises if the task is to stop.
+    :param replaced: whether a gang that failed like this is followed by another.
+    :param prepared: the manifest as it is created, from the manifest that counts for the fingerprint.
+    :param numbered: whether later gangs have their number in the name; else all share it.
+    :param keep_failed: whether a failed gang of which nothing runs may stay beside the next one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        memory: Memory,
+        owner: Owner,
+        *,
+        still_wanted: Callable[[], None],
+        replaced: Callable[[Identity, Observation], bool],
+        prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda manifest: manifest,
+        numbered: bool = True,
+        keep_failed: bool = False,
+    ) -> None:
+        self.backend, self.memory, self.owner = backend, memory, owner
+        self._still_wanted, self._replaced, self._prepared = still_wanted, replaced, prepared
+        self._numbered, self._keep_failed = numbered, keep_failed
+
+    def attach(self, manifest: Mapping[str, Any], generation: str) -> Decision:
+        """The gang to wait for (`ADOPT`, `CREATE` or `REPLACE`, done by then) or whose success is to be told (`TELL`).
+
+        Its identity is stored before the job exists.
+
+        :raises JobNotReached: if the name is another's, or an old gang does not end.
+        """
+        wanted = identity(manifest, self.owner, generation)
+        longest = longest_name(manifest) if self._numbered else None
+        for _ in range(_TRIES):
+            stored = self.memory.job
+            newest = self._newest(stored, wanted)
+            told = stored is not None and newest is None and self.memory.result(stored.uid) is not None
+            decision = decide(stored, wanted, newest, self._replaced, longest=longest, succeeded=told)
+            job = decision.identity
+            log.info("job %s/%s: %s (%s)", job.namespace, job.name, decision.action, decision.why)
+            if decision.action is Action.REFUSE:
+                raise JobNotReached(
+                    f"job {job.namespace}/{job.name}: {decision.why}. Wait for it, delete it, or choose another name"
+                )
+            if decision.action is Action.TELL:
+                return decision
+            if decision.action is Action.REPLACE and newest is not None and not self._may_stay(newest, job):
+                self.remove(newest)
+            found = job if decision.action is Action.ADOPT else self._create(manifest, job)
+            if found is not None:
+                self.memory.job = found
+                return Decision(decision.action, found, decision.why)
+        raise JobNotReached(f"job {wanted.namespace}/{wanted.name}: its name is taken again and again")
+
+    def remove(self, old: Snapshot) -> None:
+        """Delete the gang and wait until all of it is gone: two gangs must never write the same checkpoints.
+
+        :raises JobNotReached: if it does not end.
+        """
+        metadata = old.job["metadata"]
+        name, namespace = metadata["name"], metadata["namespace"]
+        if not metadata.get("deletionTimestamp"):
+            self.backend.delete(name, namespace, uid=old.uid)
+        patience = time.monotonic() + _grace(old.job) + _PATIENCE
+        while (now := self.backend.read(name, namespace)) is not None and now.uid == old.uid:
+            if time.monotonic() > patience:
+                raise JobNotReached(
+                    f"job {namespace}/{name}: the old gang does not end. Look at its pods and their node"
+                )
+            self._still_wanted()
+            time.sleep(_NAP)
+
+    def _newest(self, stored: Identity | None, wanted: Identity) -> Snapshot | None:
+        """The task's newest job; what else has its name, where nothing is stored."""
+        if stored is not None:
+            return self.backend.read(stored.name, stored.namespace)
+        mine = [
+            item
+            for item in self.backend.jobs(wanted.namespace, labels={OWNER_LABEL: self.owner.digest})
+            if item.annotations.get(OWNER_ANNOTATION) == wanted.owner
+        ]
+        # The store may have been emptied while a later gang trains.
+        newest = max(
+            mine, key=lambda item: str(mapping(item.job.get("metadata")).get("creationTimestamp")), default=None
+        )
+        name = newest.job["metadata"]["name"] if newest is not None else wanted.name
+        return self.backend.read(name, wanted.namespace)
+
+    def _create(self, manifest: Mapping[str, Any], job: Identity) -> Identity | None:
+        """The created gang; None if its name was taken and has been cleared since: look again."""
+        self._still_wanted()
+        self.memory.job = job
+        try:
+            return job.of(self.backend.create(self._prepared(job.written_on(manifest, self.owner))))
+        except JobExistsError:
+            found = self.backend.read(job.name, job.namespace)
+        if found is None:
+            return None
+        if created_for(job, found):
+            log.info("job %s/%s exists: an earlier create went through after all", job.namespace, job.name)
+            return job.of(found)
+        verdict = decide(None, job, found)
+        log.info("job %s/%s is in the way: %s (%s)", job.namespace, job.name, verdict.action, verdict.why)
+        if verdict.action is Action.ADOPT:
+            return verdict.identity
+        if verdict.action is Action.REFUSE:
+            raise JobNotReached(
+                f"job {job.namespace}/{job.name}: {verdict.why}. Wait for it, delete it, or choose another name"
+            )
+        self.remove(found)
+        return None
+
+    def _may_stay(self, old: Snapshot, following: Identity) -> bool:
+        seen = observe(old.job, old.pods, old.events)
+        apart = old.job["metadata"]["name"] != following.name
+        return self._keep_failed and apart and seen.ended and not seen.pods_running
+
+
+def _grace(job: Mapping[str, Any]) -> float:
+    try:
+        specs = kind_seen(job).pod_specs(dict(job))
+    except (KeyError, TypeError, AttributeError):
+        specs = []
+    found = [whole(spec.get("terminationGracePeriodSeconds")) for spec in specs]
+    return float(max((seconds for seconds in found if seconds is not None), default=DEFAULT_GRACE_SECONDS))
