@@ -15,6 +15,7 @@ SILENT_LIMIT: Final = timedelta(minutes=5)
 OVERDUE_LIMIT: Final = timedelta(minutes=2)
 """How long a pod may outlive the end of its grace period: no kubelet is there to end it."""
 _NEVER: Final = datetime(9000, 1, 1, tzinfo=UTC)
+_REMOVED: Final = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE_LOST, "Evicted": Reason.EVICTED}
 _CREATED: Final = frozenset({"SuccessfulCreatePod", "SuccessfulCreate"})
 
 
@@ -69,17 +70,23 @@ def _silent_since(status: Mapping[str, Any], conditions: Mapping[str, Mapping[st
     return None
 
 
-def _replaced(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Sign | None:
-    """A pod that was created twice, beside others that train already: the first was removed from outside."""
-    if not any(mapping(pod.get("status")).get("phase") == "Running" for pod in pods):
-        return None
+def created_twice(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of pods that their controller has created more than once."""
     times: dict[str, int] = {}
     for event in events:
         if event.get("reason") in _CREATED:
             created = str(event.get("message") or "").rpartition(" ")[2]
             times[created] = times.get(created, 0) + max(whole(event.get("count")) or 1, 1)
-    for pod in pods:
-        if times.get(name(pod), 0) > 1:
-            what = f"the pod before this {name(pod)} was removed from outside, and its gang cannot take in a new one"
-            return Sign(pod, Reason.EVICTED, what, True)
+    return [found for pod in pods if times.get(found := name(pod), 0) > 1]
+
+
+def _replaced(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Sign | None:
+    """A pod that was created twice: the first was removed from outside, and the events of that name may say by whom."""
+    for who in created_twice(pods, events):
+        pod = next(item for item in pods if name(item) == who)
+        told = [event for event in events if mapping(event.get("involvedObject")).get("name") == who]
+        last = mapping(next((event for event in reversed(told) if event.get("reason") in _REMOVED), None))
+        by = str(last.get("message") or "").strip()
+        what = f"the pod before this {who} was removed from outside, and its gang cannot take in a new one"
+        return Sign(pod, _REMOVED.get(str(last.get("reason")), Reason.EVICTED), what + (f": {by}" if by else ""), True)
     return None

@@ -331,7 +331,8 @@ def _observe_pods(seen: _Seen) -> Observation:
         return seen.observation(Phase.QUEUED, _warning(seen) or "The job waits for its pods")
     done = sum(1 for pod in seen.pods if mapping(pod.get("status")).get("phase") == "Succeeded")
     if seen.running + done >= max(seen.wanted, 1):
-        return seen.observation(Phase.RUNNING, f"{seen.running} of {seen.wanted} pods run")
+        ended = f", {done} are done" if done else ""
+        return seen.observation(Phase.RUNNING, f"{seen.running} of {seen.wanted} pods run{ended}")
     waits = [wait for pod in seen.pods if (wait := scheduling_wait(pod)) is not None]
     told = next((wait for wait in waits if wait.message), None)
     if told is None:

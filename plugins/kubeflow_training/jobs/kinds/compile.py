@@ -11,7 +11,7 @@ from kubeflow_training.jobs.kinds.indexed import INDEXED_JOB
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.kinds.pytorch import PYTORCH_JOB
 from kubeflow_training.jobs.kinds.train import NODE, TRAIN_JOB
-from kubeflow_training.jobs.manifest import AWAIT_MASTER, CONTAINER, JOB_NAME_LABEL, pytorch_job
+from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, pytorch_job
 from kubeflow_training.jobs.shapes import items, mapping
 
 RUNTIME: Final = "torch-distributed"
@@ -158,11 +158,11 @@ def _indexed_job(source: dict[str, Any]) -> dict[str, Any]:
     for rule in items(mapping(mapping(pod.get("affinity")).get("podAntiAffinity")).get(_REQUIRED)):
         _relabel(rule, label)
     processes = str(spec.get("nprocPerNode") or "1")
-    own = {"JOB_NAME": _from(f"metadata.labels['{label}']")}
-    address = {**own, "MASTER_ADDR": "$(JOB_NAME)-0.$(JOB_NAME)"}
     rank = _from("metadata.labels['batch.kubernetes.io/job-completion-index']")
     env: dict[str, Any] = {
-        **address,
+        "JOB_NAME": _from(f"metadata.labels['{label}']"),
+        # torch's store asks for this name until the join timeout; it comes with the first pod.
+        "MASTER_ADDR": "$(JOB_NAME)-0.$(JOB_NAME)",
         "MASTER_PORT": PORT,
         "RANK": rank,
         "WORLD_SIZE": str(nodes * (int(processes) if processes.isdecimal() else 1)),
@@ -174,14 +174,6 @@ def _indexed_job(source: dict[str, Any]) -> dict[str, Any]:
         "PET_MASTER_PORT": PORT,
     }
     _add_env(_training(pod), env)
-    waiting = mapping(mapping(source["spec"]["pytorchReplicaSpecs"].get("Worker")).get("template")).get("spec")
-    # The same on every pod: the leader's own name is there at once, as addresses are published before readiness.
-    for container in items(mapping(waiting).get("initContainers")):
-        if container.get("name") == AWAIT_MASTER:
-            kept = [item for item in items(container.get("env")) if item.get("name") not in ("JOB_NAME", "MASTER")]
-            wait = {**container, "env": kept}
-            _add_env(wait, {**own, "MASTER": "$(JOB_NAME)-0.$(JOB_NAME)"})
-            pod["initContainers"] = [*items(pod.get("initContainers")), wait]
     made: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": nodes,

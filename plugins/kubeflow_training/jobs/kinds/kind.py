@@ -53,6 +53,11 @@ class Kind(ABC):
         uid = mapping(job.get("metadata")).get("uid")
         return uid in {owner.get("uid") for owner in items(mapping(pod.get("metadata")).get("ownerReferences"))}
 
+    def part_of_another(self, job: Mapping[str, Any]) -> bool:
+        """Whether something else made the job for its own purposes, as a JobSet makes Jobs."""
+        owners = items(mapping(job.get("metadata")).get("ownerReferences"))
+        return any(owner.get("controller") is True for owner in owners)
+
     def training_container(self, pod: Mapping[str, Any]) -> str:
         """Name of the container that trains, whose log and exit code count."""
         found = [str(item.get("name")) for item in items(mapping(pod.get("spec")).get("containers"))]

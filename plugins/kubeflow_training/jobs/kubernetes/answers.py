@@ -56,7 +56,11 @@ def sorted_errors(thing: str) -> Iterator[None]:
         # A webhook that is away answers 500 in the API server's name: it comes back.
         if not error.status or error.status in _PASSING:
             raise BackendUnavailableError(thing, f"{error.status}: {message}", "It is tried again") from error
-        mend = "Give the account the rights this needs" if error.status == 403 else "Correct the manifest"
+        mend = (
+            "Give the account the rights this needs"
+            if error.status == 403 and "admission" not in message
+            else "Correct the manifest"
+        )
         raise JobRefusedError(thing, f"the cluster refuses it ({error.status}): {message}", mend) from error
     except (HTTPError, OSError) as error:
         raise BackendUnavailableError(thing, f"the cluster cannot be reached: {error}", "It is tried again") from error

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
+from kubeflow_training.jobs.disruptions import created_twice
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError, ManifestError
 from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes import services
@@ -119,7 +120,7 @@ class KubernetesCluster:
                 found = self._custom.list_namespaced_custom_object(
                     *self._group, namespace, self.kind.plural, **only, _request_timeout=TIMEOUT
                 )
-        return [Snapshot(self._named(job)) for job in found["items"]]
+        return [Snapshot(self._named(job)) for job in found["items"] if not self.kind.part_of_another(job)]
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
         # Foreground: the job stays visible until its last pod is gone, so that a new gang never meets the old one.
@@ -262,6 +263,8 @@ class KubernetesCluster:
         found: list[Mapping[str, Any]] = []
         if missing or pending:
             found += self._list_events(namespace, f"involvedObject.name={self.kind.creator(str(metadata['name']))}")
+            for pod in created_twice(pods, found):
+                found += self._list_events(namespace, f"involvedObject.name={pod}")
         if waiting:
             warnings = self._list_events(namespace, "type=Warning,involvedObject.kind=Pod")
             found += [item for item in warnings if mapping(item.get("involvedObject")).get("uid") in waiting]
