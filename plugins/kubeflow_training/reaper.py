@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseOperator
 
 from kubeflow_training.airflow_states import FromTask, TaskStates
-from kubeflow_training.jobs.backend import Backend
-from kubeflow_training.jobs.errors import JobError, JobRefusedError
+from kubeflow_training.jobs.backend import Backend, Snapshot
+from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.orphans import INSTANCE_KEY, Fate, Findings, Orphan, owned, sort
 from kubeflow_training.jobs.ownership import label_value
 
@@ -97,39 +97,30 @@ class JobReaper:
         if instance is None:
             log.info("this Airflow has no name yet, so that no job can be its own")
             return summary
-        looks = [
-            (name, *found)
-            for name, make in self.backends.items()
-            for found in self._look(instance, name, make, summary)
-        ]
+        looks = [look for name in self.backends for look in self._look(name, instance, summary)]
         # Airflow is asked about all of them before the first is deleted: silence in the middle deletes nothing.
-        live = [(name, backend, owned(jobs, instance)) for name, backend, jobs in looks]
-        tasks = {owner: self.states.task(owner) for _, _, mine in live for _, owner in mine.jobs}
+        live = [(backend, owned(jobs, instance)) for backend, jobs in looks]
+        tasks = {owner: self.states.task(owner) for _, mine in live for _, owner in mine.jobs}
         moment = time.time() if now is None else now
-        found = [(backend, sort(mine, tasks, moment, self.grace, self.seen)) for _, backend, mine in live]
+        found = [(backend, sort(mine, tasks, moment, self.grace, self.seen)) for backend, mine in live]
         self.seen = {uid: since for _, findings in found for uid, since in findings.seen.items()}
         for backend, findings in found:
             self._act(backend, findings, summary)
         log.info("reaper: %s", summary)
         return summary
 
-    def _look(
-        self, instance: str, name: str, make: Callable[[], Backend], summary: Summary
-    ) -> list[tuple[Backend, Sequence[Any]]]:
-        found: list[tuple[Backend, Sequence[Any]]] = []
+    def _look(self, name: str, instance: str, summary: Summary) -> list[tuple[Backend, Sequence[Snapshot]]]:
+        """This Airflow's jobs in each namespace; what cannot be looked at is a problem, and no reason to stop."""
+        found: list[tuple[Backend, Sequence[Snapshot]]] = []
         try:
-            backend = make()
+            backend = self.backends[name]()
         except (JobError, OSError) as error:
-            summary.problems.append(f"{name}: {error}")
             log.warning("%s cannot be looked at: %s", name, error)
+            summary.problems.append(f"{name}: {error}")
             return found
         for namespace in self.namespaces:
             try:
                 found.append((backend, backend.jobs(namespace, labels={INSTANCE_KEY: label_value(instance)})))
-            except JobRefusedError as error:
-                # A kind that is not installed, or that this account may not see, has no job of ours.
-                log.warning("%s is left out: %s", name, error)
-                summary.problems.append(f"{name}: {error}")
             except JobError as error:
                 log.warning("%s cannot be looked at: %s", name, error)
                 summary.problems.append(f"{name}: {error}")
@@ -203,7 +194,7 @@ class JobReaperOperator(BaseOperator):
         self.namespaces, self.kinds = namespaces, kinds
         self.grace, self.dry_run_only = grace, dry_run
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
         reaper = self._reaper()
@@ -217,7 +208,11 @@ class JobReaperOperator(BaseOperator):
         return summary.to_dict()
 
     def look_again(
-        self, context: Context, event: Any, seen: Mapping[str, float], before: Mapping[str, Any]
+        self,
+        context: Context,  # noqa: ARG002 - Airflow's signature
+        event: Any,  # noqa: ARG002
+        seen: Mapping[str, float],
+        before: Mapping[str, Any],
     ) -> dict[str, Any]:
         """After the grace: delete what is still an orphan."""
         reaper = self._reaper()
@@ -244,12 +239,8 @@ def backends(
 
     if backend != "kubernetes":
         return {backend: PyTorchJobHook(backend, home=home).connect}
-    return {
-        f"{kind} on {kubernetes_conn_id}": PyTorchJobHook(
-            backend, kind=kind, kubernetes_conn_id=kubernetes_conn_id
-        ).connect
-        for kind in kinds
-    }
+    hooks = {kind: PyTorchJobHook(backend, kind=kind, kubernetes_conn_id=kubernetes_conn_id) for kind in kinds}
+    return {f"{kind} on {kubernetes_conn_id}": hook.connect for kind, hook in hooks.items()}
 
 
 def _told(orphan: Orphan) -> dict[str, str]:
