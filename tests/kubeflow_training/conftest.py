@@ -31,8 +31,9 @@ class Cluster:
         self.client = LocalCluster(home)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, cpus: float = 4) -> None:
+    def start(self, cpus: float = 4, gpus: int = 0) -> None:
         env = {**os.environ, "KUBEFLOW_TRAINING_CPUS": str(cpus), "KUBEFLOW_TRAINING_MEMORY_GB": "8"}
+        env["KUBEFLOW_TRAINING_GPUS"] = str(gpus)
         with (self.home.parent / "supervisor.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kubeflow_training.jobs.local", str(self.home)],

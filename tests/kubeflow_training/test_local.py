@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from kubeflow_training.jobs.errors import JobExistsError, JobRefusedError, ManifestError
+from kubeflow_training.jobs.errors import JobRefusedError, ManifestError
 from kubeflow_training.jobs.local import processes
 from kubeflow_training.jobs.observation import Phase, Reason
-from kubeflow_training.jobs.watch import Watch
 
 WAIT = "import time, sys; print('ready', flush=True); time.sleep(60)"
 
@@ -25,28 +24,6 @@ def pid_of(cluster, name="job", index=0):
     return json.loads((cluster.home / "jobs/default" / name / "pods" / pod / "status.json").read_text())["session"]
 
 
-def test_a_gang_gets_what_the_training_operator_gives_and_succeeds(cluster):
-    script = (
-        "import os, sys; e = os.environ; print(*[e[k] for k in "
-        "('RANK','WORLD_SIZE','PET_NNODES','PET_NPROC_PER_NODE','PET_NODE_RANK','MASTER_ADDR','POD_NAME','OWN')]);"
-        "assert e['MASTER_PORT'] == e['PET_MASTER_PORT']; print('to stderr', file=sys.stderr);"
-        "open(e['TERMINATION_LOG'], 'w').write('bye')"
-    )
-    cluster.submit(script, nodes=3, processes_per_node=2, env={"OWN": "x"})
-    seen = cluster.ended()
-    assert (seen.phase, seen.reason, seen.pods_wanted) == (Phase.SUCCEEDED, None, 3)
-    assert seen.seconds is not None
-    assert 0 <= seen.seconds < 30
-    assert cluster.log(index=0)[0] == "0 6 3 2 0 127.0.0.1 job-master-0 x"
-    assert cluster.log(index=2)[0] == "2 6 3 2 2 127.0.0.1 job-worker-1 x"
-    assert cluster.log(index=1)[1] == "to stderr"
-    snapshot = cluster.read()
-    conditions = {item["type"]: item["status"] for item in snapshot.job["status"]["conditions"]}
-    assert conditions["Succeeded"] == conditions["Created"] == "True"
-    assert snapshot.job["status"]["completionTime"]
-    assert snapshot.pods[0]["status"]["containerStatuses"][0]["state"]["terminated"]["message"] == "bye"
-
-
 def test_the_log_file_has_the_time_stamps_of_kubectl(cluster):
     cluster.submit("print('hello')")
     cluster.ended()
@@ -54,54 +31,6 @@ def test_the_log_file_has_the_time_stamps_of_kubectl(cluster):
     stamp, text = line.split(" ", 1)
     assert text == "hello\n"
     assert len(stamp) == len("2026-01-01T00:00:00.000000000Z")
-
-
-def test_one_failing_rank_ends_the_gang_and_is_named(cluster):
-    script = (
-        "import os, sys, time, json\n"
-        "if os.environ['RANK'] == '2':\n"
-        "    open(os.environ['TERMINATION_LOG'], 'w').write(json.dumps("
-        "{'exit_code': 11, 'message': 'shard 3 is broken', 'rank': 2, 'step': 4, 'steps': 9}))\n"
-        "    sys.exit(11)\n"
-        "time.sleep(60)"
-    )
-    cluster.submit(script, nodes=3)
-    seen = cluster.ended()
-    assert (seen.phase, seen.reason, seen.retryable) == (Phase.FAILED, Reason.BAD_DATA, False)
-    assert (seen.failing_rank, seen.replica, seen.exit_code) == (2, "worker-1", 11)
-    assert "shard 3 is broken" in seen.message
-
-    def codes() -> list[int] | None:
-        states = [pod["status"]["containerStatuses"][0]["state"] for pod in cluster.read().pods]
-        # The job has failed with its first rank; the others are still being ended.
-        return [state["terminated"]["exitCode"] for state in states] if all("terminated" in s for s in states) else None
-
-    assert cluster.until(codes) == [143, 143, 11]
-
-
-def test_a_killed_rank_is_retryable_and_its_peers_are_victims(cluster):
-    script = (
-        "import os, sys, time\n"
-        "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n"
-        "time.sleep(0.3); print('Connection closed by peer'); sys.exit(21)"
-    )
-    cluster.submit(script, nodes=2)
-    seen = cluster.ended()
-    assert (seen.reason, seen.retryable, seen.replica, seen.exit_code) == (Reason.UNKNOWN, True, "worker-0", 137)
-
-
-def test_last_lines_stand_in_for_a_termination_message(cluster):
-    cluster.submit("raise SystemExit('the model is too large: CUDA out of memory')")
-    seen = cluster.ended()
-    assert (seen.exit_code, seen.reason) == (1, Reason.OUT_OF_MEMORY)
-    assert "too large" in seen.message
-
-
-def test_a_command_that_does_not_exist_says_so(cluster):
-    cluster.submit("", command=["no-such-program"])
-    seen = cluster.ended()
-    assert (seen.exit_code, seen.reason) == (127, Reason.USER_ERROR)
-    assert "no-such-program" in seen.message
 
 
 def test_delete_gives_grace_then_kills_the_whole_tree(cluster, tmp_path):
@@ -132,12 +61,6 @@ def test_delete_gives_grace_then_kills_the_whole_tree(cluster, tmp_path):
     # The name is free again, and the new job is another one.
     cluster.submit("print(1)")
     assert cluster.ended().phase is Phase.SUCCEEDED
-
-
-def test_the_deadline_ends_the_job(cluster):
-    cluster.submit(WAIT, deadline_seconds=1)
-    seen = cluster.ended()
-    assert (seen.phase, seen.reason, seen.retryable) == (Phase.FAILED, Reason.DEADLINE, False)
 
 
 def test_what_the_command_left_running_dies_with_the_pod(cluster, tmp_path):
@@ -269,45 +192,10 @@ def test_a_burst_of_twenty_jobs_never_exceeds_the_machine(stopped_cluster, tmp_p
     assert starts == sorted(starts)
 
 
-def test_logs_are_streamed_without_loss_or_repetition(cluster):
-    script = (
-        "import os, sys\nfor n in range(3000):\n"
-        "    print(os.environ['RANK'], n, 'ü' * (n % 50))\n"
-        "    if n % 100 == 0: sys.stdout.flush()\n"
-        "print('@progress {\"step\": 7, \"steps\": 9, \"loss\": 0.5}')\nprint('no newline', end='')"
-    )
-    snapshot = cluster.submit(script, nodes=2)
-    lines, positions, progress, steps = [], {}, None, 0
-    while True:
-        # A new watch each time: only the positions survive, as over a restart of the triggerer.
-        watch = Watch(
-            lambda: cluster.client, "job", "default", uid=snapshot.uid, positions=positions, progress=progress
-        )
-        step = watch.step()
-        lines += step.lines
-        positions, progress = json.loads(json.dumps(watch.positions)), watch.progress
-        steps += 1
-        if step.observation.ended and watch.step().final:
-            break
-    for replica, rank in (("master-0", "0"), ("worker-0", "1")):
-        mine = [line.removeprefix(f"[{replica}] ") for line in lines if line.startswith(f"[{replica}] ")]
-        expected = [f"{rank} {n} {'ü' * (n % 50)}" for n in range(3000)]
-        assert mine[:3000] == expected
-        assert mine[3000:] == ['@progress {"step": 7, "steps": 9, "loss": 0.5}', "no newline"]
-    assert progress.to_dict() == {"step": 7, "steps": 9, "loss": 0.5}
-
-
 def test_a_line_without_end_does_not_fill_the_memory(cluster):
     cluster.submit("import sys; sys.stdout.write('x' * 200_000)")
     cluster.ended()
     assert [len(line) for line in cluster.log()] == [65536, 65536, 65536, 3392]
-
-
-def test_a_name_is_taken_once(cluster):
-    first = cluster.submit("print(1)")
-    with pytest.raises(JobExistsError):
-        cluster.submit("print(2)")
-    assert cluster.read().uid == first.uid
 
 
 def test_what_only_kubernetes_can_do_is_refused(cluster):

@@ -161,3 +161,21 @@ def test_what_can_never_work_is_refused_with_the_same_error(place, spoil):
         place.create(manifest)
     assert refused.value.mend
     assert len(place.backend.jobs(place.namespace)) == before
+
+
+@pytest.mark.cluster
+def test_the_clusters_refusal_comes_in_its_own_words(on_kubernetes):
+    manifest = on_kubernetes.manifest("true")
+    manifest["metadata"]["namespace"] = "no-such-namespace"
+    with pytest.raises(JobRefusedError, match="no-such-namespace"):
+        on_kubernetes.create(manifest)
+
+
+@pytest.mark.cluster
+def test_an_image_that_does_not_exist_ends_the_wait(on_kubernetes):
+    manifest = on_kubernetes.manifest("true")
+    manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["image"] = "test.local/no:1"
+    job = on_kubernetes.create(manifest)
+    seen = job.wait(Phase.FAILED)
+    assert (seen.reason, seen.retryable) == (Reason.IMAGE, False)
+    job.delete(grace_seconds=0)
