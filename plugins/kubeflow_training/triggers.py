@@ -10,23 +10,29 @@ from typing import Any, Final
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from kubeflow_training.hooks import PyTorchJobHook
-from kubeflow_training.jobs.limits import Limits, exceeded
-from kubeflow_training.jobs.progress import Progress
-from kubeflow_training.jobs.watch import Watch
+from kubeflow_training.jobs.joblog import JobLog, LogLimit
+from kubeflow_training.jobs.limits import Limits
+from kubeflow_training.jobs.observation import Observation
+from kubeflow_training.jobs.waiting import Waiting
 from kubeflow_training.taskstate import ended_by_user, task_state
 
 POSITION_KEY: Final = "pytorch_job_log"
-"""XCom with where the log was left, so that another triggerer goes on there."""
-_LINES_AT_ONCE: Final = 200
+"""XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
+_SAVES_PER_SECOND: Final = 20  # of all triggers of a process together
+_keeping = 0
 
 
 class PyTorchJobTrigger(BaseTrigger):
-    """Waits until a job has ended or a limit is passed. Its arguments are stored in the database: no secret is among them.
+    """Waits until a job has ended or a limit is passed, with one event at its end.
+
+    The event is a dictionary: `kind` ("ended"; "timeout" when a limit is passed; "broken" when the waiting itself went
+    wrong, which says nothing about the job), `job` (name, namespace, uid, gang), `observation` (or None), `why` (one
+    line), and `tails` (the last lines of the rank that failed). The arguments are stored: no secret is among them.
 
     :param name, namespace, uid: the job; another job of that name counts as its loss.
     :param gang: number of the gang, told again in the event.
     :param kind, backend, kubernetes_conn_id, home: see `PyTorchJobHook`.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two looks at the local cluster; Kubernetes tells news by itself.
     :param log_ranks: whose log lines to show: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
@@ -64,6 +70,7 @@ class PyTorchJobTrigger(BaseTrigger):
         self.owned, self.must_exist = owned, must_exist
         self._fired = False
         self._saving = True
+        self._saved: tuple[int, int] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -89,28 +96,36 @@ class PyTorchJobTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        positions, progress = await self._left_at()
-        watch = await asyncio.to_thread(self._watch, positions, progress)
-        limits, last = Limits(self.deadline, self.queue_until, self.run_seconds), None
-        while True:
-            step = await asyncio.to_thread(watch.step)
-            for number, line in enumerate(step.lines):
-                self.log.info("%s", line)
-                if number % _LINES_AT_ONCE == _LINES_AT_ONCE - 1:
-                    await asyncio.sleep(0)  # other triggers share this loop
-            if step.lines:
-                await self._save(watch)
-            if step.final and step.observation is not None:
-                self._fired = True
-                yield self._event("ended", observation=step.observation.to_dict(), why=step.observation.message)
-                return
-            if step.observation is not None:
-                last = step.observation
-            if why := exceeded(limits, last, time.time()):
-                self._fired = True
-                yield self._event("timeout", observation=last.to_dict() if last else None, why=why)
-                return
-            await asyncio.sleep(self.poll_interval)
+        try:
+            event = await self._wait()
+        except Exception as error:
+            # An exception would end the task as one whose job is not known; an event lets the operator decide.
+            self.log.exception("waiting for job %s/%s broke", self.namespace, self.name)
+            event = self._event("broken", None, f"{type(error).__name__}: {error}")
+        self._fired = True
+        yield event
+
+    async def _wait(self) -> TriggerEvent:
+        log = JobLog(self._show, LogLimit.of(self.log_limit), await self._left_at())
+        waits = self._hook().waiting(
+            self.name,
+            self.namespace,
+            log,
+            uid=self.uid,
+            ranks=self.log_ranks,
+            limits=Limits(self.deadline, self.queue_until, self.run_seconds),
+            must_exist=self.must_exist,
+            poll_interval=self.poll_interval,
+        )
+        async with waits as waiting:
+            keeper = asyncio.create_task(self._keep(log, waiting))
+            try:
+                end = await waiting.run()
+            finally:
+                keeper.cancel()
+                await asyncio.gather(keeper, return_exceptions=True)
+                await self._save(log, waiting)
+        return self._event(end.kind, end.observation, end.why, tails=end.tails)
 
     async def on_kill(self) -> None:
         """Delete the job if a person ended the task; this is also called when another triggerer took over."""
@@ -130,70 +145,64 @@ class PyTorchJobTrigger(BaseTrigger):
         await asyncio.to_thread(lambda: self._hook().connect().delete(self.name, self.namespace, uid=self.uid))
 
     def _hook(self) -> PyTorchJobHook:
-        return PyTorchJobHook(self.backend, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)
+        return PyTorchJobHook(self.backend, kind=self.kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)
 
-    def _watch(self, positions: dict[str, Any], progress: Progress | None) -> Watch:
-        return Watch(
-            self._hook().connect,
-            self.name,
-            self.namespace,
-            uid=self.uid,
-            ranks=self.log_ranks,  # type: ignore[arg-type]
-            positions=positions,
-            progress=progress,
-            must_exist=self.must_exist,
-        )
+    def _show(self, line: str) -> None:
+        self.log.info("%s", line)
 
-    def _event(self, kind: str, **more: Any) -> TriggerEvent:
+    def _event(self, kind: str, observation: Observation | None, why: str, **more: Any) -> TriggerEvent:
         job = {"name": self.name, "namespace": self.namespace, "uid": self.uid, "gang": self.gang}
         return TriggerEvent(  # type: ignore[no-untyped-call]
-            {"kind": kind, "job": job, **more}
+            {
+                "kind": kind,
+                "job": job,
+                "observation": observation.to_dict() if observation else None,
+                "why": why,
+                **more,
+            }
         )
 
-    async def _left_at(self) -> tuple[dict[str, Any], Progress | None]:
+    # What another triggerer and the pages have to know
+
+    async def _left_at(self) -> dict[str, Any]:
         """Where an earlier triggerer left this job's log."""
-        ti = self.task_instance
-        if ti is None or not self.owned:
-            return {}, None
+        if (ti := self.task_instance) is None or not self.owned:
+            return {}
         from airflow.sdk.execution_time.xcom import XCom
 
         try:
-            found = await asyncio.to_thread(
-                XCom.get_one,
-                key=POSITION_KEY,
-                dag_id=ti.dag_id,
-                task_id=ti.task_id,
-                run_id=ti.run_id,
-                map_index=ti.map_index,
-            )
+            found = await asyncio.to_thread(XCom.get_one, key=POSITION_KEY, **_address(ti))
         except Exception as error:
             self.log.warning("where the log was left is not known; it is shown from its beginning: %r", error)
-            return {}, None
-        if not isinstance(found, dict) or found.get("uid") != self.uid:
-            return {}, None
-        return dict(found.get("positions") or {}), Progress.from_dict(found.get("progress"))
+            return {}
+        return found if isinstance(found, dict) and found.get("uid") == self.uid else {}
 
-    async def _save(self, watch: Watch) -> None:
-        ti = self.task_instance
-        if ti is None or not self.owned or not self._saving:
+    async def _keep(self, log: JobLog, waiting: Waiting) -> None:
+        """Save what is new, the more rarely the more triggers of this process do so."""
+        global _keeping
+        _keeping += 1
+        try:
+            while self._saving:
+                await self._save(log, waiting)
+                await asyncio.sleep(max(1.0, _keeping / _SAVES_PER_SECOND))
+        finally:
+            _keeping -= 1
+
+    async def _save(self, log: JobLog, waiting: Waiting) -> None:
+        version = (log.version, waiting.version)
+        if (ti := self.task_instance) is None or not self.owned or not self._saving or version == self._saved:
             return
         from airflow.sdk.execution_time.xcom import XCom
 
-        value = {
-            "uid": self.uid,
-            "positions": {name: dict(position) for name, position in watch.positions.items()},
-            "progress": watch.progress.to_dict() if watch.progress else None,
-        }
+        seen = waiting.observation
+        value = {"uid": self.uid, "observation": seen.to_dict() if seen else None, "at": time.time(), **log.state()}
         try:
-            await asyncio.to_thread(
-                XCom.set,
-                POSITION_KEY,
-                value,
-                dag_id=ti.dag_id,
-                task_id=ti.task_id,
-                run_id=ti.run_id,
-                map_index=ti.map_index,
-            )
+            await asyncio.to_thread(XCom.set, POSITION_KEY, value, **_address(ti))
+            self._saved = version
         except Exception as error:
             self._saving = False
             self.log.warning("where the log is cannot be kept; another triggerer would repeat it: %r", error)
+
+
+def _address(ti: Any) -> dict[str, Any]:
+    return {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": ti.map_index}

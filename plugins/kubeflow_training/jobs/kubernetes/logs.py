@@ -1,0 +1,327 @@
+"""The logs of a job's pods, followed while the job is waited for: nothing twice, nothing left out unsaid.
+
+A followed log is one request for hours; looking every two seconds would be thirty a minute. A follow may end for many
+reasons (node, API server, a limit of four hours), so the end of a container's log is believed only after one more
+reading from the last line on has brought nothing new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+from kubeflow_training.jobs.backend import Snapshot
+from kubeflow_training.jobs.errors import BackendUnavailableError, JobError, JobRefusedError
+from kubeflow_training.jobs.joblog import JobLog
+from kubeflow_training.jobs.kinds import Kind
+from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
+from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, instant
+from kubeflow_training.jobs.shapes import items, mapping
+
+FOLLOWED: Final = 256
+"""Logs that one process follows at a time; those beyond are read again and again, ever more rarely while quiet."""
+_SILENCE: Final = 600.0  # seconds without a line after which a followed log is asked for anew
+_READ_SILENCE: Final = 30.0
+_LOOK_SECONDS: Final = (2.0, 15.0)
+_LINE: Final = 1 << 16  # bytes of a line shown in one piece
+_AFTER_END: Final = 5.0  # seconds that a follow may stay quiet after its container ended
+_PROGRESS_SECONDS: Final = 30.0
+_FINISH_SECONDS: Final = 15.0  # without a byte from any pod of an ended job
+_SURVIVOR_SECONDS: Final = 5.0  # for pods that still run when their job has ended
+_ROTATED: Final = "the node has rotated the log away (it keeps about 10 MiB per container)"
+_FOLLOWERS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+class PodLog:
+    """Reads the log of one pod's training container into a `JobLog`.
+
+    :param lead: whether to read on, rarely, for the progress when the job's log is full.
+    """
+
+    def __init__(self, cluster: AsyncCluster, kind: Kind, log: JobLog, pod: Mapping[str, Any], lead: bool) -> None:
+        metadata = pod["metadata"]
+        self._cluster, self._log, self._lead = cluster, log, lead
+        self.name, self.uid, self.replica = str(metadata["name"]), str(metadata["uid"]), kind.replica(pod)
+        self._container = kind.training_container(pod)
+        namespace = quote(str(metadata["namespace"]), safe="")
+        self._path = f"/api/v1/namespaces/{namespace}/pods/{quote(self.name, safe='')}/log"
+        left = log.positions.get(self.name)
+        left = left if left is not None and left.get("uid") == self.uid else None
+        self._cursor = Cursor.of(left)
+        self.done = bool(left and left.get("done"))
+        self._restarts = 0
+        self.ended = False
+        self._showing = False
+        self._news = asyncio.Event()
+        self.bytes = 0
+        """Bytes read so far; rises as long as there is something to wait for."""
+        self.update(pod)
+
+    def update(self, pod: Mapping[str, Any] | None) -> None:
+        """The pod as it is now; None if it is gone."""
+        state = _container(pod, self._container)
+        self.ended = pod is None or bool(mapping(state.get("state")).get("terminated"))
+        self._restarts = int(state.get("restartCount") or 0)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until all of the log has been read, or what is missing has been said."""
+        backoff, pause, whole = Backoff(), _LOOK_SECONDS[0], False
+        if not self._cursor.at and self._restarts and not self.done:
+            await self._read_previous()
+        while not self.done:
+            if self._log.full:
+                await self._read_progress()
+                return
+            ended, before = self.ended, self.bytes
+            try:
+                async with _follows(not ended) as follow:
+                    await (self._follow() if follow else self._read(False))
+                backoff.reset()
+                whole = follow or ended
+                if ended:
+                    self._finish()
+                elif follow:
+                    await self._wait(_LOOK_SECONDS[0])  # the pod's own end may be told a moment later
+                else:
+                    pause = _LOOK_SECONDS[0] if self.bytes > before else min(pause * 1.5, _LOOK_SECONDS[1])
+                    await self._wait(pause)
+            except NotThereError:
+                # A log that was followed to its end is whole although its pod is gone.
+                if not whole:
+                    self._gap("the pod was removed before its log was read to the end")
+                self._finish()
+            except BackendUnavailableError:
+                whole = False
+                await backoff.wait()
+            except JobRefusedError as error:
+                if "(400)" in error.cause and not self.ended:
+                    await self._wait(_LOOK_SECONDS[0])  # the container waits to start
+                    continue
+                self._log.say(f"[{self.replica}] -- its log cannot be shown: {error} --")
+                self._finish()
+
+    async def _follow(self) -> None:
+        """Follow the log, but not much longer than its container lives: a connection may outlast it."""
+        reading = asyncio.ensure_future(self._read(True))
+        try:
+            while not reading.done():
+                self._news.clear()
+                before = self.bytes
+                if self.ended:
+                    await asyncio.wait({reading}, timeout=_AFTER_END)
+                    if self.bytes == before and not self._showing:
+                        break
+                    continue
+                news = asyncio.ensure_future(self._news.wait())
+                await asyncio.wait({reading, news}, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, follow: bool) -> None:
+        """Read to the end; with `follow` that is the container's end, or whenever the server ends it."""
+        left = self._log.positions.get(self.name)
+        self._cursor = Cursor.of(left if left is not None and left.get("uid") == self.uid else None)
+        params = [("container", self._container), ("timestamps", "true")]
+        if follow:
+            params.append(("follow", "true"))
+        if self._cursor.since:
+            params.append(("sinceTime", self._cursor.since))
+        async with self._cluster.stream("log", self._path, params, _SILENCE if follow else _READ_SILENCE) as blocks:
+            rest = b""
+            async for block in blocks:
+                self.bytes += len(block)
+                *lines, rest = (rest + block).split(b"\n")
+                if len(rest) > _LINE:
+                    lines.append(rest)
+                    rest = b""
+                await self._show(self._cursor.take(line.decode(errors="replace") for line in lines))
+                if self._log.full:
+                    return
+            if rest and self.ended:
+                # The last words of an ended container may lack their line's end.
+                await self._show(self._cursor.take([rest.decode(errors="replace")]))
+            await self._show(self._cursor.end())
+
+    async def _show(self, batch: Batch) -> None:
+        if batch.gap is not None and not await self._close_gap(*batch.gap):
+            self._gap(_ROTATED, batch.gap)
+        if batch.lines:
+            self._showing = True
+            try:
+                await self._log.add(self.name, self.replica, batch.lines, partial(self._position_after, batch))
+            finally:
+                self._showing = False
+
+    async def _close_gap(self, since: int, until: int) -> bool:
+        """After a restart of the container the missing lines stand in the log of the one before."""
+        if not self._restarts:
+            return False
+        cursor = Cursor(since, int((self._log.positions.get(self.name) or {}).get("seen") or 1))
+        return await self._read_previous(cursor, until)
+
+    async def _read_previous(self, cursor: Cursor | None = None, until: int | None = None) -> bool:
+        """Read the log of the container before a restart; whether it goes on where the cursor stands."""
+        cursor = cursor or Cursor()
+        cursor.begin()
+        since = [("sinceTime", cursor.since)] if cursor.since else []
+        params = [("container", self._container), ("timestamps", "true"), ("previous", "true"), *since]
+        rest, found = b"", not cursor.at
+        with suppress(JobError):
+            async with self._cluster.stream("log", self._path, params, _READ_SILENCE) as blocks:
+                async for block in blocks:
+                    *lines, rest = (rest + block).split(b"\n")
+                    batch = cursor.take(line.decode(errors="replace") for line in lines)
+                    found = found or not cursor.looking
+                    if batch.gap is not None:
+                        return False
+                    if batch.lines and (until is None or batch.marks[0][0] < until):
+                        await self._log.add(
+                            self.name, self.replica, batch.lines, partial(self._position_after, batch)
+                        )
+        return found
+
+    async def _read_progress(self) -> None:
+        """The job's log is full: only its progress is still wanted, and one rank tells it."""
+        while self._lead and not self.ended:
+            with suppress(JobError):
+                await self._tail_into_progress()
+            await self._wait(_PROGRESS_SECONDS)
+        if self._lead:
+            with suppress(JobError):
+                await self._tail_into_progress()
+        self.done = True
+
+    async def _tail_into_progress(self) -> None:
+        for line in await tail(self._cluster, self._path, self._container, 50):
+            self._log.learn(line)
+
+    def _position_after(self, batch: Batch, index: int) -> Mapping[str, Any]:
+        return self._position(*batch.marks[index])
+
+    def _position(self, at: int, seen: int) -> Mapping[str, Any]:
+        return {"uid": self.uid, "at": at, "seen": seen}
+
+    def _gap(self, why: str, between: tuple[int, int] | None = None) -> None:
+        since, until = between or (self._cursor.at, 0)
+        self._log.gap(self.replica, instant(since) if since else None, instant(until) if until else None, why)
+
+    def _finish(self) -> None:
+        self.done = True
+        self._log.moved(self.name, {**self._position(self._cursor.at, self._cursor.seen), "done": True})
+
+    def give_up(self) -> None:
+        """Nothing comes any more: say what is missing, unless the pod still runs and simply has nothing to say."""
+        if self.ended:
+            self._gap("the cluster does not give it")
+
+    async def _wait(self, seconds: float) -> None:
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+
+class KubernetesLogs:
+    """Reads the logs of a job's pods. See `jobs.waiting.Logs` for the calls.
+
+    :param ranks: "all", "first" or "none".
+    """
+
+    def __init__(self, cluster: AsyncCluster, kind: Kind, log: JobLog, ranks: str) -> None:
+        self._cluster, self._kind, self._log, self._ranks = cluster, kind, log, ranks
+        self._readers: dict[str, PodLog] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def update(self, snapshot: Snapshot | None) -> None:
+        if self._ranks == "none":
+            return
+        pods = {str(pod["metadata"]["uid"]): pod for pod in snapshot.pods} if snapshot else {}
+        for uid, reader in self._readers.items():
+            reader.update(pods.get(uid))
+        for uid, pod in pods.items():
+            if uid in self._readers or not _has_begun(pod, self._kind.training_container(pod)):
+                continue
+            leads = self._kind.node_rank(pod, snapshot.job if snapshot else None) == 0
+            if leads or self._ranks == "all":
+                reader = self._readers[uid] = PodLog(self._cluster, self._kind, self._log, pod, leads)
+                self._tasks[uid] = asyncio.create_task(reader.run())
+
+    async def finish(self) -> None:
+        """Read what there is of an ended job's logs; gives up on a pod that brings nothing for too long."""
+        patience = time.monotonic() + _SURVIVOR_SECONDS
+        while rest := {uid: task for uid, task in self._tasks.items() if not task.done()}:
+            before = self._read_so_far()
+            ending = any(self._readers[uid].ended for uid in rest)
+            wait = _FINISH_SECONDS if ending else patience - time.monotonic()
+            if wait <= 0:
+                break  # only pods that outlive their job are left
+            await asyncio.wait(rest.values(), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            if ending and self._read_so_far() == before and not any(task.done() for task in rest.values()):
+                for uid in rest:
+                    self._readers[uid].give_up()
+                break
+        await self.close()
+
+    def _read_so_far(self) -> int:
+        return sum(reader.bytes for reader in self._readers.values()) + self._log.lines
+
+    async def tail(self, pod: Mapping[str, Any], lines: int) -> list[str]:
+        """The last lines of a pod's log; none if they cannot be had."""
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
+        try:
+            return await tail(self._cluster, path, self._kind.training_container(pod), lines)
+        except JobError:
+            return []
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def tail(cluster: AsyncCluster, path: str, container: str, lines: int) -> list[str]:
+    """The last lines of a container's log.
+
+    :raises JobError: if they cannot be had.
+    """
+    data = b""
+    params = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(_LINE * 4))]
+    async with cluster.stream("log", path, params, _READ_SILENCE) as blocks:
+        async for block in blocks:
+            data += block
+    return data.decode(errors="replace").splitlines()
+
+
+@asynccontextmanager
+async def _follows(wish: bool) -> AsyncIterator[bool]:
+    """Whether this log may be followed: connections are few."""
+    places = _FOLLOWERS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(FOLLOWED))
+    if not wish or places.locked():
+        yield False
+        return
+    async with places:
+        yield True
+
+
+def _container(pod: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    found = items(mapping(mapping(pod).get("status")).get("containerStatuses"))
+    return next((item for item in found if item.get("name") == name), {})
+
+
+def _has_begun(pod: Mapping[str, Any], container: str) -> bool:
+    state = _container(pod, container)
+    begun = mapping(state.get("state")).keys() & {"running", "terminated"}
+    return bool(begun) or int(state.get("restartCount") or 0) > 0
