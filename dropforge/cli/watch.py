@@ -21,7 +21,6 @@ from dropforge.cli.airflow import FINETUNE, Airflow
 from dropforge.cli.connect import Connection
 from dropforge.cli.history import Course
 from dropforge.errors import DropforgeError
-from dropforge.run import job_name
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation
@@ -133,8 +132,10 @@ class Watcher:
         purpose = next((stage.name for stage in view.stages if stage.state in _AT_WORK and stage.name in _JOBS), None)
         if home is None or purpose is None:
             return None
-        snapshot = LocalCluster(Path(home)).read(job_name(run, purpose), namespace)
-        return observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else None
+        # Each gang has a job of its own; the newest counts.
+        labels = {"dropforge/run": run, "dropforge/purpose": purpose}
+        found = LocalCluster(Path(home)).jobs(namespace, labels=labels)
+        return observe(found[-1].job, found[-1].pods, found[-1].events) if found else None
 
 
 def read_stages(airflow: Airflow, dag_run: str) -> tuple[Stage, ...]:

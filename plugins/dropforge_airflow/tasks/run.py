@@ -128,15 +128,16 @@ def end_jobs(opened: Opened, owner: str) -> None:
     from kubeflow_training.jobs.manifest import OWNER_ANNOTATION
     from kubeflow_training.jobs.observation import observe
 
-    for manifest in (opened["train"], opened["evaluate"]):
-        name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-        try:
-            backend = PyTorchJobHook(opened["backend"]).connect()
-            found = backend.read(name, namespace)
-            if found is None or not str(found.annotations.get(OWNER_ANNOTATION)).startswith(owner):
+    namespace, label = opened["train"]["metadata"]["namespace"], {"dropforge/run": opened["run"]}
+    try:
+        backend = PyTorchJobHook(opened["backend"]).connect()
+        for job in backend.jobs(namespace, labels=label):
+            name = job.job["metadata"]["name"]
+            if not str(job.annotations.get(OWNER_ANNOTATION)).startswith(owner):
                 continue
-            if not observe(found.job, found.pods, found.events).ended:
+            found = backend.read(name, namespace)
+            if found is not None and not observe(found.job, found.pods, found.events).ended:
                 backend.delete(name, namespace, uid=found.uid)
                 log.warning("Job %s/%s still ran although its task had ended: it is deleted", namespace, name)
-        except JobError as error:
-            log.error("Job %s/%s could not be looked at and may still run: %s", namespace, name, error)
+    except JobError as error:
+        log.error("The jobs of run %s could not be looked at and may still run: %s", opened["run"], error)
