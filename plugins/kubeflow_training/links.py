@@ -37,8 +37,10 @@ class _PublishedLink(BaseOperatorLink):
         return self.key
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
-        # Only what was published is right: names have the gang's number, and templates are not rendered here.
-        return ""
+        # Airflow writes the answer over what was published, so it must be the same: with the gang's own name.
+        from airflow.sdk.execution_time.xcom import XCom
+
+        return str(XCom.get_value(ti_key=ti_key, key=self.xcom_key) or "")
 
 
 class PyTorchJobLink(_PublishedLink):

@@ -130,8 +130,14 @@ class Run:
         found: dict[str, Any] = self.airflow.ask("look", dag=self.dag, run=self.run)
         return found
 
+    def jobs(self) -> list[Snapshot]:
+        """All gangs of the task that there are, oldest first; the first has the run's name, later ones their number."""
+        names = {job.job["metadata"]["name"]: job for job in self.airflow.cluster.jobs("default")}
+        return [names[name] for name in [self.name, *(f"{self.name}-g{n}" for n in range(2, 20))] if name in names]
+
     def job(self) -> Snapshot | None:
-        return self.airflow.cluster.read(self.name, "default")
+        """The newest gang."""
+        return next(reversed(self.jobs()), None)
 
     def phase(self) -> Phase:
         job = self.job()

@@ -21,19 +21,25 @@ def wait_for_file(path):
 @both
 def test_success_gives_the_result_the_log_and_the_link(new_run, mode):
     progress = '@progress {"step": 3, "steps": 3, "loss": 1.5}'
-    script = f"import os; print('hello from', os.environ['RANK']); print({progress!r})"
+    script = (
+        f"import json, os; print('hello from', os.environ['RANK']); print({progress!r})\n"
+        "open(os.environ['TERMINATION_LOG'], 'w').write(json.dumps({'exit_code': int(os.environ['RANK']) * 7, 'step': 3}))"
+    )
     run = new_run(mode, script, nodes=2)
     assert run.attempt() == {"state": "success", "error": None, "kind": None}
     found = run.look()
     job = run.job()
     result = found["xcoms"]["return_value"]
-    assert isinstance(result.pop("seconds"), float)
+    durations = result.pop("durations")
+    assert durations["queued"] >= 0
+    assert durations["running"] >= 0
     assert result == {
         "phase": "succeeded",
         "name": run.name,
         "namespace": "default",
         "uid": job.uid,
         "gang": 1,
+        "message": {"exit_code": 0, "step": 3},
         "progress": {"step": 3, "steps": 3, "loss": 1.5},
     }
     assert found["xcoms"]["pytorch_job_link"] == f"http://127.0.0.1/jobs/default/{run.name}"
