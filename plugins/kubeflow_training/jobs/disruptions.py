@@ -80,13 +80,23 @@ def created_twice(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[st
     return [found for pod in pods if times.get(found := name(pod), 0) > 1]
 
 
+def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tuple[Reason, str] | None:
+    """Who took a pod away, by the last event that tells.
+
+    :param pod: its name; any pod unless given.
+    """
+    for event in reversed(events):
+        about, word = mapping(event.get("involvedObject")), str(event.get("reason"))
+        if word in _REMOVED and about.get("kind") == "Pod" and pod in (None, about.get("name")):
+            return _REMOVED[word], f"{about.get('name')}: {str(event.get('message') or word).strip()}"
+    return None
+
+
 def _replaced(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Sign | None:
     """A pod that was created twice: the first was removed from outside, and the events of that name may say by whom."""
     for who in created_twice(pods, events):
         pod = next(item for item in pods if name(item) == who)
-        told = [event for event in events if mapping(event.get("involvedObject")).get("name") == who]
-        last = mapping(next((event for event in reversed(told) if event.get("reason") in _REMOVED), None))
-        by = str(last.get("message") or "").strip()
+        reason, by = removal(events, who) or (Reason.EVICTED, "")
         what = f"the pod before this {who} was removed from outside, and its gang cannot take in a new one"
-        return Sign(pod, _REMOVED.get(str(last.get("reason")), Reason.EVICTED), what + (f": {by}" if by else ""), True)
+        return Sign(pod, reason, what + (f" ({by})" if by else ""), True)
     return None

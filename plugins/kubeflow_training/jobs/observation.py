@@ -12,14 +12,15 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kubeflow_training.jobs import kueue
-from kubeflow_training.jobs.disruptions import sign
+from kubeflow_training.jobs.disruptions import removal, sign
+from kubeflow_training.jobs.elastic import REPORT_TIME, unproven
 from kubeflow_training.jobs.kinds import Kind, kind_seen
 from kubeflow_training.jobs.progress import Progress
 from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Ending, Reason, ending, first
 from kubeflow_training.jobs.shapes import items, mapping, moment, name, text
 from kubeflow_training.jobs.waits import container_wait, creation_wait, scheduling_wait, volume_wait
 
-__all__ = ["Observation", "Phase", "Reason", "observe"]
+__all__ = ["Observation", "Phase", "Reason", "observe", "told_best"]
 
 
 class Phase(StrEnum):
@@ -130,6 +131,14 @@ class Observation:
                 "finished": moment(data.get("finished")),
             }
         )
+
+
+def told_best(first: Observation, later: Observation) -> Observation:
+    """Of two looks at a job that has failed, the one that says why: its pods may be gone at the second."""
+    vague = later.reason in (None, Reason.UNKNOWN) or (later.pod is None and later.reason is first.reason)
+    if not (first.phase is later.phase is Phase.FAILED and vague and first.reason not in (None, Reason.UNKNOWN)):
+        return later
+    return replace(first, finished=later.finished or first.finished, progress=later.progress or first.progress)
 
 
 def observe(
@@ -265,10 +274,17 @@ def _observe_end(seen: _Seen) -> Observation | None:
         elif word == "TrainingRuntimeNotSupported":
             reason = Reason.USER_ERROR
         cause = None if reason else first(seen.endings)
-        found = seen.failure(cause, message or word or "The job failed", reason)
+        message = message or word or "The job failed"
+        if cause is None and reason is None and (taken := removal(seen.events)):
+            reason, message = taken[0], f"{message} {taken[1]}"
+        found = seen.failure(cause, message, reason)
         return found if found.finished else replace(found, finished=moment(failed.get("lastTransitionTime")))
     if succeeded := seen.kind.succeeded(seen.job):
         finished = moment(seen.status.get("completionTime")) or moment(succeeded.get("lastTransitionTime"))
+        if doubt := unproven(seen.job, seen.pods):
+            if seen.running and finished and seen.now - finished < REPORT_TIME:
+                return seen.observation(Phase.RUNNING, f"{doubt}; pods that still run: {seen.running}")
+            return seen.observation(Phase.FAILED, doubt, Reason.UNKNOWN, finished=finished)
         return seen.observation(Phase.SUCCEEDED, "All is done", finished=finished)
     if mapping(seen.job.get("metadata")).get("deletionTimestamp"):
         return seen.observation(Phase.CANCELLED, "The job is being deleted", Reason.DELETED)

@@ -137,6 +137,7 @@ class Ending:
     :param rank: the global rank, where the pod's termination message tells it.
     :param when: end of its container; None if unknown.
     :param message: the container's own last words.
+    :param taken: whether the cluster took the pod away.
     :param init_container: name of the init container that failed before training began; None if it began.
     """
 
@@ -150,13 +151,16 @@ class Ending:
     when: datetime | None
     message: str
     init_container: str | None = None
+    taken: bool = False
 
     @property
     def victim(self) -> bool:
         """Whether this looks like what a peer's death does: a broken collective, a SIGTERM, or the SIGKILL after it."""
-        return self.reason is Reason.COLLECTIVE_TIMEOUT or (
-            self.exit_code in (137, 143) and self.reason in (Reason.UNKNOWN, Reason.PREEMPTED)
-        )
+        return not self.taken and (self.reason is Reason.COLLECTIVE_TIMEOUT or self._killed)
+
+    @property
+    def _killed(self) -> bool:
+        return self.exit_code in (137, 143) and self.reason in (Reason.UNKNOWN, Reason.PREEMPTED)
 
 
 def ending(pod: Mapping[str, Any], kind: Kind = PYTORCH_JOB, job: Mapping[str, Any] | None = None) -> Ending | None:
@@ -172,7 +176,14 @@ def ending(pod: Mapping[str, Any], kind: Kind = PYTORCH_JOB, job: Mapping[str, A
     # torchrun ends with 1 whatever a rank ended with; the termination message has the rank's own code.
     if code in (None, 1) and said:
         code = said
-    message = str(told.get("message") or terminated.get("message") or status.get("message") or "").strip()
+    taken = disruption(pod)
+    # Of a pod that was taken away the cluster says more than the last line of its log.
+    words = (
+        (status.get("message"), terminated.get("message"))
+        if taken
+        else (terminated.get("message"), status.get("message"))
+    )
+    message = str(told.get("message") or words[0] or words[1] or "").strip()
     return Ending(
         pod=name_of(pod),
         replica=kind.replica(pod),
@@ -180,10 +191,11 @@ def ending(pod: Mapping[str, Any], kind: Kind = PYTORCH_JOB, job: Mapping[str, A
         rank=whole(told.get("rank")),
         exit_code=code,
         node=text(mapping(pod.get("spec")).get("nodeName")),
-        reason=disruption(pod) or _reason(status, terminated, code, message),
+        reason=taken or _reason(status, terminated, code, message),
         when=moment(terminated.get("finishedAt")),
         message=message[-4000:],
         init_container=container,
+        taken=taken is not None,
     )
 
 

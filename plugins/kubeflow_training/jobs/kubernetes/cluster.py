@@ -248,11 +248,20 @@ class KubernetesCluster:
             response.close()
 
     def _events(self, job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Events about what waits; none while all pods run or the job has ended or is held back."""
-        if self.kind.ended(job) or self.kind.suspended(job):
-            return []
+        """Events about what waits or is missing; none while all pods run, or the job is held back, or has succeeded."""
         metadata = mapping(job.get("metadata"))
         namespace, born = str(metadata["namespace"]), str(metadata.get("creationTimestamp") or "")
+        if self.kind.failed(job) and not any(mapping(pod.get("status")).get("phase") == "Failed" for pod in pods):
+            # What failed is gone: only events tell who took it away.
+            about = self._list_events(namespace, "involvedObject.kind=Pod")
+            mine = f"{metadata['name']}-"
+            return [
+                event
+                for event in about
+                if str(mapping(event.get("involvedObject")).get("name")).startswith(mine) and _when(event) >= born
+            ]
+        if self.kind.ended(job) or self.kind.suspended(job):
+            return []
         waiting = {
             str(pod["metadata"]["uid"])
             for pod in pods
