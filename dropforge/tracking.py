@@ -6,7 +6,10 @@ The DAG opens and ends runs; the trainer only logs into them. Every function is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -28,9 +31,13 @@ TAG_DATASET: Final = "dropforge.dataset"
 TAG_DAG_RUN: Final = "dropforge.dag_run"
 TAG_ATTEMPT: Final = "dropforge.attempt"
 TAG_RESUMED: Final = "dropforge.resumed_from"
+TAG_STEPS: Final = "dropforge.steps"
 TAG_VERDICT: Final = "dropforge.verdict"
 TAG_VERSION: Final = "dropforge.version"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
+_PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ def client(tracking_uri: str) -> MlflowClient:
 def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: Mapping[str, str]) -> Tracking:
     """Open the run's MLflow run, or the one that an earlier try opened. Parameters are logged once.
 
+    A run that cannot be opened whole is ended as failed.
+
     :param params: the flat recipe.
     :param tags: provenance known to the caller, such as `dropforge.dag_run`.
     """
@@ -79,15 +88,17 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
         **tags,
     }
     run = find_run(mlflow, experiment, spec.run)
+    known = run.data.params if run is not None else {}
+    new = [Param(key, value[:6000]) for key, value in params.items() if key not in known]
+    again = run is not None
     if run is None:
         run = mlflow.create_run(experiment, run_name=spec.run, tags=all_tags)
-    else:
-        mlflow.update_run(run.info.run_id, status="RUNNING")
-        mlflow.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in all_tags.items()])
-    known = run.data.params
-    new = [Param(key, value[:6000]) for key, value in params.items() if key not in known]
-    for start in range(0, len(new), 100):  # the server's limit for one call
-        mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
+    with failed_by_error(tracking_uri, run.info.run_id):
+        if again:
+            mlflow.update_run(run.info.run_id, status="RUNNING")
+            mlflow.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in all_tags.items()])
+        for start in range(0, len(new), 100):  # the server's limit for one call
+            mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
     return Tracking(uri=tracking_uri, run_id=run.info.run_id, experiment_id=experiment)
 
 
@@ -100,6 +111,35 @@ def close_run(tracking_uri: str, run_id: str, status: Status, tags: Mapping[str,
     if status == "FINISHED" and current in {"FAILED", "KILLED"}:
         return
     mlflow.set_terminated(run_id, status)
+
+
+@contextmanager
+def failed_by_error(tracking_uri: str, run_id: str) -> Iterator[None]:
+    """End the MLflow run as failed if the block does not get to its end. The block's own error is what is raised."""
+    try:
+        yield
+    except BaseException:
+        try:
+            with short_patience():
+                close_run(tracking_uri, run_id, "FAILED")
+        except Exception as error:
+            log.error("MLflow run %s stays open: it could not be ended either (%s)", run_id, error)
+        raise
+
+
+@contextmanager
+def short_patience() -> Iterator[None]:
+    """Give up soon on a server that is away; MLflow's client alone tries for minutes."""
+    before = {name: os.environ.get(name) for name in _PATIENCE}
+    os.environ.update(_PATIENCE)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:

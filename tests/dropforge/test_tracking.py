@@ -75,6 +75,31 @@ def test_opening_twice_gives_one_run(server: str, spec: RunSpec) -> None:
     assert run.data.tags[tracking.TAG_DAG_RUN] == "two"
 
 
+def test_what_fails_while_a_run_is_opened_ends_it(server: str, spec: RunSpec) -> None:
+    with pytest.raises(Exception, match="INVALID_PARAMETER_VALUE"):
+        tracking.open_run(server, spec, {"a key": "fine", "a\nkey": "refused"}, {})
+    mlflow = tracking.client(server)
+    (found,) = tracking.search(mlflow, tracking.TAG_RUN, spec.run)
+    assert found.info.status == "FAILED"
+    again = tracking.open_run(server, spec, {"a key": "fine"}, {})
+    assert again.run_id == found.info.run_id
+    assert mlflow.get_run(again.run_id).info.status == "RUNNING"
+    with pytest.raises(KeyboardInterrupt), tracking.failed_by_error(server, again.run_id):
+        raise KeyboardInterrupt
+    assert mlflow.get_run(again.run_id).info.status == "FAILED"
+
+
+def test_a_server_that_is_away_hides_no_error_and_costs_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError), tracking.failed_by_error("http://127.0.0.1:1", "abc"):
+        raise ZeroDivisionError
+    assert time.monotonic() - began < 20  # MLflow's own retries take four minutes
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+
+
 def test_a_failed_run_is_not_turned_into_a_finished_one(server: str, spec: RunSpec) -> None:
     run = opened(server, spec).tracking
     assert run is not None

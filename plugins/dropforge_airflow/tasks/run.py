@@ -39,7 +39,10 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         tags = {tracking.TAG_DAG_RUN: run_id or ""}
         opened = tracking.open_run(settings.tracking_uri, spec, recipe.flat(), tags)
         spec = replace(spec, tracking=opened)
-        store.put(layout.run_key(spec.run), spec.to_json())
+        # The teardown ends only runs whose task has succeeded.
+        with tracking.failed_by_error(settings.tracking_uri, opened.run_id):
+            store.put(layout.run_key(spec.run), spec.to_json())
+            train, evaluate = pytorch_job(**train_job(spec, recipe)), pytorch_job(**evaluate_job(spec, recipe))
     log.info("Run %s, MLflow run %s at %s", spec.run, opened.run_id, settings.tracking_uri)
     return Opened(
         run=spec.run,
@@ -48,8 +51,8 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         mlflow_run=opened.run_id,
         backend=recipe.compute.backend,
         retries=recipe.compute.retries,
-        train=pytorch_job(**train_job(spec, recipe)),
-        evaluate=pytorch_job(**evaluate_job(spec, recipe)),
+        train=train,
+        evaluate=evaluate,
     )
 
 
