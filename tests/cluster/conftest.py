@@ -152,6 +152,7 @@ def give_secret(folder: Path, namespace: Namespace) -> None:
     secret = yaml.safe_load(done.stdout)
     if not IMAGE:
         secret["stringData"]["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        secret["stringData"]["PYTHONPATH"] = str(REPOSITORY)
     namespace.core.create_namespaced_secret(namespace.name, secret)
 
 
