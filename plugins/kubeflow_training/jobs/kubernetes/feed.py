@@ -108,7 +108,7 @@ class Feed:
         self._pods_asked: dict[str, float] = {}  # the same for its pods
         self._fetching: dict[str, set[str]] = {}  # name being read: uids that went meanwhile
         self._pending: set[str] = set()
-        self._fetch = asyncio.Event()
+        self._fetch, self._first = asyncio.Event(), asyncio.Event()
         self._trouble: JobError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._jobs_path = f"/apis/{kind.api_version}/namespaces/{quote(namespace, safe='')}/{kind.plural}"
@@ -208,6 +208,7 @@ class Feed:
         while True:
             await self._fetch.wait()
             await asyncio.sleep(_GATHER)
+            await self._first.wait()  # the first lists cover most of those who came together
             self._fetch.clear()
             names = {name for name in self._pending if self._any_unknown(name)}
             self._pending.clear()
@@ -299,6 +300,8 @@ class Feed:
 
     def _fetch_the_rest(self, asked: Mapping[str, float]) -> None:
         """Read those who began to wait while a list was read."""
+        if self._asked and self._pods_asked:
+            self._first.set()
         late = {name for name, group in self._subscribers.items() if any(asked[name] < who.since for who in group)}
         if late - self._pending:
             self._pending |= late
@@ -341,6 +344,7 @@ class Feed:
 
     def _troubled(self, error: JobError) -> None:
         self._trouble = error
+        self._first.set()
         for name in self._subscribers:
             self._notify(name)
 

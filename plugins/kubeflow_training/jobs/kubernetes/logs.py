@@ -66,7 +66,13 @@ class PodLog:
     def update(self, pod: Mapping[str, Any] | None) -> None:
         """The pod as it is now; None if it is gone."""
         state = _container(pod, self._container)
-        self.ended = pod is None or bool(mapping(state.get("state")).get("terminated"))
+        over = bool(mapping(state.get("state")).get("terminated"))
+        # A container that ended may be started again, and then its log begins anew.
+        last = mapping(mapping(pod).get("spec")).get("restartPolicy") == "Never"
+        self.ended = (
+            pod is None or (over and last) or mapping(pod.get("status")).get("phase") in ("Succeeded", "Failed")
+        )
+        self._pausing = not self.ended and "running" not in mapping(state.get("state"))
         self._restarts = int(state.get("restartCount") or 0)
         self._news.set()
 
@@ -88,7 +94,9 @@ class PodLog:
                 if ended:
                     self._finish()
                 elif follow:
-                    await self._wait(_LOOK_SECONDS[0])  # the pod's own end may be told a moment later
+                    # The pod's own end may be told a moment later; a container that waits to be started again may
+                    # do so for minutes, and says so when it goes on.
+                    await self._wait(_LOOK_SECONDS[self._pausing])
                 else:
                     pause = _LOOK_SECONDS[0] if self.bytes > before else min(pause * 1.5, _LOOK_SECONDS[1])
                     await self._wait(pause)
@@ -165,8 +173,6 @@ class PodLog:
 
     async def _close_gap(self, since: int, until: int) -> bool:
         """After a restart of the container the missing lines stand in the log of the one before."""
-        if not self._restarts:
-            return False
         cursor = Cursor(since, int((self._log.positions.get(self.name) or {}).get("seen") or 1))
         return await self._read_previous(cursor, until)
 
@@ -186,9 +192,7 @@ class PodLog:
                     if batch.gap is not None:
                         return False
                     if batch.lines and (until is None or batch.marks[0][0] < until):
-                        await self._log.add(
-                            self.name, self.replica, batch.lines, partial(self._position_after, batch)
-                        )
+                        await self._log.add(self.name, self.replica, batch.lines, partial(self._position_after, batch))
         return found
 
     async def _read_progress(self) -> None:
