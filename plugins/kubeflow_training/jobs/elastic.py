@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any, Final
 
 from kubeflow_training.jobs.errors import ManifestError
@@ -17,12 +18,16 @@ from kubeflow_training.jobs.shapes import items, mapping, whole
 SUCCESS_ANNOTATION: Final = "kubeflow-training/success"
 RANK_0_REPORTS: Final = "rank-0-reports"
 """Value of the annotation: success counts only if a pod's termination message says that rank 0 is done."""
+REPORT_TIME: Final = timedelta(minutes=5)
+"""How long rank 0 has for its report after a worker ended well: torchrun's agents wait that long for one another."""
 FITS_REASON: Final = "GangWaits"
 """Reason of a local pod that has room and waits for the rest of its gang."""
 
 
 # The join timeout outlasts node start and image pull. The rest is torch's: 30 s of last call, 15 s to lose a node.
 _RENDEZVOUS: Final = {"join_timeout": "1200"}
+# Agents that share their store keep the address of a rank 0 that is gone, and wait there for ever (torch 2.15).
+_ENVIRONMENT: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def elastic(
@@ -56,9 +61,18 @@ def elastic(
         )
     changed = deepcopy(dict(manifest))
     spec, worker = changed["spec"], changed["spec"]["pytorchReplicaSpecs"]["Master"]
+    for container in worker["template"]["spec"]["containers"]:
+        own = [item for item in container.get("env") or [] if item.get("name") != "PET_RDZV_CONF"]
+        named = {item.get("name") for item in own}
+        more = [{"name": key, "value": value} for key, value in _ENVIRONMENT.items() if key not in named]
+        container["env"] = [*own, *more]
     # OnFailure: the kubelet starts the container again in its pod, with the pod's name and the other agents' patience.
     spec["pytorchReplicaSpecs"] = {"Worker": {**worker, "replicas": most, "restartPolicy": "OnFailure"}}
-    spec["runPolicy"] = {**mapping(spec.get("runPolicy")), "backoffLimit": restarts}
+    policy = dict(mapping(spec.get("runPolicy")))
+    if policy.get("cleanPodPolicy") == "Running":
+        # The first worker that ends well is the job's success for the operator: rank 0 may still write its report.
+        policy["cleanPodPolicy"] = "None"
+    spec["runPolicy"] = {**policy, "backoffLimit": restarts}
     settings = _RENDEZVOUS | dict(rendezvous or {})
     # No metrics: with them the operator makes an autoscaler that counts CPU, which says nothing about training.
     spec["elasticPolicy"] = {
@@ -119,14 +133,14 @@ def nodes_to_be_had(pods: Iterable[Mapping[str, Any]]) -> int:
 def unproven(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str | None:
     """Why the success that the backend tells does not count; None if it does. Never raises.
 
-    The training operator takes the first worker that ends with 0 for the success of an elastic job without a master,
-    and ends the others, whatever they were doing. A job with `SUCCESS_ANNOTATION` is done when a pod that ended with 0
+    The training operator takes the first worker that ends with 0 for the success of an elastic job without a master.
+    A job with `SUCCESS_ANNOTATION` is done when a pod that ended with 0
     left the termination message `{"exit_code": 0, "rank": 0, ...}`.
     """
     annotations = mapping(mapping(job.get("metadata")).get("annotations"))
     if annotations.get(SUCCESS_ANNOTATION) != RANK_0_REPORTS or any(_reports(pod) for pod in pods):
         return None
-    return "A worker ended well, but rank 0 did not report that the run is done"
+    return "A worker ended well, but rank 0 has not reported that the run is done"
 
 
 def _reports(pod: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ is not pulled: `KUBEFLOW_TRAINING_TEST_IMAGE`, `test.local/shell:1` unless set. 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -44,6 +45,14 @@ class Place(ABC):
     def on_small_machine(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """The manifest for a machine of `CPUS`, `MEMORY_GB` and `GPUS` that nobody else uses."""
         return manifest
+
+    def with_python(self, manifest: dict[str, Any], *folders: Path) -> dict[str, Any]:
+        """The manifest with this machine's Python and these folders in its pods, the first one for writing too."""
+        return manifest
+
+    @abstractmethod
+    def lose(self, job: Job, index: int) -> None:
+        """One pod is gone without a word."""
 
     def manifest(self, script: str, **more: Any) -> dict[str, Any]:
         """A job whose pods run a shell script."""
@@ -172,6 +181,11 @@ class OnThisMachine(Place):
             )
         self.until(LocalCluster(self.home).supervisor)
 
+    def lose(self, job: Job, index: int) -> None:
+        name = job.pods()[index]["metadata"]["name"]
+        status = self.home / "jobs" / self.namespace / job.name / "pods" / name / "status.json"
+        os.kill(json.loads(status.read_text())["session"], signal.SIGKILL)
+
     def stop(self) -> None:
         assert self.process
         self.process.send_signal(signal.SIGTERM)
@@ -220,6 +234,31 @@ class OnKubernetes(Place):
             pod["nodeSelector"] = {"kubernetes.io/hostname": self.machine}
             pod["tolerations"] = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
         return manifest
+
+    def with_python(self, manifest: dict[str, Any], *folders: Path) -> dict[str, Any]:
+        roots = {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/bin", *map(str, folders)}
+        for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+            pod = replica["template"]["spec"]
+            container = pod["containers"][0]
+            for number, root in enumerate(sorted(roots)):
+                pod["volumes"].append({"name": f"root-{number}", "hostPath": {"path": str(Path(root).resolve())}})
+                mount = {"name": f"root-{number}", "mountPath": root, "readOnly": root != str(folders[0])}
+                container["volumeMounts"].append(mount)
+            container["resources"] = {"requests": {"cpu": "10m", "memory": "50M"}}
+            pod["nodeName"] = self._this_machine()
+        return manifest
+
+    def _this_machine(self) -> str:
+        """The node whose folders are ours."""
+        identity = Path("/etc/machine-id")
+        for node in self.core.list_node().items:
+            if identity.is_file() and node.status.node_info.machine_id == identity.read_text().strip():
+                return str(node.metadata.name)
+        pytest.skip("this machine is no node of the cluster: pods cannot mount its Python")
+
+    def lose(self, job: Job, index: int) -> None:
+        name = job.pods()[index]["metadata"]["name"]
+        self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
 
     def _make_machine(self) -> str:
         """A pretend node of our own; needs KWOK."""

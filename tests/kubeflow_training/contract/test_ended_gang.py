@@ -25,7 +25,7 @@ printf 'no end of line'
 @pytest.fixture(scope="module")
 def gang(shared_place):
     """A gang of two pods that has succeeded."""
-    job = shared_place.submit(SCRIPT, nodes=2, processes_per_node=2, env={"OWN": "x"})
+    job = shared_place.submit(SCRIPT, nodes=2, processes_per_node=2, env={"OWN": "x", "PET_NNODES": "77"})
     job.seen = job.ended()
     yield job
     job.delete(grace_seconds=0)

@@ -38,11 +38,12 @@ def pod_spec(
     argv = [*container.get("command", []), *container.get("args", [])]
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable
+    # The operator adds its own to what the manifest says, and the last of one name counts.
     env = {
+        **{item["name"]: item.get("value", "") for item in container.get("env", [])},
         "PYTHONUNBUFFERED": "1",
         "PET_NPROC_PER_NODE": str(manifest["spec"].get("nprocPerNode", "1")),
         **_gang(plan, manifest, str(port)),
-        **{item["name"]: item.get("value", "") for item in container.get("env", [])},
         "TERMINATION_LOG": str(folder / "termination-log"),
         "POD_NAME": plan.name,
         POD_MARK: plan.uid,
