@@ -93,6 +93,14 @@ class Driver:
         self.instance(dag, run).dag_run.conf = conf
         settings.Session().commit()
 
+    def forget(self, dag: str, run: str) -> None:
+        """Delete the DAG run with all its tasks."""
+        from airflow.models.dagrun import DagRun
+
+        with settings.Session.session_factory() as session:
+            session.delete(session.scalars(select(DagRun).filter_by(dag_id=dag, run_id=run)).one())
+            session.commit()
+
     def look(self, dag: str, run: str) -> dict[str, Any]:
         """What the database holds about the task."""
         from airflow.models.task_state_store import TaskStateStoreModel
@@ -107,6 +115,22 @@ class Driver:
             "xcoms": {row.key: plain(row.value) for row in xcoms},
             "store": {row.key: json.loads(row.value) for row in rows},
         }
+
+    def expiry(self, dag: str, run: str) -> dict[str, Any]:
+        """When what the task stored is forgotten, by key."""
+        from airflow.models.task_state_store import TaskStateStoreModel
+
+        rows = settings.Session().scalars(select(TaskStateStoreModel).filter_by(dag_id=dag, run_id=run))
+        return {row.key: row.expires_at for row in rows}
+
+    def forget_state(self, dag: str, run: str) -> None:
+        """Empty the task's state store."""
+        from airflow.models.task_state_store import TaskStateStoreModel
+        from sqlalchemy import delete
+
+        session = settings.Session()
+        session.execute(delete(TaskStateStoreModel).filter_by(dag_id=dag, run_id=run))
+        session.commit()
 
     def kill_trigger(self, dag: str, run: str, state: str | None, arguments: dict[str, Any]) -> None:
         """Run a trigger, set the task's state, and have the triggerer's own runner cancel it as for a user's action."""
@@ -167,9 +191,46 @@ class Driver:
             asyncio.run(what(trigger))
 
 
+class Worker:
+    """Tries whose process may die: each in a fork of a process that has Airflow loaded and has done nothing yet."""
+
+    def __init__(self, driver: Driver) -> None:
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        if os.fork() == 0:
+            os.close(self._write)
+            os.close(self._read)
+            requests, answers = os.fdopen(read), os.fdopen(write, "w", buffering=1)
+            for line in requests:
+                answers.write(json.dumps(self._try(driver, json.loads(line)), default=str) + "\n")
+            os._exit(0)
+        os.close(read)
+        os.close(write)
+        self.requests, self.answers = os.fdopen(self._write, "w", buffering=1), os.fdopen(self._read)
+
+    def _try(self, driver: Driver, request: dict[str, Any]) -> dict[str, Any]:
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            settings.engine.dispose(close=False)
+            settings.Session.remove()
+            with os.fdopen(write, "w") as answer:
+                answer.write(json.dumps(driver.attempt(**request), default=str))
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as answer:
+            text = answer.read()
+        _, status = os.waitpid(pid, 0)
+        return json.loads(text) if text else {"killed": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None}
+
+    def attempt(self, **request: Any) -> dict[str, Any]:
+        self.requests.write(json.dumps(request) + "\n")
+        return json.loads(self.answers.readline())
+
+
 def main() -> None:
     answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     driver = Driver()
+    driver.attempt_in_fork = Worker(driver).attempt
     answers.write(json.dumps({"pid": os.getpid()}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

@@ -23,7 +23,8 @@ def test_success_gives_the_result_the_log_and_the_link(new_run, mode):
     progress = '@progress {"step": 3, "steps": 3, "loss": 1.5}'
     script = (
         f"import json, os; print('hello from', os.environ['RANK']); print({progress!r})\n"
-        "open(os.environ['TERMINATION_LOG'], 'w').write(json.dumps({'exit_code': int(os.environ['RANK']) * 7, 'step': 3}))"
+        "end = {'exit_code': int(os.environ['RANK']) * 7, 'step': 3}\n"
+        "open(os.environ['TERMINATION_LOG'], 'w').write(json.dumps(end))"
     )
     run = new_run(mode, script, nodes=2)
     assert run.attempt() == {"state": "success", "error": None, "kind": None}
