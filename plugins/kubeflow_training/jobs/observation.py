@@ -273,11 +273,8 @@ def _observe_end(seen: _Seen) -> Observation | None:
             reason = Reason.QUOTA
         elif word == "TrainingRuntimeNotSupported":
             reason = Reason.USER_ERROR
-        cause = None if reason else first(seen.endings)
         message = message or word or "The job failed"
-        if cause is None and reason is None and (taken := removal(seen.events)):
-            reason, message = taken[0], f"{message} {taken[1]}"
-        found = seen.failure(cause, message, reason)
+        found = seen.failure(None, message, reason) if reason else _failure(seen, message)
         return found if found.finished else replace(found, finished=moment(failed.get("lastTransitionTime")))
     if succeeded := seen.kind.succeeded(seen.job):
         finished = moment(seen.status.get("completionTime")) or moment(succeeded.get("lastTransitionTime"))
@@ -289,6 +286,23 @@ def _observe_end(seen: _Seen) -> Observation | None:
     if mapping(seen.job.get("metadata")).get("deletionTimestamp"):
         return seen.observation(Phase.CANCELLED, "The job is being deleted", Reason.DELETED)
     return None
+
+
+def _failure(seen: _Seen, message: str) -> Observation:
+    """Why a failed job failed: a pod's own end, or that pods were taken away, or what is left of that to see."""
+    cause, taken = first(seen.endings), sign(seen.pods, seen.events, seen.now)
+    if cause is not None and not (cause.victim and taken and taken.final):
+        return seen.failure(cause, message)
+    if taken is not None:
+        said = f"{taken.message}; {message}"
+        finished = moment(seen.status.get("completionTime"))
+        return seen.observation(Phase.FAILED, said, taken.reason, finished=finished, **seen.where(taken.pod))
+    if by := removal(seen.events):
+        return seen.failure(None, f"{message} {by[1]}", by[0])
+    if seen.kind.keeps_failed_pods(seen.job):
+        # A pod that failed would still be there: this one was removed, which counts as its failure.
+        return seen.failure(None, f"{message} No pod ended badly: one was removed from outside", Reason.EVICTED)
+    return seen.failure(None, message)
 
 
 def _observe_pause(seen: _Seen) -> Observation | None:
@@ -312,7 +326,7 @@ def _observe_failing_pods(seen: _Seen) -> Observation | None:
         return None
     cause = first(seen.endings)
     if not seen.kind.restarts(seen.job):
-        return seen.failure(cause, "A pod failed")
+        return _failure(seen, "A pod failed")
     message = _told(cause, cause.index, len(seen.endings) - 1) if cause else "A pod failed"
     return seen.observation(Phase.RESTARTING, f"{message}; it may be started again")
 

@@ -83,6 +83,10 @@ class Kind(ABC):
     def restarts(self, job: Mapping[str, Any]) -> bool:
         """Whether the cluster may replace a failed pod by itself."""
 
+    def keeps_failed_pods(self, job: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Whether failed pods are sure to stay as long as the job does."""
+        return False
+
     @abstractmethod
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """The pod specs inside the manifest, to be changed in place."""

@@ -34,6 +34,10 @@ class _PyTorchJob(Kind):
         policies = {str(mapping(item).get("restartPolicy")) for item in self._replicas(job).values()}
         return not (policies and policies <= {"Never"})
 
+    def keeps_failed_pods(self, job: Mapping[str, Any]) -> bool:
+        policy = mapping(mapping(job.get("spec")).get("runPolicy")).get("cleanPodPolicy")
+        return policy in ("Running", "None") and not self.restarts(job)
+
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         return [item["template"]["spec"] for item in manifest["spec"]["pytorchReplicaSpecs"].values()]
 
