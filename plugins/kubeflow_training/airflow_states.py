@@ -5,35 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
 from kubeflow_training.instance import STORED_NAME, this_instance
 from kubeflow_training.jobs.orphans import GONE, Task
 from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.reaper import AirflowSilentError
 
 URL_VARIABLE: Final = "AIRFLOW_API_URL"
 TOKEN_VARIABLE: Final = "AIRFLOW_API_TOKEN"  # noqa: S105 - the variable's name
 USER_VARIABLE: Final = "AIRFLOW_API_USERNAME"
 PASSWORD_VARIABLE: Final = "AIRFLOW_API_PASSWORD"  # noqa: S105
 _TIMEOUT: Final = 20.0
-
-
-class AirflowSilentError(Exception):
-    """Airflow does not answer, or not in a way that can be relied on: nothing follows for any task."""
-
-
-class TaskStates(Protocol):
-    """Somebody who can be asked what became of a task."""
-
-    def instance(self) -> str | None:
-        """The name of this Airflow, see `kubeflow_training.instance`; None if it has none, and so has no jobs.
-
-        :raises AirflowSilentError: if it does not answer.
-        """
-
-    def task(self, owner: Owner) -> Task:
-        """:raises AirflowSilentError: if it does not answer."""
 
 
 class FromTask:

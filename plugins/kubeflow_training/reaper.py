@@ -1,163 +1,22 @@
-"""`JobReaper`: deletes live jobs that their tasks have left behind, because a worker died at the wrong moment."""
+"""`JobReaperOperator`: deletes live jobs that nobody waits for, because a worker died at the wrong moment."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training.airflow_states import FromTask, TaskStates
-from kubeflow_training.jobs.backend import Backend, Snapshot
-from kubeflow_training.jobs.errors import JobError
-from kubeflow_training.jobs.orphans import INSTANCE_KEY, Fate, Findings, Orphan, owned, sort
-from kubeflow_training.jobs.ownership import label_value
+from kubeflow_training.airflow_states import FromTask
+from kubeflow_training.jobs.backend import Backend
+from kubeflow_training.jobs.reaper import GRACE, JobReaper
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-GRACE: Final = timedelta(minutes=5)
-EVENT_REASON: Final = "ReapedByAirflow"
-
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class Summary:
-    """What one visit of the reaper came to; plain values, for XCom.
-
-    :param deleted: jobs that were deleted: name, uid, owner and why.
-    :param waiting: orphans whose grace is not over.
-    :param kept: live jobs that their tasks wait for.
-    :param unclear: live jobs with this Airflow's mark that do not say whose they are: never touched.
-    :param problems: what could not be looked at or deleted.
-    """
-
-    deleted: list[dict[str, str]] = field(default_factory=list)
-    waiting: list[dict[str, str]] = field(default_factory=list)
-    kept: int = 0
-    unclear: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "deleted": self.deleted,
-            "waiting": self.waiting,
-            "kept": self.kept,
-            "unclear": self.unclear,
-            "problems": self.problems,
-        }
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.deleted)} deleted, {len(self.waiting)} waiting for the end of their grace, "
-            f"{self.kept} kept for their tasks, {self.unclear} unclear, {len(self.problems)} problems"
-        )
-
-
-class JobReaper:
-    """Compares live jobs with the states of their tasks.
-
-    A job is deleted if it carries the name of this Airflow and the labels of a task instance that is finished or gone
-    for longer than the grace. All other jobs are left alone, and if Airflow does not answer, every job is.
-
-    :param backends: makes the backends to look at, each with the name that people know it by.
-    :param states: whom to ask about tasks.
-    :param namespaces: where to look; None means everywhere, which needs rights for the whole cluster.
-    :param grace: how long a task must have been over.
-    :param dry_run: say what would be deleted, and delete nothing.
-    """
-
-    def __init__(
-        self,
-        backends: Mapping[str, Callable[[], Backend]],
-        states: TaskStates,
-        *,
-        namespaces: Sequence[str] | None = None,
-        grace: timedelta = GRACE,
-        dry_run: bool = False,
-    ) -> None:
-        self.backends, self.states = backends, states
-        self.namespaces: Sequence[str | None] = [None] if namespaces is None else list(namespaces)
-        self.grace, self.dry_run = grace.total_seconds(), dry_run
-        self.seen: dict[str, float] = {}
-        """Since when which job is an orphan, by uid; kept from one visit to the next."""
-
-    def visit(self, now: float | None = None) -> Summary:
-        """Look at all jobs once, and delete those whose time has come.
-
-        :raises AirflowSilentError: if Airflow does not answer; nothing was deleted then.
-        """
-        instance = self.states.instance()
-        summary = Summary()
-        if instance is None:
-            log.info("this Airflow has no name yet, so that no job can be its own")
-            return summary
-        looks = [look for name in self.backends for look in self._look(name, instance, summary)]
-        # Airflow is asked about all of them before the first is deleted: silence in the middle deletes nothing.
-        live = [(backend, owned(jobs, instance)) for backend, jobs in looks]
-        tasks = {owner: self.states.task(owner) for _, mine in live for _, owner in mine.jobs}
-        moment = time.time() if now is None else now
-        found = [(backend, sort(mine, tasks, moment, self.grace, self.seen)) for backend, mine in live]
-        self.seen = {uid: since for _, findings in found for uid, since in findings.seen.items()}
-        for backend, findings in found:
-            self._act(backend, findings, summary)
-        log.info("reaper: %s", summary)
-        return summary
-
-    def _look(self, name: str, instance: str, summary: Summary) -> list[tuple[Backend, Sequence[Snapshot]]]:
-        """This Airflow's jobs in each namespace; what cannot be looked at is a problem, and no reason to stop."""
-        found: list[tuple[Backend, Sequence[Snapshot]]] = []
-        try:
-            backend = self.backends[name]()
-        except (JobError, OSError) as error:
-            log.warning("%s cannot be looked at: %s", name, error)
-            summary.problems.append(f"{name}: {error}")
-            return found
-        for namespace in self.namespaces:
-            try:
-                found.append((backend, backend.jobs(namespace, labels={INSTANCE_KEY: label_value(instance)})))
-            except JobError as error:
-                log.warning("%s cannot be looked at: %s", name, error)
-                summary.problems.append(f"{name}: {error}")
-        return found
-
-    def _act(self, backend: Backend, findings: Findings, summary: Summary) -> None:
-        summary.kept += findings.kept
-        summary.unclear += findings.unclear
-        for orphan in findings.with_fate(Fate.WAIT):
-            log.info("job %s has nobody: %s. It is deleted when its grace is over", orphan.name, orphan.why)
-            summary.waiting.append(_told(orphan))
-        for orphan in findings.with_fate(Fate.DELETE):
-            if self.dry_run:
-                log.info("job %s would be deleted: %s", orphan.name, orphan.why)
-                summary.deleted.append(_told(orphan))
-                continue
-            metadata = orphan.job.job["metadata"]
-            text = f"deleted because {orphan.why} ({orphan.owner}) and nobody waits for it"
-            try:
-                tell(backend, orphan, text)
-                if backend.delete(metadata["name"], metadata["namespace"], uid=orphan.job.uid):
-                    log.warning("job %s (uid %s) is %s", orphan.name, orphan.job.uid, text)
-                    summary.deleted.append(_told(orphan))
-            except JobError as error:
-                log.error("job %s could not be deleted and may still run: %s", orphan.name, error)
-                summary.problems.append(f"{orphan.name}: {error}")
-
-
-def tell(backend: Backend, orphan: Orphan, text: str) -> None:
-    """An event about the job where its cluster keeps events; without the right to it, the log has to do."""
-    say = getattr(backend, "say", None)
-    if say is None:
-        return
-    try:
-        say(orphan.job, EVENT_REASON, f"The job is {text}")
-    except JobError as error:
-        log.info("no event could be written about job %s: %s", orphan.name, error)
+SEEN_KEY: Final = "job_reaper_seen"
+"""Key of the first look's orphans in the task state store."""
 
 
 class JobReaperOperator(BaseOperator):
@@ -194,29 +53,24 @@ class JobReaperOperator(BaseOperator):
         self.namespaces, self.kinds = namespaces, kinds
         self.grace, self.dry_run_only = grace, dry_run
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+    def execute(self, context: Context) -> dict[str, Any]:
         from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
         reaper = self._reaper()
         summary = reaper.visit()
         if summary.waiting:
-            self.defer(
-                trigger=TimeDeltaTrigger(self.grace),
-                method_name=self.look_again.__name__,
-                kwargs={"seen": reaper.seen, "before": summary.to_dict()},
-            )
+            # Not as arguments of the method: `dag.test()` loses those.
+            store: Any = context["task_state_store"]
+            store.set(SEEN_KEY, {"seen": reaper.seen, "deleted": summary.deleted})
+            self.defer(trigger=TimeDeltaTrigger(self.grace), method_name=self.look_again.__name__)
         return summary.to_dict()
 
-    def look_again(
-        self,
-        context: Context,  # noqa: ARG002 - Airflow's signature
-        event: Any,  # noqa: ARG002
-        seen: Mapping[str, float],
-        before: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def look_again(self, context: Context, event: Any = None) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """After the grace: delete what is still an orphan."""
+        store: Any = context["task_state_store"]
+        before = store.get(SEEN_KEY)
         reaper = self._reaper()
-        reaper.seen = dict(seen)
+        reaper.seen = before["seen"]
         summary = reaper.visit()
         summary.deleted = [*before["deleted"], *summary.deleted]
         return summary.to_dict()
@@ -241,7 +95,3 @@ def backends(
         return {backend: PyTorchJobHook(backend, home=home).connect}
     hooks = {kind: PyTorchJobHook(backend, kind=kind, kubernetes_conn_id=kubernetes_conn_id) for kind in kinds}
     return {f"{kind} on {kubernetes_conn_id}": hook.connect for kind, hook in hooks.items()}
-
-
-def _told(orphan: Orphan) -> dict[str, str]:
-    return {"job": orphan.name, "uid": orphan.job.uid, "owner": str(orphan.owner), "why": orphan.why}

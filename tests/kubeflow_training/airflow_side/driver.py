@@ -101,6 +101,12 @@ class Driver:
             session.delete(session.scalars(select(DagRun).filter_by(dag_id=dag, run_id=run)).one())
             session.commit()
 
+    def set_variable(self, key: str, value: str) -> None:
+        from airflow.models import Variable
+
+        Variable.set(key, value)
+        settings.Session().commit()
+
     def look(self, dag: str, run: str) -> dict[str, Any]:
         """What the database holds about the task."""
         from airflow.models.task_state_store import TaskStateStoreModel
