@@ -47,7 +47,7 @@ class Stage:
         self.core, self.custom = client.CoreV1Api(admin), client.CustomObjectsApi(admin)
         self.scheduling = client.SchedulingV1Api(admin)
         self.backends = {kind.name: KubernetesCluster(tested or admin, kind) for kind in KINDS}
-        self._jobs: list[tuple[Kind, str]] = []
+        self.jobs: list[tuple[Kind, str]] = []
         self._undo: list[Callable[[], Any]] = []
         runtime = training_runtime(RUNTIME, namespace)
         with suppress(client.ApiException):  # there may be no Trainer
@@ -79,7 +79,7 @@ class Stage:
             if edit:
                 edit(pod)
         manifest = compiled(manifest, kind, runtime=RUNTIME, runtime_kind="TrainingRuntime")
-        self._jobs.append((kind, name))
+        self.jobs.append((kind, name))
         return Job(self, kind, self.backends[kind.name].create(manifest))
 
     def later(self, undo: Callable[[], Any]) -> None:
@@ -90,12 +90,12 @@ class Stage:
         """Delete the jobs and undo what was changed."""
         from kubernetes.client import ApiException
 
-        for kind, name in self._jobs:
+        for kind, name in self.jobs:
             self.backends[kind.name].delete(name, self.namespace, grace_seconds=0)
         for undo in reversed(self._undo):
             with suppress(ApiException):
                 undo()
-        self._jobs, self._undo = [], []
+        self.jobs, self._undo = [], []
 
     def node(self, name: str, patch: dict[str, Any]) -> None:
         self.core.patch_node(name, patch)
@@ -221,7 +221,7 @@ def _evicted(stage: Stage) -> Job:
 
 
 def _preempted(stage: Stage, node: str | None = None) -> Job:
-    """An urgent pod takes the place of a gang; what has no kubelet goes at once and is made anew."""
+    """An urgent pod takes the place of a gang; what has no kubelet goes at once."""
     urgent = f"urgent-{stage.namespace}"
     stage.scheduling.create_priority_class({"metadata": {"name": urgent}, "value": 1000})
     stage.later(lambda: stage.scheduling.delete_priority_class(urgent))
@@ -241,7 +241,7 @@ def _preempted(stage: Stage, node: str | None = None) -> Job:
     return job
 
 
-def _preempted_and_recreated(stage: Stage) -> Job:
+def _preempted_and_gone(stage: Stage) -> Job:
     return _preempted(stage, stage.pretend_node())
 
 
@@ -344,15 +344,15 @@ SITUATIONS: dict[str, Situation] = {
         _gang(PYTORCH_JOB, "", nodes=1, **_pretend_end(137, "OOMKilled")),
         F, Reason.OUT_OF_MEMORY, code=137, node="pretend",
     ),
-    "evicted-by-kubelet": Situation(_kubelet_evicts, F, Reason.EVICTED, "exceeds the limit", "master-0", slow=True),
+    "evicted-by-kubelet": Situation(_kubelet_evicts, F, Reason.EVICTED, "exceeds the limit", code=137, slow=True),
     "evicted": Situation(_evicted, F, Reason.EVICTED, "is taken away: Eviction API", "worker-0", node="node-1"),
     "overdue": Situation(
         _evicted, F, Reason.NODE_LOST, "its node is lost", "worker-0", node="node-1", slow=True,
         after=timedelta(hours=1),
     ),
     "preempted": Situation(_preempted, F, Reason.PREEMPTED, "is taken away", node="node-1", slow=True),
-    "preempted-and-recreated": Situation(
-        _preempted_and_recreated, F, Reason.PREEMPTED, "removed from outside", slow=True
+    "preempted-and-gone": Situation(
+        _preempted_and_gone, F, Reason.PREEMPTED, "Preempted by pod", slow=True
     ),
     "node-silent": Situation(_lost, R, Reason.NODE_LOST, "does not answer", node="pretend", slow=True),
     "node-lost": Situation(
