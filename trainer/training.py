@@ -77,7 +77,7 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
-            tracker.tags({"dropforge.attempt": str(attempt), **came})
+            tracker.tags({"dropforge.attempt": str(attempt), "dropforge.steps": str(plan.steps), **came})
         if snapshot is not None:
             loop.restore(snapshot)
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")

@@ -22,11 +22,12 @@ StateOption = Annotated[
 
 
 class Connection(NamedTuple):
-    """What the commands talk to."""
+    """What the commands talk to. `stack` is the folder of the embedded stack; None where the services are others'."""
 
     settings: Settings
     store: Store
     airflow: Airflow
+    stack: Path | None = None
 
 
 def connect(state: Path | None) -> Connection:
@@ -36,13 +37,12 @@ def connect(state: Path | None) -> Connection:
     """
     folder = check_folder(state or settings.default_state())
     stack = read_state(folder)
-    if stack is not None and is_running(folder):
-        os.environ.update(stack.env())
-        found = stack.settings
-        login = stack.login
-    elif stack is not None:
-        raise DropforgeError(f"stack in {folder}", "it is not running", "Start it with `dropforge up`")
-    else:
+    if stack is None:
         found = settings.from_env()
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
-    return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
+        return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
+    if not is_running(folder):
+        raise DropforgeError(f"stack in {folder}", "it is not running", "Start it with `dropforge up`")
+    os.environ.update(stack.env())
+    found = stack.settings
+    return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder)

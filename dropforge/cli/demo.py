@@ -14,6 +14,7 @@ from rich.table import Table
 from dropforge import layout, settings, tracking
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.drops import send, show_end, start_again, wait_for_run
+from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.services import start, stop
 from dropforge.cli.watch import View, find_mlflow_run, follow
 from dropforge.drop import Drop, read_drop
@@ -54,7 +55,8 @@ def _run(connection: Connection, folder: Path, again: bool, part: int) -> bool:
     dag_run = start_again(connection, drop) if again else wait_for_run(connection, drop)
     view = follow(connection, dag_run, f"{drop.family}/{drop.drop}", console)
     show_end(connection, dag_run, view)
-    return _summary(connection, dag_run, view)
+    with asking_mlflow(connection.settings.tracking_uri):
+        return _summary(connection, dag_run, view)
 
 
 def _drop_sample(connection: Connection, folder: Path, part: int) -> Drop:

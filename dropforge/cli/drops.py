@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from botocore.exceptions import BotoCoreError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
@@ -15,6 +16,7 @@ from rich.text import Text
 from dropforge import layout, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.cli.upload import default_name, find_files, upload
 from dropforge.cli.watch import View, follow, why_failed
 from dropforge.drop import Drop, read_drop
@@ -81,13 +83,21 @@ def send(connection: Connection, family: str, name: str, files: dict[str, Path])
 def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> str:
     """Wait until a run has claimed the drop; returns the Airflow id of the newest that has.
 
-    :raises DropforgeError: if the drop is refused, or nobody takes it in time.
+    :raises DropforgeError: if nobody takes it in time, the stack is stopped meanwhile, or S3 does not answer.
     """
+    patience = Patience(connection.stack, f"dropforge follow {drop.family}/{drop.drop}")
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        owner = _newest_owner(connection, drop)
+        try:
+            owner = _newest_owner(connection, drop)
+        except BotoCoreError as error:
+            patience.check_stack()
+            mend = "Start the stack with `dropforge up`"
+            patience.bear(DropforgeError(f"bucket {drop.bucket}", f"S3 does not answer ({error})", mend))
+            owner = None
         if owner is not None:
             return owner
+        patience.check_stack()
         time.sleep(0.5)
     raise DropforgeError(
         f"drop {drop.family}/{drop.drop}",
@@ -132,8 +142,9 @@ def _find(connection: Connection, run: str | None) -> tuple[str, str]:
         return wait_for_run(connection, drop, 10), run
     if run is not None and "__" in run:
         return run, run
-    mlflow = tracking.client(connection.settings.tracking_uri)
-    found = tracking.search(mlflow, tracking.TAG_RUN, run or None, limit=1)
+    uri = connection.settings.tracking_uri
+    with asking_mlflow(uri):
+        found = tracking.search(tracking.client(uri), tracking.TAG_RUN, run or None, limit=1)
     if not found:
         raise DropforgeError(f"run {run or ''}".strip(), "there is no such run", "List them with `dropforge runs`")
     tags = found[0].data.tags

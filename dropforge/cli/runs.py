@@ -17,6 +17,7 @@ from dropforge import layout, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.history import read_points
+from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.watch import read_stages, why_failed
 from dropforge.drop import parse_partition_key
 from dropforge.errors import DataError, DropforgeError
@@ -46,7 +47,8 @@ def runs(
 ) -> None:
     """List runs, the newest first."""
     connection = connect(state)
-    found, opened = _tracked(connection, family, limit)
+    with asking_mlflow(connection.settings.tracking_uri):
+        found, opened = _tracked(connection, family, limit)
     try:
         # Behind a full list only what is newer than its last row is of interest.
         since = found[-1].began if len(found) == limit else 0.0

@@ -20,6 +20,7 @@ from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE, Airflow
 from dropforge.cli.connect import Connection
 from dropforge.cli.history import Course
+from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.errors import DropforgeError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Watcher:
     dag_run: str
     title: str
     mlflow_run: str | None = field(default=None, init=False)
+    _trained: View | None = field(default=None, init=False)
     losses: Course = field(init=False)
     evals: Course = field(init=False)
 
@@ -94,12 +96,19 @@ class Watcher:
         run = self.connection.airflow.dag_run(FINETUNE, self.dag_run)
         stages = read_stages(self.connection.airflow, self.dag_run)
         view = View(title=self.title, state=str(run["state"]), stages=stages)
-        return self._with_training(view)
-
-    def _with_training(self, view: View) -> View:
-        opened = next(stage for stage in view.stages if stage.name == "open_run")
+        opened = next(stage for stage in stages if stage.name == "open_run")
         if opened.state != "success":
             return view
+        try:
+            with asking_mlflow(self.connection.settings.tracking_uri):
+                self._trained = self._with_training(view)
+        except DropforgeError:
+            # Airflow alone tells how far the run is.
+            last = self._trained or view
+            return replace(last, state=view.state, stages=stages, job="", note="MLflow does not answer")
+        return self._trained
+
+    def _with_training(self, view: View) -> View:
         uri = self.connection.settings.tracking_uri
         if self.mlflow_run is None:
             self.mlflow_run = find_mlflow_run(self.connection, self.dag_run)
@@ -110,12 +119,11 @@ class Watcher:
         data = tracking.client(uri).get_run(self.mlflow_run).data
         losses, evals = self.losses.read_on(), self.evals.read_on()
         seen = self._observe(view, data.tags.get(tracking.TAG_RUN, ""), data.params.get("compute.namespace", "default"))
-        progress = seen.progress if seen else None
         resumed = data.tags.get(tracking.TAG_RESUMED)
         return replace(
             view,
             step=max(self.losses.points, default=None),
-            steps=(progress.steps if progress else None) or _number(data.params.get("train.max_steps")),
+            steps=_number(data.tags.get(tracking.TAG_STEPS)) or _number(data.params.get("train.max_steps")),
             losses=losses,
             tokens_per_second=data.metrics.get("train/tokens_per_second"),
             evals=evals,
@@ -152,8 +160,11 @@ def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
 
 
 def follow(connection: Connection, dag_run: str, title: str, console: Console, seconds: float = 1.0) -> View:
-    """Show the run until it ends; returns the last picture."""
-    watcher = Watcher(connection, dag_run, title)
+    """Show the run until it ends; returns the last picture.
+
+    :raises DropforgeError: if the stack is stopped meanwhile, or Airflow has not answered for `patience.LIMIT` seconds.
+    """
+    watcher, patience = Watcher(connection, dag_run, title), Patience(connection.stack, f"dropforge follow {title}")
     view = watcher.look()
     shown: dict[str, str] = {}
     with Live(draw(view), console=console, refresh_per_second=4, transient=False) as live:
@@ -166,8 +177,13 @@ def follow(connection: Connection, dag_run: str, title: str, console: Console, s
             time.sleep(seconds)
             try:
                 view = watcher.look()
-            except DropforgeError:
-                continue  # Airflow may be away for a moment while it is restarted
+            except DropforgeError as error:
+                patience.check_stack()
+                patience.bear(error)  # Airflow may be away for a moment while it is restarted
+                continue
+            patience.answered()
+            if view.state not in ENDED:
+                patience.check_stack()
     if not console.is_terminal:
         console.line()  # the last picture ends without one
     return view
@@ -199,16 +215,20 @@ def draw(view: View) -> RenderableType:
 
 
 def _training(view: View) -> RenderableType:
-    steps = view.steps or view.step or 1
     row = Table.grid(padding=(0, 2))
     figures = [
         f"loss {view.losses[-1]:.3f}" if view.losses else "",
         f"{view.tokens_per_second:,.0f} tok/s" if view.tokens_per_second else "",
         f"eval {view.evals[0]:.3f} → {view.evals[-1]:.3f}" if view.evals else "",
     ]
-    bar = ProgressBar(total=steps, completed=view.step or 0, width=20)
-    row.add_row(bar, f"{view.step}/{steps}", *(figure for figure in figures if figure))
+    bar = [ProgressBar(total=view.steps, completed=view.step or 0, width=20)] if view.steps else []
+    row.add_row(*bar, _step(view), *(figure for figure in figures if figure))
     return Group(row, Text(sparkline(view.losses, 60), style="magenta"))
+
+
+def _step(view: View) -> str:
+    """How far the training is; without the total where it is not known."""
+    return f"step {view.step}/{view.steps}" if view.steps else f"step {view.step}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -232,10 +252,10 @@ def _tell(view: View, shown: dict[str, str], console: Console) -> None:
         if stage.state and shown.get(stage.name) != word:
             shown[stage.name] = word
             console.print(f"{stage.name}: {word}", highlight=False)
-    quarter = str((view.step or 0) * 4 // (view.steps or 1))
+    quarter = str((view.step or 0) * 4 // view.steps) if view.steps else ""
     if view.losses and shown.get("quarter") != quarter:
         shown["quarter"] = quarter
-        console.print(f"train: step {view.step}/{view.steps}, loss {view.losses[-1]:.3f}", highlight=False)
+        console.print(f"train: {_step(view)}, loss {view.losses[-1]:.3f}", highlight=False)
 
 
 def _stage(name: str, task: dict[str, Any] | None) -> Stage:

@@ -156,6 +156,7 @@ def test_mlflow_sees_metrics_checkpoints_and_the_attempt(cloud: Toy, tmp_path: P
     assert [point.step for point in client.get_metric_history(made.info.run_id, "eval/loss")] == [0, 3, 6]
     assert [point.step for point in client.get_metric_history(made.info.run_id, "train/loss")] == [1, 2, 3, 4, 5, 6]
     assert found.data.tags["dropforge.attempt"] == "1"
+    assert found.data.tags["dropforge.steps"] == "6"
     assert "dropforge.resumed_from" not in found.data.tags
     rows = json.loads(found.data.tags["dropforge.checkpoints"])
     assert [row["step"] for row in rows] == [3, 6]

@@ -80,11 +80,15 @@ class DagRun:
 
 
 class FakeAirflow(ThreadingHTTPServer):
-    """The five answers of Airflow's API that the commands read, in its shapes."""
+    """The five answers of Airflow's API that the commands read, in its shapes.
+
+    :param away: how many of the next questions get no such answer.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.dag_runs: dict[str, DagRun] = {}
+        self.away = 0
 
     @property
     def url(self) -> str:
@@ -122,8 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: FakeAirflow
 
     def do_GET(self) -> None:
-        body = json.dumps(self.server.answer(self.path)).encode()
-        self.send_response(200)
+        self.server.away -= (away := self.server.away > 0)
+        body = b"" if away else json.dumps(self.server.answer(self.path)).encode()
+        self.send_response(503 if away else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
