@@ -225,7 +225,7 @@ def make_agent(place: Place, command: list[str], output: Output) -> Agent:
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT"
     if place.address in _LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    seconds = int(timedelta(minutes=15).total_seconds())  # pods of a gang may come late
+    seconds = int(timedelta(minutes=20).total_seconds())  # nodes may have to start, and large images to be pulled
     spec = WorkerSpec(
         role="trainer",
         local_world_size=place.ranks,

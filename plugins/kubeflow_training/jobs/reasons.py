@@ -16,6 +16,7 @@ from kubeflow_training.jobs.shapes import mapping as mapping
 from kubeflow_training.jobs.shapes import moment as moment
 from kubeflow_training.jobs.shapes import name as name_of
 from kubeflow_training.jobs.shapes import text, whole
+from kubeflow_training.jobs.torchrun import root_cause
 
 
 class Reason(StrEnum):
@@ -248,9 +249,11 @@ def _terminated(status: Mapping[str, Any], training: str) -> tuple[str | None, M
 
 
 def _told(message: Any) -> Mapping[str, Any]:
-    """The termination message, if it is JSON; the kubelet may put log lines in its place."""
-    if not isinstance(message, str) or not message.lstrip().startswith("{"):
+    """The termination message, if it is JSON; the kubelet may put log lines in its place, which may be torchrun's."""
+    if not isinstance(message, str):
         return {}
+    if not message.lstrip().startswith("{"):
+        return root_cause(message)
     try:
         return mapping(json.loads(message))
     except (ValueError, RecursionError):
