@@ -18,7 +18,9 @@ from dropforge.cli.connect import Connection, connect
 from dropforge.cli.upload import upload
 from dropforge.drop import Drop, read_drop
 
-RECIPE = "extends: tiny\n"
+# Two models on all rows of the sample would take longer than the training.
+EVALUATE = "evaluate: {max_rows: 40}\n"
+RECIPE = f"extends: tiny\n{EVALUATE}"
 
 
 def wait(what: str, condition: Callable[[], Any], seconds: float = 240) -> Any:

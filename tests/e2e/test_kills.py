@@ -15,7 +15,7 @@ from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.stack.state import ServiceState, read_state
-from tests.e2e.harness import Stack, wait
+from tests.e2e.harness import RECIPE, Stack, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -63,7 +63,7 @@ def checkpoints(stack: Stack, run: str) -> list[str]:
 
 def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_path: Path) -> None:
     """One run for all of it, because its start and its end take most of the time."""
-    drop = stack.drop(FAMILY, "one", rows(tmp_path), "extends: tiny\ntrain: {max_steps: 700, checkpoint_every: 20}\n")
+    drop = stack.drop(FAMILY, "one", rows(tmp_path), f"{RECIPE}train: {{max_steps: 700, checkpoint_every: 20}}\n")
     run = wait_for_run(stack.connection, drop)
     wait("training", lambda: checkpoints(stack, run) and stack.tasks(run)["train"]["state"] == "deferred")
     (gang,) = stack.ranks()

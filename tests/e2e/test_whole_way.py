@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,18 +14,18 @@ from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
-from tests.e2e.harness import Stack, wait
+from tests.e2e.harness import RECIPE, Stack, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 FAMILY = "python-help"
+FIRST = f"{RECIPE}train: {{max_steps: 60, checkpoint_every: 5}}\n"
 
 
 @pytest.fixture(scope="module")
 def first(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
     """The run of the first drop, one of whose ranks is killed in the middle."""
-    recipe = "extends: tiny\ntrain: {max_steps: 60, checkpoint_every: 5}\n"
-    drop = stack.drop(FAMILY, "one", samples[1], recipe)
+    drop = stack.drop(FAMILY, "one", samples[1], FIRST)
     run = wait_for_run(stack.connection, drop)
     store = stack.connection.store
 
@@ -76,8 +79,7 @@ def test_the_registered_model_is_whole(stack: Stack, first: str, tmp_path: Path)
 
 
 def test_the_same_bytes_are_not_trained_twice(stack: Stack, first: str, samples: dict[int, dict[str, Path]]) -> None:
-    recipe = "extends: tiny\ntrain: {max_steps: 60, checkpoint_every: 5}\n"
-    again = stack.drop(FAMILY, "one-again", samples[1], recipe)
+    again = stack.drop(FAMILY, "one-again", samples[1], FIRST)
     wait("intake", lambda: not list(stack.connection.store.list("ledger/inbox/")) and _seen(stack, "one-again"))
     assert ledger.owner_of(stack.connection.store, FAMILY, again.id) == first
     assert ledger.owner_of(stack.connection.store, FAMILY, again.id, 2) is None
@@ -111,7 +113,8 @@ def test_the_form_starts_the_same_dag_with_another_preset(
     stack: Stack, first: str, samples: dict[int, dict[str, Path]]
 ) -> None:
     """A second, different drop, trained from the form: the next version, and the alias moves only by the rule."""
-    conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3, "train_learning_rate": 1e-5}
+    conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3}
+    conf |= {"train_learning_rate": 1e-5, "evaluate_max_rows": 40}
     run = stack.connection.airflow.trigger(FINETUNE, conf)
     assert stack.end(run) == "success"
     (tracked,) = stack.tracked(run)
@@ -131,15 +134,47 @@ def test_a_recipe_with_an_unknown_key_fails_at_once_and_names_the_nearest(
     assert "Did you mean `train.learning_rate`?" in stack.log(run, "plan")
 
 
-def test_a_drop_with_no_readable_row_says_so(stack: Stack, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+@pytest.fixture(scope="module")
+def unreadable(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A file without a readable row, and the run that failed for it."""
+    path = tmp_path_factory.mktemp("unreadable") / "rows.jsonl"
     path.write_text("not json\n{broken\n" * 20)
-    drop = stack.drop("bad-data", "d", {"rows.jsonl": path})
+    drop = stack.drop("bad-data", "d", {path.name: path}, None)
     run = wait_for_run(stack.connection, drop)
     assert stack.end(run) == "failed"
-    log = stack.log(run, "curate")
+    return path, run
+
+
+def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command, as a person types it."""
+    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", *words, "--state", str(stack.folder)]
+    env = {**os.environ, "COLUMNS": "300"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+
+
+def test_a_drop_with_no_readable_row_says_so(stack: Stack, unreadable: tuple[Path, str]) -> None:
+    log = stack.log(unreadable[1], "curate")
     assert "rows.jsonl" in log
-    assert stack.tasks(run)["curate"]["try_number"] == 1
+    assert stack.tasks(unreadable[1])["curate"]["try_number"] == 1
+
+
+def test_a_run_that_failed_before_training_is_listed(stack: Stack, unreadable: tuple[Path, str]) -> None:
+    done = typed(stack, "runs", "--family", "bad-data")
+    (line,) = [line for line in done.stdout.splitlines() if "bad-data/d" in line]
+    assert line.split()[:2] == ["bad-data/d", "FAILED"]
+    assert "curate failed: " in line
+    assert "rows.jsonl" in line
+
+
+def test_following_a_drop_of_known_bytes_follows_the_run_that_took_them(
+    stack: Stack, unreadable: tuple[Path, str]
+) -> None:
+    path, run = unreadable
+    done = typed(stack, "drop", str(path), "--family", "bad-data", "--name", "again", "--follow")
+    assert done.returncode == 1, done.stderr
+    assert f"The same data was dropped before; as bad-data/d, taken by {run}." in done.stdout
+    assert "curate: failed" in done.stdout
+    assert "curate failed: " in done.stdout
 
 
 def test_a_half_uploaded_drop_waits_for_its_repair(stack: Stack, tmp_path: Path) -> None:
