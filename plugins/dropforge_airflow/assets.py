@@ -8,6 +8,7 @@ from dropforge_airflow.triggers.drops import DropTrigger
 
 INTAKE_DAG = "dropforge_intake"
 FINETUNE_DAG = "dropforge_finetune"
+REAP_DAG = "dropforge_reap"
 
 # Names only: a URI with a scheme makes Airflow import every provider that handles one, boto3 among them.
 INBOX = Asset(

@@ -15,7 +15,10 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Distributed training jobs (PyTorchJob) on Kubernetes or on one machine.",
         "integrations": [{"integration-name": "Kubeflow Training", "tags": ["service"]}],
         "operators": [
-            {"integration-name": "Kubeflow Training", "python-modules": ["kubeflow_training.operators"]},
+            {
+                "integration-name": "Kubeflow Training",
+                "python-modules": ["kubeflow_training.operators", "kubeflow_training.reaper"],
+            },
         ],
         "sensors": [{"integration-name": "Kubeflow Training", "python-modules": ["kubeflow_training.sensors"]}],
         "triggers": [{"integration-name": "Kubeflow Training", "python-modules": ["kubeflow_training.triggers"]}],

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import BaseOperator
 
 from kubeflow_training.airflow_states import FromTask
+from kubeflow_training.exceptions import JobNotReached
 from kubeflow_training.jobs.backend import Backend
-from kubeflow_training.jobs.reaper import GRACE, JobReaper
+from kubeflow_training.jobs.reaper import GRACE, JobReaper, Summary
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -23,7 +24,8 @@ class JobReaperOperator(BaseOperator):
     """Delete the live jobs of this Airflow whose tasks are finished or gone.
 
     The task looks; if it finds orphans, it waits for the grace in the triggerer and looks again: only what was an
-    orphan both times is deleted. The result is a dictionary: deleted, waiting, kept, unclear, problems.
+    orphan both times is deleted. The result is a dictionary: deleted, waiting, kept, unclear, problems. With a problem,
+    such as a cluster that cannot be reached, the task fails after it has done what could be done.
 
     :param backend: "kubernetes", or "local" for processes of this machine.
     :param kubernetes_conn_id: Airflow connection of the cluster.
@@ -63,9 +65,9 @@ class JobReaperOperator(BaseOperator):
             store: Any = context["task_state_store"]
             store.set(SEEN_KEY, {"seen": reaper.seen, "deleted": summary.deleted})
             self.defer(trigger=TimeDeltaTrigger(self.grace), method_name=self.look_again.__name__)
-        return summary.to_dict()
+        return self._told(context, summary)
 
-    def look_again(self, context: Context, event: Any = None) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
+    def look_again(self, context: Context, event: Any = None) -> dict[str, Any]:  # noqa: ARG002
         """After the grace: delete what is still an orphan."""
         store: Any = context["task_state_store"]
         before = store.get(SEEN_KEY)
@@ -73,7 +75,16 @@ class JobReaperOperator(BaseOperator):
         reaper.seen = before["seen"]
         summary = reaper.visit()
         summary.deleted = [*before["deleted"], *summary.deleted]
-        return summary.to_dict()
+        return self._told(context, summary)
+
+    @staticmethod
+    def _told(context: Context, summary: Summary) -> dict[str, Any]:
+        result = summary.to_dict()
+        if summary.problems:
+            # A reaper that cannot look must be seen; what it did is told all the same.
+            context["ti"].xcom_push(key="return_value", value=result)
+            raise JobNotReached("; ".join(summary.problems))
+        return result
 
     def _reaper(self) -> JobReaper:
         return JobReaper(

@@ -181,8 +181,8 @@ def test_a_kill_while_the_clusters_api_is_away_is_made_good_by_the_reaper(new_ru
         airflow.state_from_outside(run.dag, run.run, "failed")
         assert phase() is Phase.RUNNING
         # Nor can the reaper; it says so.
-        _, result = reap(airflow, "kubernetes", [rights.namespace])
-        assert (deleted(result), len(result["problems"])) == ([], 1)
+        end, result = reap(airflow, "kubernetes", [rights.namespace])
+        assert (end["kind"], deleted(result), len(result["problems"])) == ("JobNotReached", [], 1)
         proxy.mend()
         _, result = reap(airflow, "kubernetes", [rights.namespace])
         assert [item["uid"] for item in result["deleted"]] == [uid]

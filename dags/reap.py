@@ -1,0 +1,30 @@
+"""Jobs whose tasks are over, because a worker died at the wrong moment, are found and deleted.
+
+`KUBEFLOW_TRAINING_NAMESPACES` names the namespaces to look at on Kubernetes, with commas between them.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+
+from airflow.sdk import DAG
+from dropforge_airflow.assets import REAP_DAG
+from kubeflow_training.reaper import JobReaperOperator
+
+NAMESPACES = [name.strip() for name in os.environ.get("KUBEFLOW_TRAINING_NAMESPACES", "").split(",") if name.strip()]
+
+with DAG(
+    REAP_DAG,
+    schedule="*/15 * * * *",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    tags=["dropforge"],
+    doc_md=__doc__,
+    default_args={"owner": "dropforge", "retries": 1, "retry_delay": timedelta(minutes=1)},
+):
+    if NAMESPACES:
+        JobReaperOperator(task_id="kubernetes", backend="kubernetes", namespaces=NAMESPACES)
+    if os.environ.get("KUBEFLOW_TRAINING_HOME") or not NAMESPACES:
+        JobReaperOperator(task_id="local", backend="local", namespaces=None)
