@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kubeflow_training.jobs.backend import Snapshot
@@ -261,6 +261,15 @@ def _lost(stage: Stage, patience: int | None = None) -> Job:
     return job
 
 
+def _silent(stage: Stage) -> Job:
+    job = _lost(stage)
+    # What the node controller does when a kubelet falls silent; it does not see that a pretend one did.
+    condition = {"type": "Ready", "status": "False", "lastTransitionTime": datetime.now(UTC).isoformat()}
+    for rank in (0, 1):
+        stage.core.patch_namespaced_pod_status(job.pod(rank), stage.namespace, {"status": {"conditions": [condition]}})
+    return job
+
+
 def _evicted_by_taint(stage: Stage) -> Job:
     return _lost(stage, patience=2)
 
@@ -288,7 +297,7 @@ def _collective(stage: Stage) -> Job:
       1) sleep 4; echo '{lost}'; exit 1;;
       2) sleep 3; echo Traceback; echo '{told}' > /dev/termination-log; exit 1;;
     esac"""
-    return stage.submit(script, nodes=3)
+    return stage.submit(script, nodes=3, clean_pod_policy="None")
 
 
 def _gone_with_events(kind: Kind) -> Callable[[Stage], Job]:
@@ -354,12 +363,12 @@ SITUATIONS: dict[str, Situation] = {
     "preempted-and-gone": Situation(
         _preempted_and_gone, F, Reason.PREEMPTED, "Preempted by pod", slow=True
     ),
-    "node-silent": Situation(_lost, R, Reason.NODE_LOST, "does not answer", node="pretend", slow=True),
+    "node-silent": Situation(_silent, R, Reason.NODE_LOST, "does not answer", node="pretend", slow=True),
     "node-lost": Situation(
-        _lost, F, Reason.NODE_LOST, "does not answer", node="pretend", slow=True, after=timedelta(minutes=6)
+        _silent, F, Reason.NODE_LOST, "does not answer", node="pretend", slow=True, after=timedelta(minutes=6)
     ),
     "evicted-by-taint": Situation(_evicted_by_taint, F, Reason.NODE_LOST, "", slow=True),
-    "pod-removed": Situation(_removed, F, Reason.EVICTED, "removed from outside", "worker-0"),
+    "pod-removed": Situation(_removed, F, Reason.EVICTED, "removed from outside"),
     "deleted": Situation(_deleted, Phase.CANCELLED, Reason.DELETED, "being deleted"),
     "deadline": Situation(_gang(PYTORCH_JOB, SLEEP, deadline_seconds=1, **PRETEND), F, Reason.DEADLINE, "deadline"),
     "deadline-train-job": Situation(_gang(TRAIN_JOB, SLEEP, deadline_seconds=1, **PRETEND), F, Reason.DEADLINE),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubeflow_training.jobs.checks import check
-from kubeflow_training.jobs.observation import Observation, Phase, observe
+from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
 from kubeflow_training.jobs.progress import Progress, last, parse
 from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason
 
@@ -71,7 +71,12 @@ TOLD = json.dumps({"exit_code": 11, "message": "row 7 is broken", "rank": 5, "st
 SITUATIONS: dict[str, tuple[Observation, Phase, Reason | None, str]] = {
     "just created": (observe(job()), Phase.QUEUED, None, "waits for its pods"),
     "created": (observe(job("Created")), Phase.QUEUED, None, ""),
-    "no node": (observe(job("Created"), [unscheduled(0, "0/3 nodes")]), Phase.QUEUED, Reason.UNSCHEDULABLE, "0/3 nodes"),
+    "no node": (
+        observe(job("Created"), [unscheduled(0, "0/3 nodes")]),
+        Phase.QUEUED,
+        Reason.UNSCHEDULABLE,
+        "0/3 nodes",
+    ),
     "suspended": (observe(job(("Suspended", "True", "x", "by Kueue"))), Phase.QUEUED, None, "by Kueue"),
     "preempted by Kueue and suspended again": (
         observe(job(("Running", "False"), "Suspended")),
@@ -235,7 +240,31 @@ def test_the_message_tells_the_global_rank_and_the_running_time():
         job(FAILED, workers=1, completionTime="2026-01-01T00:01:00Z"), [ended(0, 143, 9), ended(1, 1, 3, message=TOLD)]
     )
     assert (found.failing_rank, found.exit_code, found.seconds) == (5, 11, 60.0)
-    assert found.message == "rank 5 (worker-0) failed first on n1 with exit code 11: row 7 is broken (1 more rank failed after it)"
+    assert (
+        found.message
+        == "rank 5 (worker-0) failed first on n1 with exit code 11: row 7 is broken (1 more rank failed after it)"
+    )
+
+
+def test_of_two_looks_the_one_that_says_why_counts():
+    said = Observation(Phase.FAILED, Reason.EVICTED, "taken away", pod="p", node="n")
+    vague = Observation(Phase.FAILED, Reason.UNKNOWN, "it failed", pods_wanted=2)
+    done = Observation(Phase.SUCCEEDED)
+    assert told_best(said, vague) == said
+    assert told_best(vague, said) == said
+    assert told_best(said, done) == done
+
+
+TAKEN = pod(1, "Running", {"running": {}}, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "x"}])
+TAKEN["metadata"]["deletionTimestamp"] = "2999-01-01T00:00:00Z"
+
+
+def test_a_pod_that_is_taken_away_is_the_cause_of_broken_collectives():
+    for status in (job("Running", workers=1), job(FAILED, workers=1)):
+        found = observe(status, [ended(0, 21, 1), TAKEN])
+        assert (found.phase, found.reason, found.replica) == (Phase.FAILED, Reason.PREEMPTED, "worker-0")
+    gone = ended(1, 143, 9, conditions=TAKEN["status"]["conditions"])
+    assert observe(job(FAILED, workers=1), [ended(0, 21, 1), gone]).reason is Reason.PREEMPTED
 
 
 _json = st.recursive(
@@ -258,6 +287,20 @@ _words = st.sampled_from(
         TOLD,
         "{",
         "0",
+        "TrainJob",
+        "Job",
+        "Workload",
+        "Suspended",
+        "Complete",
+        "QuotaReserved",
+        "Evicted",
+        "DisruptionTarget",
+        "ContainersReady",
+        "Ready",
+        "ImagePullBackOff",
+        "CrashLoopBackOff",
+        "SuccessfulCreatePod",
+        "2026-01-01T00:00:00Z",
     ]
 )
 _value = _json | _words
@@ -274,21 +317,32 @@ _state = _some(
     waiting=_some(reason=_words, message=_words),
 )
 _pod = _some(
-    metadata=_some(name=_words, labels=_json, uid=_words),
+    metadata=_some(name=_words, labels=_json, uid=_words, deletionTimestamp=_words, creationTimestamp=_words),
     spec=_some(nodeName=_words),
     status=_some(
         phase=_words, conditions=_conditions, containerStatuses=st.lists(_some(name=_words, state=_state), max_size=2)
     ),
 )
 _job = _some(
-    metadata=_json,
-    spec=_some(runPolicy=_json, pytorchReplicaSpecs=_json),
+    kind=_words,
+    metadata=_some(labels=_some(**{"kueue.x-k8s.io/queue-name": _words}), creationTimestamp=_words),
+    spec=_some(runPolicy=_json, pytorchReplicaSpecs=_json, trainer=_json, suspend=st.booleans(), template=_json),
     status=_some(conditions=_conditions, startTime=_words, completionTime=_words),
+)
+_event = _some(
+    kind=_words,
+    type=_words,
+    reason=_words,
+    message=_words,
+    count=_json,
+    involvedObject=_some(name=_words, kind=_words),
+    spec=_some(queueName=_words, active=st.booleans()),
+    status=_some(conditions=_conditions),
 )
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.none() | _job, st.lists(_pod, max_size=3), st.lists(_value, max_size=2))
+@given(st.none() | _job, st.lists(_pod, max_size=3), st.lists(_event, max_size=3))
 def test_it_never_raises_and_always_has_a_phase(some_job, pods, events):
     found = observe(some_job, pods, events)
     assert isinstance(found.phase, Phase)

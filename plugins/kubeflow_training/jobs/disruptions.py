@@ -74,7 +74,7 @@ def created_twice(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[st
     """Names of pods that their controller has created more than once."""
     times: dict[str, int] = {}
     for event in events:
-        if event.get("reason") in _CREATED:
+        if str(event.get("reason")) in _CREATED:
             created = str(event.get("message") or "").rpartition(" ")[2]
             times[created] = times.get(created, 0) + max(whole(event.get("count")) or 1, 1)
     return [found for pod in pods if times.get(found := name(pod), 0) > 1]

@@ -6,139 +6,29 @@ Pure; it never raises and always has a phase. Operator, sensor, trigger, pages a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, Final
 
 from kubeflow_training.jobs import kueue
 from kubeflow_training.jobs.disruptions import removal, sign
 from kubeflow_training.jobs.elastic import REPORT_TIME, unproven
 from kubeflow_training.jobs.kinds import Kind, kind_seen
+from kubeflow_training.jobs.phases import Observation, Phase, told_best
 from kubeflow_training.jobs.progress import Progress
-from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Ending, Reason, ending, first
+from kubeflow_training.jobs.reasons import Ending, Reason, ending, first
 from kubeflow_training.jobs.shapes import items, mapping, moment, name, text
 from kubeflow_training.jobs.waits import container_wait, creation_wait, scheduling_wait, volume_wait
 
 __all__ = ["Observation", "Phase", "Reason", "observe", "told_best"]
 
 
-class Phase(StrEnum):
-    """Where a job is on its way."""
-
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-
-    @property
-    def ended(self) -> bool:
-        return self in _ENDED
-
-
-_ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.LOST})
 _WAITS_FOR_MASTER: Final = "init-pytorch"
 """The training operator's own init container of the workers."""
+_OVERTIME: Final = 10
+"""Seconds that the cluster has to enforce a deadline by itself."""
 _SUCCESS_EVENTS: Final = frozenset({"PyTorchJobSucceeded", "Completed"})
 _FAILURE_EVENTS: Final = frozenset({"PyTorchJobFailed", "BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded"})
-
-
-@dataclass(frozen=True)
-class Observation:
-    """
-    :param reason: why it failed, or why it waits; None while all is well.
-    :param failing_rank: global rank that failed first, else the node rank of its pod; `replica` is like `worker-0`.
-    :param pod, node, exit_code: of that first failure.
-    :param message: one line for a person.
-    :param started, finished: when the first container started and the job ended.
-    :param queue, position: the queue that holds the job back, and its place there, from 1; None if there is none.
-    :param victims: how many other pods ended badly after the first failure.
-    """
-
-    phase: Phase
-    reason: Reason | None = None
-    message: str = ""
-    failing_rank: int | None = None
-    replica: str | None = None
-    pod: str | None = None
-    node: str | None = None
-    exit_code: int | None = None
-    progress: Progress | None = None
-    started: datetime | None = None
-    finished: datetime | None = None
-    pods_running: int = 0
-    pods_wanted: int = 0
-    queue: str | None = None
-    position: int | None = None
-    victims: int = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.phase.ended
-
-    @property
-    def retryable(self) -> bool:
-        """Whether a new gang may end better."""
-        return self.phase is not Phase.SUCCEEDED and RETRYABLE[self.reason or Reason.UNKNOWN]
-
-    @property
-    def mend(self) -> str:
-        return MENDS[self.reason] if self.reason else ""
-
-    @property
-    def seconds(self) -> float | None:
-        """Running time of the ended job."""
-        return (self.finished - self.started).total_seconds() if self.started and self.finished else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for XCom, trigger events and JSON."""
-        return {
-            "phase": str(self.phase),
-            "reason": str(self.reason) if self.reason else None,
-            "message": self.message,
-            "failing_rank": self.failing_rank,
-            "replica": self.replica,
-            "pod": self.pod,
-            "node": self.node,
-            "exit_code": self.exit_code,
-            "progress": self.progress.to_dict() if self.progress else None,
-            "started": self.started.isoformat() if self.started else None,
-            "finished": self.finished.isoformat() if self.finished else None,
-            "pods_running": self.pods_running,
-            "pods_wanted": self.pods_wanted,
-            "queue": self.queue,
-            "position": self.position,
-            "victims": self.victims,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Observation:
-        """The inverse of `to_dict`.
-
-        :raises ValueError: if the phase or the reason is none.
-        """
-        return cls(
-            **{
-                **data,
-                "phase": Phase(data["phase"]),
-                "reason": Reason(data["reason"]) if data.get("reason") else None,
-                "progress": Progress.from_dict(data.get("progress")),
-                "started": moment(data.get("started")),
-                "finished": moment(data.get("finished")),
-            }
-        )
-
-
-def told_best(first: Observation, later: Observation) -> Observation:
-    """Of two looks at a job that has failed, the one that says why: its pods may be gone at the second."""
-    vague = later.reason in (None, Reason.UNKNOWN) or (later.pod is None and later.reason is first.reason)
-    if not (first.phase is later.phase is Phase.FAILED and vague and first.reason not in (None, Reason.UNKNOWN)):
-        return later
-    return replace(first, finished=later.finished or first.finished, progress=later.progress or first.progress)
 
 
 def observe(
@@ -163,6 +53,7 @@ def observe(
         _observe_end(seen)
         or _observe_pause(seen)
         or _observe_failing_pods(seen)
+        or _observe_overtime(seen)
         or _observe_disruptions(seen)
         or _observe_waiting(seen)
         or _observe_pods(seen)
@@ -329,6 +220,15 @@ def _observe_failing_pods(seen: _Seen) -> Observation | None:
         return _failure(seen, "A pod failed")
     message = _told(cause, cause.index, len(seen.endings) - 1) if cause else "A pod failed"
     return seen.observation(Phase.RESTARTING, f"{message}; it may be started again")
+
+
+def _observe_overtime(seen: _Seen) -> Observation | None:
+    """A deadline that nobody enforces: the training operator looks at it only when something else happens."""
+    seconds, begun = seen.kind.deadline_seconds(seen.job), moment(seen.status.get("startTime"))
+    if seconds is None or begun is None or seen.now.timestamp() < begun.timestamp() + seconds + _OVERTIME:
+        return None
+    message = f"It runs longer than its deadline of {seconds} seconds"
+    return seen.observation(Phase.FAILED, message, Reason.DEADLINE, finished=seen.now)
 
 
 def _observe_disruptions(seen: _Seen) -> Observation | None:

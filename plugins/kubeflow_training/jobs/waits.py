@@ -59,7 +59,7 @@ def creation_wait(events: Sequence[Mapping[str, Any]]) -> Wait | None:
             continue
         if "exceeded quota" in text:
             return Wait(Reason.QUOTA, text)
-        if event.get("reason") in _CREATION:
+        if str(event.get("reason")) in _CREATION:
             return Wait(Reason.USER_ERROR if "is forbidden" in text or "is invalid" in text else None, text)
     return None
 
@@ -81,7 +81,7 @@ def volume_wait(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str,
     names = {name(pod): pod for pod in pods if mapping(pod.get("status")).get("phase") == "Pending"}
     for event in reversed(events):
         pod = names.get(str(mapping(event.get("involvedObject")).get("name")))
-        if pod is not None and event.get("reason") in _VOLUMES:
+        if pod is not None and str(event.get("reason")) in _VOLUMES:
             text = str(event.get("message") or "").strip()
             missing = "not found" in text or "is not registered" in text
             return Wait(Reason.USER_ERROR if missing else None, f"{name(pod)}: {text}", pod)

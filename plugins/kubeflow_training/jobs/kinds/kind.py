@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kubeflow_training.jobs.shapes import items, labels, mapping, name
+from kubeflow_training.jobs.shapes import items, labels, mapping, name, whole
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ class Kind(ABC):
     @abstractmethod
     def restarts(self, job: Mapping[str, Any]) -> bool:
         """Whether the cluster may replace a failed pod by itself."""
+
+    def deadline_seconds(self, job: Mapping[str, Any]) -> int | None:
+        """How long the job may run from its start time."""
+        return whole(mapping(job.get("spec")).get("activeDeadlineSeconds"))
 
     def keeps_failed_pods(self, job: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether failed pods are sure to stay as long as the job does."""

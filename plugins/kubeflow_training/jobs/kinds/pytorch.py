@@ -34,6 +34,9 @@ class _PyTorchJob(Kind):
         policies = {str(mapping(item).get("restartPolicy")) for item in self._replicas(job).values()}
         return not (policies and policies <= {"Never"})
 
+    def deadline_seconds(self, job: Mapping[str, Any]) -> int | None:
+        return whole(mapping(mapping(job.get("spec")).get("runPolicy")).get("activeDeadlineSeconds"))
+
     def keeps_failed_pods(self, job: Mapping[str, Any]) -> bool:
         policy = mapping(mapping(job.get("spec")).get("runPolicy")).get("cleanPodPolicy")
         return policy in ("Running", "None") and not self.restarts(job)
