@@ -38,9 +38,6 @@ class Airflow:
             "KUBEFLOW_TRAINING_HOME": str(folder / "cluster"),
             "KUBEFLOW_TRAINING_CPUS": "4",
             "KUBEFLOW_TRAINING_MEMORY_GB": "8",
-            "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
-                {"conn_type": "kubernetes", "extra": {"kube_config_path": os.environ.get("KUBECONFIG", "")}}
-            ),
             "NO_COLOR": "1",
         }
         self.process: subprocess.Popen[str] | None = None
@@ -165,8 +162,12 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Airflow]:
     airflow = Airflow(tmp_path_factory.mktemp("airflow-side"))
+    if Path(os.environ.get("KUBECONFIG", "/none")).is_file():
+        path = str(request.getfixturevalue("restricted_kubeconfig"))
+        connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": path}}
+        airflow.env["AIRFLOW_CONN_KUBERNETES_DEFAULT"] = json.dumps(connection)
     migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
     subprocess.run(migrate, env=airflow.env, check=True, capture_output=True, timeout=120)
     command = [sys.executable, "-m", "kubeflow_training.jobs.local"]

@@ -25,6 +25,8 @@ from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 
+from tests.kubeflow_training.rights import PARTS, Rights, admin
+
 T = TypeVar("T")
 IMAGE = os.environ.get("KUBEFLOW_TRAINING_TEST_IMAGE", "test.local/shell:1")
 CPUS, MEMORY_GB, GPUS = 4, 8, 4  # of the small machine that jobs wait for
@@ -41,6 +43,10 @@ class Place(ABC):
     @abstractmethod
     def connect(self) -> Backend:
         """A new client, as another process would have it."""
+
+    def everywhere(self) -> Backend:
+        """A client that may look into every namespace."""
+        return self.backend
 
     def on_small_machine(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """The manifest for a machine of `CPUS`, `MEMORY_GB` and `GPUS` that nobody else uses."""
@@ -199,24 +205,27 @@ class OnKubernetes(Place):
     kind = "kubernetes"
     pause = 0.25
 
-    def __init__(self, namespace: str) -> None:
-        from kubeflow_training.jobs.kubernetes import KubernetesCluster
-        from kubernetes import client, config
+    def __init__(self, rights: Rights) -> None:
+        from kubernetes import client
 
-        self.namespace, self.machine = namespace, ""
-        self.core = client.CoreV1Api(config.new_client_from_config())
+        self.rights, self.namespace, self.machine = rights, rights.namespace, ""
+        # An administrator makes nodes and loses pods; the jobs are handled with the shipped rights alone.
+        self.core = client.CoreV1Api(admin())
         self.custom = client.CustomObjectsApi(self.core.api_client)
-        self.backend = KubernetesCluster()
+        self.backend = self.connect()
 
     def connect(self) -> Backend:
         from kubeflow_training.jobs.kubernetes import KubernetesCluster
 
-        return KubernetesCluster()
+        return KubernetesCluster(self.rights.client())
+
+    def everywhere(self) -> Backend:
+        from kubeflow_training.jobs.kubernetes import KubernetesCluster
+
+        return KubernetesCluster(admin())
 
     def start(self) -> None:
         from kubernetes.client.exceptions import ApiException
-
-        self.core.create_namespace({"metadata": {"name": self.namespace}})
 
         def account() -> bool:
             with contextlib.suppress(ApiException):
@@ -282,7 +291,7 @@ class OnKubernetes(Place):
     def stop(self) -> None:
         if self.machine:
             self.core.delete_node(self.machine)
-        self.core.delete_namespace(self.namespace)
+        self.rights.close()
 
 
 @pytest.fixture(scope="session")
@@ -296,10 +305,10 @@ def on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnThis
 
 
 @pytest.fixture(scope="session")
-def on_kubernetes() -> Iterator[OnKubernetes]:
+def on_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnKubernetes]:
     if not Path(os.environ.get("KUBECONFIG", "/none")).is_file():
         pytest.skip("KUBECONFIG names no cluster")
-    place = OnKubernetes(f"contract-{uuid.uuid4().hex[:8]}")
+    place = OnKubernetes(Rights(tmp_path_factory.mktemp("contract-rights"), *PARTS))
     place.start()
     yield place
     place.stop()

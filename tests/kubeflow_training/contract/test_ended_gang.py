@@ -101,8 +101,8 @@ def test_a_watch_tells_lines_with_their_pod_and_progress(gang):
 
 
 def test_it_is_listed_in_its_namespace_alone(gang):
-    backend = gang.backend
-    assert gang.uid in {snapshot.uid for snapshot in backend.jobs(gang.namespace)}
+    assert gang.uid in {snapshot.uid for snapshot in gang.backend.jobs(gang.namespace)}
+    backend = gang.place.everywhere()
     assert gang.uid in {snapshot.uid for snapshot in backend.jobs()}
     assert gang.uid not in {snapshot.uid for snapshot in backend.jobs("default")}
     assert backend.read(gang.name, "default") is None
