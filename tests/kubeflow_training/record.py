@@ -50,7 +50,7 @@ def main(names: list[str]) -> None:
 
 def _record(stage: Stage, situation: Situation) -> dict[str, Any]:
     job = situation.bring(stage)
-    end = time.monotonic() + 90
+    end = time.monotonic() + 60
     while not situation.fits(found := look(job, situation)):
         assert time.monotonic() < end, found
         time.sleep(0.1)

@@ -21,8 +21,9 @@ from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes import services
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
-from kubeflow_training.jobs.shapes import mapping
+from kubeflow_training.jobs.shapes import mapping, moment
 
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _STAMP: Final = re.compile(r"([\dT:-]{19})(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
@@ -250,7 +251,7 @@ class KubernetesCluster:
     def _events(self, job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Events about what waits or is missing; none while all pods run, or the job is held back, or has succeeded."""
         metadata = mapping(job.get("metadata"))
-        namespace, born = str(metadata["namespace"]), str(metadata.get("creationTimestamp") or "")
+        namespace, born = str(metadata["namespace"]), moment(metadata.get("creationTimestamp")) or _LONG_AGO
         if self.kind.failed(job) and not any(mapping(pod.get("status")).get("phase") == "Failed" for pod in pods):
             # What failed is gone: only events tell who took it away.
             about = self._list_events(namespace, "involvedObject.kind=Pod")
@@ -295,9 +296,11 @@ class KubernetesCluster:
         return {"apiVersion": self.kind.api_version, "kind": self.kind.name, **job}
 
 
-def _when(event: Mapping[str, Any]) -> str:
+def _when(event: Mapping[str, Any]) -> datetime:
+    """When it was last seen: old events tell whole seconds, new ones fractions, and as text these do not compare."""
     metadata = mapping(event.get("metadata"))
-    return str(event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or "")
+    found = event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp")
+    return moment(found) or _LONG_AGO
 
 
 def nanoseconds(stamp: str) -> int | None:

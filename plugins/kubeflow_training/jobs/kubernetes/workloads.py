@@ -6,6 +6,7 @@ Where Kueue is absent, or the account may not ask, less is known about waiting a
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -76,13 +77,14 @@ class Workloads:
 
     def _get(self, path: str, query: Mapping[str, Any]) -> Any:
         params = [("labelSelector", query["label_selector"])] if "label_selector" in query else []
-        return self._api.call_api(
+        response = self._api.call_api(
             path,
             "GET",
             query_params=params,
             header_params={"Accept": "application/json"},
             auth_settings=["BearerToken"],
-            response_type="object",
+            _preload_content=False,
             _return_http_data_only=True,
             _request_timeout=TIMEOUT,
         )
+        return json.loads(response.data)
