@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kubeflow_training.jobs.errors import ManifestError
-from kubeflow_training.jobs.manifest import API_VERSION, CONTAINER, KIND
+from kubeflow_training.jobs.manifest import API_VERSION, KIND, longest_name
+from kubeflow_training.jobs.podchecks import Problem, pod_problems, quantity
+
+__all__ = ["Problem", "check", "quantity", "require_valid"]
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_SECRET_WORDS = frozenset({"SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "CREDENTIALS"})
-_SECRET_PARTS = ("ACCESS_KEY", "API_KEY", "PRIVATE_KEY", "APIKEY")
-_SECRET_VALUE = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(AKIA|ASIA)[A-Z0-9]{16}\b|://[^/@\s:]+:[^/@\s]+@|\b(ghp|hf|glpat)[_-][A-Za-z0-9]{20,}"
-)
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
-_UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
-
-@dataclass(frozen=True)
-class Problem:
-    """
-    :param where: path into the manifest, like `spec.pytorchReplicaSpecs.Master`.
-    :param cause: what is wrong there.
-    :param mend: what to do about it.
-    """
-
-    where: str
-    cause: str
-    mend: str
+# What the admission webhook and the training operator know.
+_RESTARTS: Final = ("Never", "OnFailure", "ExitCode", "Always")
+_CLEAN: Final = ("Running", "All", "None")
+_MANAGERS: Final = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
+_PROCESSES: Final = ("auto", "cpu", "gpu")
 
 
 def check(manifest: Mapping[str, Any]) -> list[Problem]:
@@ -48,17 +36,6 @@ def require_valid(manifest: Mapping[str, Any]) -> None:
         raise ManifestError(f"PyTorchJob {name}", cause, " ".join(f"{problem.mend}." for problem in problems))
 
 
-def quantity(value: Any) -> float:
-    """A Kubernetes quantity as a number ("500m" is 0.5, "2Gi" is 2147483648).
-
-    :raises ValueError: if it is none.
-    """
-    match = _QUANTITY.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError(f"{value!r} is not a quantity")
-    return float(match[1]) * _UNITS[match[2] or ""]
-
-
 def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
     if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
         yield Problem("kind", f"it is not a {API_VERSION} {KIND}", "Build it with pytorch_job()")
@@ -67,10 +44,14 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
     replicas = _mapping(spec.get("pytorchReplicaSpecs"))
     yield from _names(metadata, replicas)
     yield from _gang(spec, replicas)
+    yield from _policy(_mapping(spec.get("runPolicy")))
     for kind, replica in replicas.items():
-        where = f"spec.pytorchReplicaSpecs.{kind}.template.spec"
+        where = f"spec.pytorchReplicaSpecs.{kind}"
+        restart = _mapping(replica).get("restartPolicy")
+        if restart is not None and restart not in _RESTARTS:
+            yield Problem(f"{where}.restartPolicy", f"it is {restart!r}", f"Choose one of {', '.join(_RESTARTS)}")
         pod = _mapping(_mapping(_mapping(replica).get("template")).get("spec"))
-        yield from _pod(where, pod)
+        yield from pod_problems(f"{where}.template.spec", pod)
 
 
 def _names(metadata: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Problem]:
@@ -82,8 +63,7 @@ def _names(metadata: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator
             "Use lower-case letters, digits and dashes, starting with a letter and not ending with a dash",
         )
     else:
-        workers = _count(_mapping(replicas.get("Worker")).get("replicas"), 1) if "Worker" in replicas else 0
-        room = 63 - (len(f"-worker-{workers - 1}") if workers else len("-master-0"))
+        room = longest_name({"kind": KIND, "spec": {"pytorchReplicaSpecs": replicas}})
         if len(name) > room:
             yield Problem(
                 "metadata.name",
@@ -104,54 +84,36 @@ def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Prob
     elastic = _mapping(spec.get("elasticPolicy"))
     if "Master" not in replicas and not elastic:
         yield Problem(f"{where}.Master", "it is missing", "Every gang has exactly one master")
-    elif "Master" in replicas and _mapping(replicas["Master"]).get("replicas", 1) != 1:
+    elif "Master" in replicas and _mapping(replicas["Master"]).get("replicas") != 1:
         yield Problem(f"{where}.Master.replicas", "it is not 1", "Every gang has exactly one master")
+    for kind, replica in replicas.items():
+        if not isinstance(replica, Mapping):
+            yield Problem(f"{where}.{kind}", "it is empty", "Give it replicas and a template, or leave the key out")
+        elif "replicas" in replica and _count(replica["replicas"], -1) < 0:
+            yield Problem(f"{where}.{kind}.replicas", f"{replica['replicas']!r} is no number", "Give a whole number")
     if "Worker" in replicas and _count(_mapping(replicas["Worker"]).get("replicas"), 1) < 1:
         yield Problem(f"{where}.Worker.replicas", "it is less than 1", "Leave the Worker key out for a single node")
     if elastic and "Worker" not in replicas:
         yield Problem("spec.elasticPolicy", "an elastic job needs workers", "Add workers or remove elasticPolicy")
+    if elastic.get("nProcPerNode") is not None and processes is not None:
+        yield Problem("spec.elasticPolicy.nProcPerNode", "nprocPerNode says it too", "Leave it out; it is deprecated")
+    if isinstance(processes, str) and not (processes in _PROCESSES or (processes.isdecimal() and int(processes) > 0)):
+        mend = f"Write a number as text, or one of {', '.join(_PROCESSES)}"
+        yield Problem("spec.nprocPerNode", f"{processes!r} is no number of processes", mend)
 
 
-def _pod(where: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
-    containers = [item for item in _list(pod.get("containers")) if isinstance(item, Mapping)]
-    mains = [item for item in containers if item.get("name") == CONTAINER]
-    if len(mains) != 1:
-        yield Problem(f"{where}.containers", f"no single container is called `{CONTAINER}`", f"Name it `{CONTAINER}`")
-    for main in mains:
-        if not main.get("image"):
-            yield Problem(f"{where}.containers.{CONTAINER}.image", "it is empty", "Name an image")
-    grace = pod.get("terminationGracePeriodSeconds", 30)
-    if not isinstance(grace, int) or isinstance(grace, bool) or grace < 0:
-        yield Problem(f"{where}.terminationGracePeriodSeconds", f"{grace!r} is not seconds", "Give a whole number")
-    for container in containers:
-        inside = f"{where}.containers.{container.get('name')}"
-        resources = _mapping(container.get("resources"))
-        for part in ("requests", "limits"):
-            for resource, value in _mapping(resources.get(part)).items():
-                try:
-                    quantity(value)
-                except ValueError:
-                    yield Problem(
-                        f"{inside}.resources.{part}.{resource}", f"{value!r} is no quantity", "Write 2 or 4Gi"
-                    )
-        for variable in _list(container.get("env")):
-            name, value = _mapping(variable).get("name"), _mapping(variable).get("value")
-            if isinstance(value, str) and value and (_secret_name(str(name)) or _SECRET_VALUE.search(value)):
-                yield Problem(
-                    f"{inside}.env.{name}",
-                    "its value looks like a secret, and everybody who may read the job could read it",
-                    "Put it into a Kubernetes secret and name that under `secrets`",
-                )
-        for argument in [*_list(container.get("command")), *_list(container.get("args"))]:
-            if not isinstance(argument, str):
-                yield Problem(f"{inside}.command", f"{argument!r} is not a string", "Write every argument as a string")
-            elif _SECRET_VALUE.search(argument):
-                yield Problem(f"{inside}.command", "an argument looks like a secret", "Pass it by a Kubernetes secret")
-
-
-def _secret_name(name: str) -> bool:
-    upper = name.upper()
-    return bool(_SECRET_WORDS & set(upper.split("_"))) or any(part in upper for part in _SECRET_PARTS)
+def _policy(policy: Mapping[str, Any]) -> Iterator[Problem]:
+    where = "spec.runPolicy"
+    clean, manager = policy.get("cleanPodPolicy"), policy.get("managedBy")
+    if clean is not None and clean not in _CLEAN:
+        yield Problem(f"{where}.cleanPodPolicy", f"it is {clean!r}", f"Choose one of {', '.join(_CLEAN)}")
+    if manager is not None and manager not in _MANAGERS:
+        yield Problem(f"{where}.managedBy", f"it is {manager!r}", f"Choose one of {', '.join(_MANAGERS)}")
+    for key in ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "backoffLimit"):
+        if policy.get(key) is not None and _count(policy[key], -1) < 0:
+            yield Problem(f"{where}.{key}", f"{policy[key]!r} is no number of it", "Give a whole number from 0")
+    if policy.get("suspend") is not None and not isinstance(policy["suspend"], bool):
+        yield Problem(f"{where}.suspend", f"{policy['suspend']!r} is neither true nor false", "Write true or false")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
