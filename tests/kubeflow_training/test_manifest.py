@@ -125,6 +125,10 @@ def container(manifest):
     return master(manifest)["template"]["spec"]["containers"][0]
 
 
+def containers(manifest):
+    return master(manifest)["template"]["spec"]["containers"]
+
+
 WRONG = {
     "starts with a digit": (lambda m: m["metadata"].update(name="1a"), "DNS-1035"),
     "upper case": (lambda m: m["metadata"].update(name="Train"), "DNS-1035"),
@@ -152,6 +156,36 @@ WRONG = {
         lambda m: container(m)["env"].append({"name": "URI", "value": "http://u:p@host"}),
         "Kubernetes secret",
     ),
+    "replicas left out": (lambda m: master(m).pop("replicas"), "exactly one master"),
+    "replicas as text": (lambda m: master(m).update(replicas="1"), "whole number"),
+    "empty replica": (lambda m: m["spec"]["pytorchReplicaSpecs"].update(Worker=None), "leave the key out"),
+    "third replica": (lambda m: m["spec"]["pytorchReplicaSpecs"].update(Boss=master(m)), "Only Master and Worker"),
+    "no replicas": (lambda m: m["spec"].update(pytorchReplicaSpecs=None), "exactly one master"),
+    "side-car without image": (lambda m: containers(m).append({"name": "side"}), "Name an image"),
+    "two of a name": (
+        lambda m: (
+            containers(m).append({"name": "side", "image": "x"}) or containers(m).append({"name": "side", "image": "x"})
+        ),
+        "its own name",
+    ),
+    "two numbers of processes": (lambda m: m["spec"].update(elasticPolicy={"nProcPerNode": 2}), "deprecated"),
+    "processes as a word": (lambda m: m["spec"].update(nprocPerNode="many"), "auto, cpu, gpu"),
+    "manager": (lambda m: m["spec"]["runPolicy"].update(managedBy="me"), "kubeflow.org/training-operator"),
+    "clean-up": (lambda m: m["spec"]["runPolicy"].update(cleanPodPolicy="Never"), "Running, All, None"),
+    "time to live": (lambda m: m["spec"]["runPolicy"].update(ttlSecondsAfterFinished="1d"), "whole number"),
+    "restart policy": (lambda m: master(m).update(restartPolicy="never"), "OnFailure"),
+    "pull policy": (lambda m: container(m).update(imagePullPolicy="never"), "IfNotPresent"),
+    "shared memory": (
+        lambda m: master(m)["template"]["spec"]["volumes"][0]["emptyDir"].update(sizeLimit="3G"),
+        "one contains the other",
+    ),
+    "volume": (lambda m: container(m)["volumeMounts"].append({"name": "data", "mountPath": "/d"}), "Add it to"),
+    "mounts": (lambda m: container(m)["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"}), "Mount one"),
+    "variable": (lambda m: container(m)["env"].append({"name": "A B", "value": "1"}), "letters, digits"),
+    "number as value": (lambda m: container(m)["env"].append({"name": "A", "value": 1}), 'Write it as "1"'),
+    "shell line": (lambda m: container(m).update(command="python x.py"), "Write a list"),
+    "more than the limit": (lambda m: container(m)["resources"]["requests"].update(cpu="9"), "no more than the limit"),
+    "half a gpu": (lambda m: container(m)["resources"]["requests"].update({"nvidia.com/gpu": "1"}), "the same number"),
     "secret argument": (lambda m: container(m)["command"].append("AKIAABCDEFGHIJKLMNOP"), "Kubernetes secret"),
 }
 
