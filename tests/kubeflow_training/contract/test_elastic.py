@@ -49,25 +49,26 @@ def trains_with(place, folder, world, seconds=90):
 
 
 @pytest.mark.dist
-def test_three_ranks_lose_one_go_on_with_two_are_three_again_and_survive_the_loss_of_their_meeting_place(place, folder):
-    job = submit(place, folder)
-    before = trains_with(place, folder, 3)
+def test_a_gang_loses_a_rank_goes_on_regrows_and_survives_the_loss_of_its_meeting_place(place, folder):
+    ranks = 3 if place.kind == "local" else 2  # a pod of a cluster has its own Python to start, on few cores
+    job = submit(place, folder, nodes=ranks, least=ranks - 1)
+    before = trains_with(place, folder, ranks)
     assert job.observe().phase is Phase.RUNNING
     (folder / "hold").touch()
-    place.lose(job, 2)
-    during = trains_with(place, folder, 2)
+    place.lose(job, ranks - 1)
+    during = trains_with(place, folder, ranks - 1)
     assert during > before
     assert not job.observe().ended
     (folder / "hold").unlink()
-    after = trains_with(place, folder, 3)
+    after = trains_with(place, folder, ranks)
     assert after > during
-    # With its first pod goes the host of the meeting: all start again, at the price of the step that was not saved.
+    # With the first pod goes the host of the meeting: all start again, at the price of the step that was not saved.
     place.lose(job, 0)
     place.until(lambda: saved(folder)[0] > after + 30, 120)
     assert not job.observe().ended
     (folder / "finish").touch()
-    seen = job.ended(120)
-    assert (seen.phase, seen.reason, seen.message) == (Phase.SUCCEEDED, None, "All is done")
+    seen = job.wait(Phase.SUCCEEDED)
+    assert (seen.reason, seen.message) == (None, "All is done")
     assert saved(folder)[0] > after + 30
 
 
