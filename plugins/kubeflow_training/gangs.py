@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kubeflow_training import outcome
 from kubeflow_training.exceptions import JobNotReached
 from kubeflow_training.jobs.backend import Backend, Snapshot
 from kubeflow_training.jobs.errors import JobExistsError
 from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.manifest import DEFAULT_GRACE_SECONDS, OWNER_ANNOTATION, longest_name
-from kubeflow_training.jobs.observation import Observation, observe
+from kubeflow_training.jobs.observation import Observation, Phase, observe
 from kubeflow_training.jobs.ownership import OWNER_LABEL, Owner
 from kubeflow_training.jobs.shapes import mapping, whole
 from kubeflow_training.memory import Memory
@@ -62,7 +63,7 @@ class Gangs:
         for _ in range(_TRIES):
             stored = self.memory.job
             newest = self._newest(stored, wanted)
-            told = stored is not None and newest is None and self.memory.result(stored.uid) is not None
+            told = stored is not None and newest is None and self._succeeded(stored)
             decision = decide(stored, wanted, newest, self._replaced, longest=longest, succeeded=told)
             job = decision.identity
             log.info("job %s/%s: %s (%s)", job.namespace, job.name, decision.action, decision.why)
@@ -114,6 +115,15 @@ class Gangs:
         name = newest.job["metadata"]["name"] if newest is not None else wanted.name
         return self.backend.read(name, wanted.namespace)
 
+    def _succeeded(self, job: Identity) -> bool:
+        """Whether the gang whose job is gone has succeeded; its result is kept then."""
+        if self.memory.result(job.uid) is not None:
+            return True
+        seen = last_observation(self.backend, job.namespace, job.uid)
+        if seen.phase is Phase.SUCCEEDED and job.uid is not None:
+            self.memory.keep_result(job.uid, outcome.result(seen, job.to_dict()))
+        return seen.phase is Phase.SUCCEEDED
+
     def _create(self, manifest: Mapping[str, Any], job: Identity) -> Identity | None:
         """The created gang; None if its name was taken and has been cleared since: look again."""
         self._still_wanted()
@@ -142,6 +152,12 @@ class Gangs:
         seen = observe(old.job, old.pods, old.events)
         apart = old.job["metadata"]["name"] != following.name
         return self._keep_failed and apart and seen.ended and not seen.pods_running
+
+
+def last_observation(backend: Backend, namespace: str, uid: str | None) -> Observation:
+    """What is known of a job that is gone, from the events that outlive it for a while."""
+    words = getattr(backend, "last_words", None)
+    return observe(None, (), words(namespace, uid) if words is not None and uid else ())
 
 
 def _grace(job: Mapping[str, Any]) -> float:

@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 from kubeflow_training import outcome, retries
 from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
-from kubeflow_training.gangs import Gangs
+from kubeflow_training.gangs import Gangs, last_observation
 from kubeflow_training.instance import this_instance
 from kubeflow_training.jobs.avoid import away_from
 from kubeflow_training.jobs.errors import JobError, JobRefusedError, ManifestError
@@ -178,7 +178,9 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             return self._watch_anew(context, str(event.get("why") or ""))
         stored = Memory(context).job
         known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
-        found = self._finish(context, Observation.from_dict(event["observation"]), known)
+        tails = event.get("tails") or {}
+        seen = Observation.from_dict(event["observation"])
+        found = self._finish(context, seen, known, tails.get(seen.replica) or [])
         # Killed in these last moments: success is told by the retry, which finds the job ended well.
         self._stop_if_killed(context, None)
         return found
@@ -316,20 +318,27 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
 
     # The end
 
-    def _finish(self, context: Context, observation: Observation, job: Mapping[str, Any]) -> dict[str, Any]:
-        """The result, or the failure's exception."""
+    def _finish(
+        self, context: Context, observation: Observation, job: Mapping[str, Any], tail: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """The result, or the failure's exception.
+
+        :param tail: the last lines of the rank that failed, if the trigger read them.
+        """
         name, memory = f"job {job['namespace']}/{job['name']}", Memory(context)
         if observation.phase is Phase.LOST and (told := memory.result(job["uid"])) is not None:
             return told
-        tail: list[str] = []
-        snapshot = backend = None
+        snapshot = None
         try:
             backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
             snapshot = backend.read(job["name"], job["namespace"])
             if snapshot is not None and snapshot.uid != job["uid"]:
                 snapshot = None
-            if observation.phase is not Phase.SUCCEEDED:
-                tail = last_lines(backend, snapshot, observation.pod)
+            if observation.phase is Phase.LOST:
+                # A time to live may have removed it before anybody looked: its events may still tell the end.
+                observation = last_observation(backend, job["namespace"], job["uid"])
+            elif observation.phase is not Phase.SUCCEEDED:
+                tail = tail or last_lines(backend, snapshot, observation.pod)
         except JobError as error:
             self.log.warning("%s: its last words cannot be read: %s", name, error)
         if observation.phase is not Phase.SUCCEEDED:
