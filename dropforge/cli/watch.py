@@ -167,25 +167,27 @@ def follow(connection: Connection, dag_run: str, title: str, console: Console, s
     watcher, patience = Watcher(connection, dag_run, title), Patience(connection.stack, f"dropforge follow {title}")
     view = watcher.look()
     shown: dict[str, str] = {}
-    with Live(draw(view), console=console, refresh_per_second=4, transient=False) as live:
-        while True:
-            live.update(draw(view))
-            if not console.is_terminal:
-                _tell(view, shown, console)
-            if view.state in ENDED:
-                break
-            time.sleep(seconds)
-            try:
-                view = watcher.look()
-            except DropforgeError as error:
-                patience.check_stack()
-                patience.bear(error)  # Airflow may be away for a moment while it is restarted
-                continue
-            patience.answered()
-            if view.state not in ENDED:
-                patience.check_stack()
-    if not console.is_terminal:
-        console.line()  # the last picture ends without one
+    try:
+        with Live(draw(view), console=console, refresh_per_second=4, transient=False) as live:
+            while True:
+                live.update(draw(view))
+                if not console.is_terminal:
+                    _tell(view, shown, console)
+                if view.state in ENDED:
+                    break
+                time.sleep(seconds)
+                try:
+                    view = watcher.look()
+                except DropforgeError as error:
+                    patience.check_stack()
+                    patience.bear(error)  # Airflow may be away for a moment while it is restarted
+                    continue
+                patience.answered()
+                if view.state not in ENDED:
+                    patience.check_stack()
+    finally:
+        if not console.is_terminal:
+            console.line()  # the last picture ends without one
     return view
 
 
