@@ -17,15 +17,17 @@ from kubeflow_training.instance import this_instance
 from kubeflow_training.jobs.avoid import away_from
 from kubeflow_training.jobs.errors import JobError, JobRefusedError, ManifestError
 from kubeflow_training.jobs.experiments import held, launch_lines
+from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.kinds import kind_of
-from kubeflow_training.jobs.limits import Limits, exceeded
+from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.manifest import MLFLOW_RUN_ANNOTATION
 from kubeflow_training.jobs.observation import Observation, Phase
 from kubeflow_training.jobs.orphans import marked
 from kubeflow_training.jobs.ownership import Owner
 from kubeflow_training.jobs.source import job_of
 from kubeflow_training.jobs.spec import TrainingJobSpec
-from kubeflow_training.jobs.watch import LogRanks, Watch, last_lines
+from kubeflow_training.jobs.waiting import End, run_blocking
+from kubeflow_training.jobs.watch import LogRanks, last_lines
 from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink, addresses
 from kubeflow_training.memory import STATE_KEY, Memory
 from kubeflow_training.reattach import Action, Identity
@@ -159,7 +161,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             if self.deferrable:
                 self._stop_if_killed(context, job)
                 self.defer(trigger=self._trigger(job, limits), method_name=self.resume.__name__)
-            return self._finish(context, self._watch_here(context, job, limits), self._event_job(job))
+            seen, tail = self._watch_here(context, job, limits)
+            return self._finish(context, seen, self._event_job(job), tail)
         except AirflowTaskTimeout:
             if job is not None:
                 self._delete(self._event_job(job))
@@ -265,25 +268,28 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             run_seconds=limits.run_seconds,
         )
 
-    def _watch_here(self, context: Context, job: Identity, limits: Limits) -> Observation:
-        watch = Watch(self.hook(job.kind).connect, job.name, job.namespace, uid=job.uid, ranks=self.log_ranks)
-        last: Observation | None = None
-        while True:
-            step = watch.step()
-            for line in step.lines:
-                self.log.info("%s", line)
-            if step.final and step.observation is not None:
-                self._stop_if_killed(context, job)
-                return step.observation
-            last = step.observation or last
-            if why := exceeded(limits, last, time.time()):
-                self._too_long(self._event_job(job), why)
-            until = time.monotonic() + self.poll_interval
-            while True:
-                self._stop_if_killed(context, job)
-                if (left := until - time.monotonic()) <= 0:
-                    break
-                time.sleep(min(_NAP, left))
+    def _watch_here(self, context: Context, job: Identity, limits: Limits) -> tuple[Observation, list[str]]:
+        """The end, with the last lines of the rank that failed: what the trigger does, in this worker."""
+
+        async def wait() -> End:
+            log = JobLog(lambda line: self.log.info("%s", line), LogLimit.of(self.log_limit))
+            async with self.hook(job.kind).waiting(
+                job.name,
+                job.namespace,
+                log,
+                uid=job.uid,
+                ranks=self.log_ranks,
+                limits=limits,
+                poll_interval=self.poll_interval,
+            ) as waiting:
+                return await waiting.run()
+
+        end = run_blocking(wait(), lambda: self._stop_if_killed(context, job), every=_NAP)
+        if end.kind == "timeout" or end.observation is None:
+            self._too_long(self._event_job(job), end.why)
+        assert end.observation is not None
+        self._stop_if_killed(context, job)
+        return end.observation, end.tails.get(end.observation.replica or "") or []
 
     def _watch_anew(self, context: Context, why: str) -> dict[str, Any]:
         count = Memory(context).count_failure()

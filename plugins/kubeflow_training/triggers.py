@@ -19,6 +19,7 @@ from kubeflow_training.taskstate import ended_by_user, task_state
 POSITION_KEY: Final = "pytorch_job_log"
 """XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
 _SAVES_PER_SECOND: Final = 20  # of all triggers of a process together
+_ASKED: Final = 4  # times, before a trigger that is cancelled leaves its job as it is
 _keeping = 0
 
 
@@ -131,13 +132,18 @@ class PyTorchJobTrigger(BaseTrigger):
         """Delete the job if a person ended the task; this is also called when another triggerer took over."""
         if not self.owned or self._fired:
             return
-        try:
-            state = await asyncio.to_thread(task_state, self.task_instance)
-        except Exception as error:
-            self.log.warning(
-                "job %s/%s is left as it is: Airflow does not say why: %r", self.namespace, self.name, error
-            )
-            return
+        for left in reversed(range(_ASKED)):
+            try:
+                state = await asyncio.to_thread(task_state, self.task_instance)
+                break
+            except Exception as error:
+                if left:
+                    await asyncio.sleep(1)
+                    continue
+                self.log.warning(
+                    "job %s/%s is left as it is: Airflow does not say why: %r", self.namespace, self.name, error
+                )
+                return
         if not ended_by_user(state, deferred=True):
             self.log.info("job %s/%s goes on: the task is %s", self.namespace, self.name, state)
             return
