@@ -29,6 +29,7 @@ class Airflow:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cluster = LocalCluster(folder / "cluster")
+        self.other_kubeconfig = folder / "other.kubeconfig"
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")},
             "AIRFLOW_HOME": str(folder / "airflow"),
@@ -168,6 +169,9 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         path = str(request.getfixturevalue("restricted_kubeconfig"))
         connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": path}}
         airflow.env["AIRFLOW_CONN_KUBERNETES_DEFAULT"] = json.dumps(connection)
+        # A test may write this file, to be another account, or to reach the cluster another way.
+        connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(airflow.other_kubeconfig)}}
+        airflow.env["AIRFLOW_CONN_KUBERNETES_OTHER"] = json.dumps(connection)
     migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
     subprocess.run(migrate, env=airflow.env, check=True, capture_output=True, timeout=120)
     command = [sys.executable, "-m", "kubeflow_training.jobs.local"]

@@ -122,6 +122,16 @@ class Driver:
             "store": {row.key: json.loads(row.value) for row in rows},
         }
 
+    def links(self, dag: str, run: str, task: str = "train") -> dict[str, Any]:
+        """The task's links as Airflow's UI API tells them."""
+        from airflow.api_fastapi.common.dagbag import create_dag_bag
+        from airflow.api_fastapi.core_api.routes.public.extra_links import get_extra_links
+
+        settings.Session.remove()
+        with settings.Session() as session:
+            found = get_extra_links(dag, run, task, session, create_dag_bag())
+        return dict(found.extra_links)
+
     def expiry(self, dag: str, run: str) -> dict[str, Any]:
         """When what the task stored is forgotten, by key."""
         from airflow.models.task_state_store import TaskStateStoreModel
