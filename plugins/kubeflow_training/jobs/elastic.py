@@ -130,6 +130,20 @@ def nodes_to_be_had(pods: Iterable[Mapping[str, Any]]) -> int:
     return sum(1 for pod in pods if _has_place(pod))
 
 
+def is_up(pod: Mapping[str, Any]) -> bool:
+    """Whether a container of the pod runs; the phase says Running of one that waits for its next start, too."""
+    return any("running" in mapping(item.get("state")) for item in _containers(pod))
+
+
+def is_away(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod ran before and will again."""
+    return any(
+        (whole(item.get("restartCount")) or item.get("lastState") or mapping(item.get("state")).get("terminated"))
+        and "running" not in mapping(item.get("state"))
+        for item in _containers(pod)
+    )
+
+
 def unproven(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str | None:
     """Why the success that the backend tells does not count; None if it does. Never raises.
 
@@ -143,8 +157,12 @@ def unproven(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> str |
     return "A worker ended well, but rank 0 has not reported that the run is done"
 
 
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return items(mapping(pod.get("status")).get("containerStatuses"))
+
+
 def _reports(pod: Mapping[str, Any]) -> bool:
-    for container in items(mapping(pod.get("status")).get("containerStatuses")):
+    for container in _containers(pod):
         terminated = mapping(mapping(container.get("state")).get("terminated"))
         if terminated.get("exitCode") != 0:
             continue

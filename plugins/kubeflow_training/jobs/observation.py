@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kubeflow_training.jobs import kueue
 from kubeflow_training.jobs.disruptions import removal, sign
-from kubeflow_training.jobs.elastic import REPORT_TIME, unproven
+from kubeflow_training.jobs.elastic import REPORT_TIME, is_away, is_up, node_range, unproven
 from kubeflow_training.jobs.kinds import Kind, kind_seen
 from kubeflow_training.jobs.phases import Observation, Phase, told_best
 from kubeflow_training.jobs.progress import Progress
@@ -52,6 +52,7 @@ def observe(
     return (
         _observe_end(seen)
         or _observe_pause(seen)
+        or _observe_elastic(seen)
         or _observe_failing_pods(seen)
         or _observe_overtime(seen)
         or _observe_disruptions(seen)
@@ -209,6 +210,19 @@ def _observe_pause(seen: _Seen) -> Observation | None:
         f"it waits in queue {queue}" if queue else message or "it is suspended until somebody or its queue resumes it"
     )
     return seen.observation(Phase.QUEUED, waits, queue=queue)
+
+
+def _observe_elastic(seen: _Seen) -> Observation | None:
+    """An elastic gang runs while the least of its pods do, whatever became of the others."""
+    least, most = node_range(seen.job)
+    if least == most:
+        return None
+    up = [name(pod) for pod in seen.pods if is_up(pod)]
+    away = [name(pod) for pod in seen.pods if is_away(pod)]
+    told = f"; started again: {', '.join(away)}" if away else ""
+    if len(up) >= least:
+        return seen.observation(Phase.RUNNING, f"{len(up)} of {most} pods run, {least} suffice{told}")
+    return seen.observation(Phase.RESTARTING, f"{len(up)} pods run, {least} are needed{told}") if away else None
 
 
 def _observe_failing_pods(seen: _Seen) -> Observation | None:

@@ -11,7 +11,9 @@ from kubeflow_training.jobs.observation import Phase
 from kubeflow_training.jobs.watch import Watch
 
 LINES = 700
+# The master's end is the job's: it comes when the worker has certainly begun.
 SCRIPT = f"""
+[ "$RANK" != 0 ] || sleep 6
 echo "$RANK $WORLD_SIZE $PET_NNODES $PET_NPROC_PER_NODE $PET_NODE_RANK $OWN $PYTHONUNBUFFERED"
 echo "$MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT"
 echo "to stderr" >&2

@@ -48,7 +48,7 @@ def test_the_rank_that_failed_first_is_named_and_the_others_are_ended(place):
 
 
 def test_a_killed_rank_is_the_cause_and_broken_peers_are_its_victims(place):
-    job = place.submit('[ "$RANK" = 1 ] && exit 137; sleep 2; echo Connection closed by peer; exit 21', nodes=2)
+    job = place.submit('[ "$RANK" = 1 ] && exit 137; sleep 8; echo Connection closed by peer; exit 21', nodes=2)
     seen = job.ended()
     assert (seen.reason, seen.retryable, seen.replica, seen.exit_code) == (Reason.UNKNOWN, True, "worker-0", 137)
 
