@@ -262,7 +262,7 @@ def test_the_sensor_waits_for_a_job_of_somebody_else(new_run, mode):
 @pytest.mark.skipif(not Path(os.environ.get("KUBECONFIG", "/none")).is_file(), reason="KUBECONFIG names no cluster")
 @both
 def test_the_same_on_kubernetes(new_run, mode, namespace):
-    script = 'echo "hello from $RANK"'
+    script = '[ "$RANK" != 0 ] || sleep 6; echo "hello from $RANK"'  # the master's end is the job's
     run = new_run(mode, script, backend="kubernetes", namespace=namespace, nodes=2, cpus=0.05, memory_gb=0.05)
     assert run.attempt()["state"] == "success"
     assert run.look()["xcoms"]["return_value"]["phase"] == "succeeded"
