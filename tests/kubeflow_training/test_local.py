@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kubeflow_training.jobs.elastic import elastic
 from kubeflow_training.jobs.errors import JobRefusedError, ManifestError
 from kubeflow_training.jobs.local import processes
 from kubeflow_training.jobs.observation import Phase, Reason
@@ -227,3 +228,48 @@ def test_a_broken_job_folder_stops_nobody(cluster):
     (broken / "job.json").write_text("{")
     cluster.submit("print(1)")
     assert cluster.ended().phase is Phase.SUCCEEDED
+
+
+def test_a_lost_pod_of_an_elastic_gang_comes_back_though_the_supervisor_was_killed_meanwhile(
+    stopped_cluster, tmp_path
+):
+    cluster = stopped_cluster
+    cluster.start(gpus=2)
+    go = tmp_path / "go"
+    script = (
+        "import os, time; me = os.environ['POD_NAME']; print('life', os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        "if me.endswith('-0'): open(os.environ['TERMINATION_LOG'], 'w').write('{\"exit_code\": 0, \"rank\": 0}')"
+    )
+    cluster.client.create(elastic(cluster.manifest(script, nodes=2, gpus=1), min_nodes=1))
+    cluster.wait(Phase.RUNNING)
+    cluster.until(lambda: cluster.log(index=1))
+    position = cluster.client.logs(cluster.read().pods[1]).position
+    victim = pid_of(cluster, index=1)
+    cluster.kill()
+    os.kill(victim, signal.SIGKILL)
+    cluster.until(lambda: processes.start_time(victim) is None)
+    cluster.start(gpus=2)
+
+    def container():
+        return cluster.read().pods[1]["status"]["containerStatuses"][0]
+
+    cluster.until(lambda: container()["restartCount"] == 1 and "running" in container()["state"])
+    assert container()["lastState"]["terminated"]["exitCode"] == 137
+    first = cluster.log(index=0)
+    again = cluster.until(lambda: cluster.client.logs(cluster.read().pods[1], position).lines)
+    assert again == cluster.log(index=1)[:1] != first
+    go.touch()
+    assert cluster.ended().phase is Phase.SUCCEEDED
+
+
+def test_a_keeper_that_was_killed_costs_an_elastic_gang_one_pod_for_a_while(cluster):
+    cluster.client.create(elastic(cluster.manifest("import time; time.sleep(60)", nodes=2), min_nodes=1))
+    cluster.wait(Phase.RUNNING)
+    status = cluster.home / "jobs/default/job/pods/job-worker-1/status.json"
+    cluster.until(status.exists)
+    os.kill(json.loads(status.read_text())["keeper"]["pid"], signal.SIGKILL)
+    cluster.until(lambda: cluster.read().pods[1]["status"]["containerStatuses"][0]["restartCount"] == 1)
+    assert cluster.observe().phase is Phase.RUNNING
+    assert cluster.client.delete("job", "default", grace_seconds=0)
+    cluster.until(lambda: cluster.read() is None)
