@@ -95,3 +95,17 @@ def test_the_example_in_the_readme_is_python():
     assert blocks
     for block in blocks:
         compile(block, "README.md", "exec")
+
+
+def test_a_trigger_that_cannot_wait_says_so_in_an_event(airflow):
+    events = airflow(
+        "import asyncio, json; from kubeflow_training.triggers import PyTorchJobTrigger as T\n"
+        "async def events(**more):\n"
+        "    return [e.payload async for e in T(name='n', namespace='ns', uid='u', gang=2, **more).run()]\n"
+        "print(json.dumps([asyncio.run(events(backend='none')), asyncio.run(events(kind='Job2')),"
+        " asyncio.run(events(backend='local', home='/tmp', log_limit='lots'))]))"
+    )
+    for (event,), word in zip(events, ("backend 'none'", "kind 'Job2'", "log_limit 'lots'"), strict=True):
+        assert (event["kind"], event["observation"]) == ("broken", None)
+        assert event["job"] == {"name": "n", "namespace": "ns", "uid": "u", "gang": 2}
+        assert word in event["why"]
