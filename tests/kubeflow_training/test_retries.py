@@ -224,9 +224,12 @@ def test_every_pod_prefers_other_nodes_and_keeps_its_own_affinity():
     wishes = [
         {
             "weight": 100,
-            "preference": {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [node]}]},
+            "preference": {
+                "matchFields": [
+                    {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("bad-1", "bad-2")
+                ]
+            },
         }
-        for node in ("bad-1", "bad-2")
     ]
     replicas = changed["spec"]["pytorchReplicaSpecs"]
     wish = {"preferredDuringSchedulingIgnoredDuringExecution": wishes}

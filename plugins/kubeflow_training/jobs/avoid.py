@@ -65,8 +65,9 @@ def away_from(manifest: Mapping[str, Any], nodes: Sequence[str], weight: int = W
         affinity = pod.get("affinity") or {}
         node_affinity = affinity.get("nodeAffinity") or {}
         wishes = list(node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or [])
-        # By name, as the label kubernetes.io/hostname may differ; one term per node, each costs that node its weight.
-        wishes += [{"weight": weight, "preference": {"matchFields": [_other_than(node)]}} for node in nodes]
+        # By name, as the label kubernetes.io/hostname may differ. One term for all: the scheduler scales the sum of
+        # the weights, so that with a term per node an avoided one would lose only its share.
+        wishes.append({"weight": weight, "preference": {"matchFields": [_other_than(node) for node in nodes]}})
         node_affinity = {**node_affinity, "preferredDuringSchedulingIgnoredDuringExecution": wishes}
         pod["affinity"] = {**affinity, "nodeAffinity": node_affinity}
     return changed
