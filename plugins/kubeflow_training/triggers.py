@@ -13,6 +13,7 @@ from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.observation import Observation
+from kubeflow_training.jobs.turns import turn
 from kubeflow_training.jobs.waiting import Waiting
 from kubeflow_training.taskstate import ended_by_user, task_state
 
@@ -107,7 +108,10 @@ class PyTorchJobTrigger(BaseTrigger):
         yield event
 
     async def _wait(self) -> TriggerEvent:
-        log = JobLog(self._show, LogLimit.of(self.log_limit), await self._left_at())
+        left = await self._left_at()
+        async with turn():
+            pass  # a triggerer may start a thousand of us at once
+        log = JobLog(self._show, LogLimit.of(self.log_limit), left)
         waits = self._hook().waiting(
             self.name,
             self.namespace,

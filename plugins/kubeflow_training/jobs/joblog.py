@@ -6,26 +6,23 @@ waits for its turn. So a reader is held back by its writer, and memory stays bou
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.progress import MARK, Progress, parse
+from kubeflow_training.jobs.turns import turn
 
 LOG_ANNOTATION: Final = "kubeflow-training/log"
 """Annotation of a job with the address at which its trainer keeps the whole log."""
 TAIL: Final = 20
 """Last lines kept of each rank, for the failure's text."""
-_SLICE: Final = 0.01  # seconds of writing before others get their turn
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _LIMIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(lines?)|([KMG]I?|)B(?:YTES?)?)", re.I)
-_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -105,12 +102,10 @@ class JobLog:
 
         :param position: where to go on after the line of that index.
         """
-        lock = _LOCKS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         tail = self._tails.setdefault(replica, deque(maxlen=TAIL))
         done = 0
         while done < len(lines):
-            async with lock:
-                end = time.monotonic() + _SLICE
+            async with turn() as end:
                 while done < len(lines):
                     self._show(replica, lines[done], tail)
                     done += 1
@@ -118,8 +113,6 @@ class JobLog:
                         break
                 self.positions[pod] = position(done - 1)
                 self.version += 1
-                # With the lock held: of all who have lines, only one writes between two turns of the loop.
-                await asyncio.sleep(0)
 
     def learn(self, line: str) -> None:
         """Take a line's progress without showing the line."""

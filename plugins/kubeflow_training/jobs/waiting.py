@@ -13,6 +13,7 @@ from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.limits import Limits, exceeded, next_check
 from kubeflow_training.jobs.observation import Observation, Phase, observe
+from kubeflow_training.jobs.turns import turn
 
 T = TypeVar("T")
 _WAITING: Final = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RESTARTING})
@@ -110,7 +111,8 @@ class Waiting:
         """
         try:
             while True:
-                seen = self._see()
+                async with turn():
+                    seen = self._see()
                 if seen is not None and seen.ended and (end := await self._settled()):
                     return end
                 now = time.time()

@@ -113,8 +113,8 @@ class Feed:
         self._tasks: list[asyncio.Task[None]] = []
         self._jobs_path = f"/apis/{kind.api_version}/namespaces/{quote(namespace, safe='')}/{kind.plural}"
         self._pods_path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
-        jobs = Handler(self._jobs_listed, self._job_changed, self._troubled)
-        pods = Handler(self._pods_listed, self._pod_changed, self._pods_troubled)
+        jobs = Handler(self._jobs_listed, self._job_changed, self._troubled, self._well)
+        pods = Handler(self._pods_listed, self._pod_changed, self._pods_troubled, self._well)
         self._job_reflector = Reflector(
             cluster, self._jobs_path, jobs, wanted=self._wants_job, resync_seconds=resync_seconds
         )
@@ -268,15 +268,17 @@ class Feed:
     # What the reflectors tell
 
     def _jobs_listed(self, jobs: list[dict[str, Any]], began: float) -> None:
-        self._trouble = None
+        troubled, self._trouble = self._trouble is not None, None
         found = {str(job["metadata"]["name"]): job for job in jobs}
         for name in self._subscribers:
+            before, known = self._jobs.get(name), self._asked.get(name)
             if name in found:
                 self._store_job(found[name])
-            elif name in self._jobs and self._asked.get(name, 0.0) < began:
+            elif before is not None and (known or 0.0) < began:
                 del self._jobs[name]
-            self._asked[name] = max(began, self._asked.get(name, 0.0))
-            self._notify(name)
+            self._asked[name] = max(began, known or 0.0)
+            if known is None or troubled or _version(before) != _version(self._jobs.get(name)):
+                self._notify(name)  # a list that only confirms what is known is no news
         self._fetch_the_rest(self._asked)
 
     def _job_changed(self, kind: str, job: dict[str, Any]) -> None:
@@ -308,17 +310,18 @@ class Feed:
             self._fetch.set()
 
     def _pods_listed(self, pods: list[dict[str, Any]], began: float) -> None:
-        seen: dict[str, set[str]] = {}
+        seen: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in self._subscribers}
         for pod in pods:
-            if name := self.kind.job_name(pod):
-                self._store_pod(name, pod)
-                seen.setdefault(name, set()).add(str(pod["metadata"]["name"]))
-        for name, mine in self._pods.items():
-            for gone in mine.keys() - seen.get(name, set()):
-                del mine[gone]
-        for name in self._subscribers:
+            if (name := self.kind.job_name(pod)) in seen:
+                seen[name][str(pod["metadata"]["name"])] = pod
+        for name, mine in seen.items():
+            before = self._pods.get(name, {})
+            news = name not in self._pods_asked or mine.keys() != before.keys()
+            news = news or any(_version(mine[key]) != _version(before[key]) for key in mine)
+            self._pods[name] = {key: pod if _newer(pod, before.get(key)) else before[key] for key, pod in mine.items()}
             self._pods_asked[name] = max(began, self._pods_asked.get(name, 0.0))
-            self._notify(name)
+            if news:
+                self._notify(name)
         self._fetch_the_rest(self._pods_asked)
 
     def _pod_changed(self, kind: str, pod: dict[str, Any]) -> None:
@@ -334,6 +337,9 @@ class Feed:
         else:
             self._store_pod(name, pod)
         self._notify(name)
+
+    def _well(self) -> None:
+        self._trouble = None
 
     def _pods_troubled(self, error: JobError) -> None:
         # Without the right to see pods a job can still be waited for, with less to tell.
@@ -370,6 +376,10 @@ class Feed:
     def _notify(self, name: str) -> None:
         for who in self._subscribers.get(name, ()):
             who.notify()
+
+
+def _version(item: Mapping[str, Any] | None) -> Any:
+    return item and (item["metadata"]["uid"], item["metadata"]["resourceVersion"])
 
 
 async def _later(work: Any) -> None:

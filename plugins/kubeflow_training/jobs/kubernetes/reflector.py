@@ -30,11 +30,13 @@ class Handler:
     :param listed: the whole of it, as of some moment after the second argument (monotonic seconds).
     :param changed: an item is ADDED, MODIFIED or DELETED.
     :param troubled: the cluster cannot be asked; it is tried again.
+    :param well: it answers again.
     """
 
     listed: Callable[[list[dict[str, Any]], float], None]
     changed: Callable[[str, dict[str, Any]], None]
     troubled: Callable[[JobError], None]
+    well: Callable[[], None]
 
 
 class Reflector:
@@ -129,6 +131,7 @@ class Reflector:
         began, brought = time.monotonic(), False
         try:
             async with self._cluster.stream("watch", self._path, params, _SILENCE) as blocks:
+                self._handler.well()
                 rest = b""
                 async for block in blocks:
                     *lines, rest = (rest + block).split(b"\n")
