@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from kubeflow_training.jobs.kinds import PYTORCH_JOB, Kind
@@ -19,12 +20,20 @@ GANG: dict[str, Any] = {**PRETEND, "gpus": 4, "queue": QUEUE}
 
 def queue(stage: Stage) -> None:
     """A cluster queue of 8 pretend GPUs with a local queue in the stage's namespace, and an urgent priority."""
-    name = f"test-{stage.namespace}"
+    stage.once("queue", lambda: _make(stage))
+    end = time.monotonic() + 30
+    while not _active(stage):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def _make(stage: Stage) -> list[Callable[[], Any]]:
+    name, undo = f"test-{stage.namespace}", []
 
     def cluster_wide(plural: str, kind: str, **body: Any) -> None:
         whole = {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": {"name": name}, **body}
         stage.custom.create_cluster_custom_object(GROUP, VERSION, plural, whole)
-        stage.later(lambda: stage.custom.delete_cluster_custom_object(GROUP, VERSION, plural, name))
+        undo.append(lambda: stage.custom.delete_cluster_custom_object(GROUP, VERSION, plural, name))
 
     quotas = [("cpu", "100"), ("memory", "100Gi"), ("nvidia.com/gpu", "8")]
     flavor = {"name": name, "resources": [{"name": key, "nominalQuota": value} for key, value in quotas]}
@@ -43,13 +52,7 @@ def queue(stage: Stage) -> None:
         "spec": {"clusterQueue": name},
     }
     stage.custom.create_namespaced_custom_object(GROUP, VERSION, stage.namespace, "localqueues", local)
-    stage.later(
-        lambda: stage.custom.delete_namespaced_custom_object(GROUP, VERSION, stage.namespace, "localqueues", QUEUE)
-    )
-    end = time.monotonic() + 20
-    while not _active(stage):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    return undo
 
 
 def _active(stage: Stage) -> bool:

@@ -44,7 +44,7 @@ def main(names: list[str]) -> None:
         except AssertionError as error:
             print(f"{name}: NOT RECORDED, last seen: {error}", flush=True)
         finally:
-            stage.clear()
+            stage.close()
             core.delete_namespace(namespace)
 
 

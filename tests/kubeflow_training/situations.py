@@ -49,11 +49,15 @@ class Stage:
         self.backends = {kind.name: KubernetesCluster(tested or admin, kind) for kind in KINDS}
         self.jobs: list[tuple[Kind, str]] = []
         self._undo: list[Callable[[], Any]] = []
-        runtime = training_runtime(RUNTIME, namespace)
+        self._at_end: list[Callable[[], Any]] = []
+        self._made: set[str] = set()
+        group = (TRAIN_JOB.group, TRAIN_JOB.version, namespace, "trainingruntimes")
         with suppress(client.ApiException):  # there may be no Trainer
-            self.custom.create_namespaced_custom_object(
-                TRAIN_JOB.group, TRAIN_JOB.version, namespace, "trainingruntimes", runtime
-            )
+            self.custom.create_namespaced_custom_object(*group, training_runtime(RUNTIME, namespace))
+            pretend = training_runtime(f"{RUNTIME}-pretend", namespace)
+            job = pretend["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+            job["template"]["spec"] |= {"nodeSelector": PRETEND["node_selector"], "tolerations": PRETEND["tolerations"]}
+            self.custom.create_namespaced_custom_object(*group, pretend)
 
     def submit(self, script: str = "true", kind: Kind = PYTORCH_JOB, **more: Any) -> Job:
         """A small gang that runs a shell script on every pod.
@@ -79,6 +83,11 @@ class Stage:
             if edit:
                 edit(pod)
         manifest = compiled(manifest, kind, runtime=RUNTIME, runtime_kind="TrainingRuntime")
+        if kind is TRAIN_JOB and "queue" in more:
+            # Kueue 0.16 is built for an older Trainer: as it admits a TrainJob it drops the runtimePatches of 2.2 and
+            # newer, and the JobSet refuses the change. What they say has to be in the runtime.
+            del manifest["spec"]["runtimePatches"]
+            manifest["spec"]["runtimeRef"]["name"] = f"{RUNTIME}-pretend"
         self.jobs.append((kind, name))
         return Job(self, kind, self.backends[kind.name].create(manifest))
 
@@ -96,6 +105,21 @@ class Stage:
             with suppress(ApiException):
                 undo()
         self.jobs, self._undo = [], []
+
+    def once(self, what: str, make: Callable[[], list[Callable[[], Any]]]) -> None:
+        """Make something that serves all situations of this stage.
+
+        :param make: makes it, and returns what undoes it at the stage's end.
+        """
+        if what not in self._made:
+            self._made.add(what)
+            self._at_end += make()
+
+    def close(self) -> None:
+        """Clear, and undo what served all situations."""
+        self.clear()
+        self._undo, self._at_end = self._at_end, []
+        self.clear()
 
     def node(self, name: str, patch: dict[str, Any]) -> None:
         self.core.patch_node(name, patch)
@@ -326,7 +350,8 @@ def _gang(kind: Kind, script: str, **more: Any) -> Callable[[Stage], Job]:
     return lambda stage: stage.submit(script, kind, **more)
 
 
-_ENDS = {"pod_annotations": {"test.local/ends-after": "1s"}, **PRETEND}
+# Every rank finds rank 0 by the name that its kind gives it; rank 0 stays until the last one had the time to.
+_MEET = "i=0; until ping -c1 -W1 $PET_MASTER_ADDR; do i=$((i+1)); [ $i -gt 100 ] && exit 3; sleep 0.1; done; sleep 2"
 
 
 def _pretend_end(code: int, reason: str) -> dict[str, Any]:
@@ -339,7 +364,8 @@ F, Q, S, R = Phase.FAILED, Phase.QUEUED, Phase.STARTING, Phase.RUNNING
 
 SITUATIONS: dict[str, Situation] = {
     "image": Situation(
-        lambda stage: stage.submit(nodes=1, image="test.local/none:1"), F, Reason.IMAGE, "test.local/none:1", "master-0"
+        lambda stage: stage.submit(nodes=1, image="test.local/none:1"), F, Reason.IMAGE, "test.local/none:1", "master-0",
+        slow=True,
     ),
     "unschedulable": Situation(_unschedulable, Q, Reason.UNSCHEDULABLE, "Insufficient nvidia.com/gpu"),
     "quota": Situation(_quota, Q, Reason.QUOTA, "exceeded quota: small"),
@@ -384,9 +410,7 @@ SITUATIONS: dict[str, Situation] = {
     "ttl-indexed-job": Situation(_gone_with_events(INDEXED_JOB), Phase.SUCCEEDED, words="removed since", gone=True),
 }  # fmt: skip
 for _kind, _replica in ((PYTORCH_JOB, "worker-0"), (TRAIN_JOB, "node-1"), (INDEXED_JOB, "node-1")):
-    SITUATIONS[f"succeeded-{_kind.plural}"] = Situation(
-        _gang(_kind, "true", **_ENDS), Phase.SUCCEEDED, more={"pods_wanted": 2}
-    )
+    SITUATIONS[f"succeeded-{_kind.plural}"] = Situation(_gang(_kind, _MEET), Phase.SUCCEEDED, more={"pods_wanted": 2})
     SITUATIONS[f"failed-{_kind.plural}"] = Situation(
         _gang(_kind, _BAD), F, Reason.BAD_DATA, "exit code 11: shard 3 is broken", _replica, 11, "node-1"
     )

@@ -43,7 +43,9 @@ def place(rights: Rights) -> Any:
     """The session's namespace, the backends having the shipped rights only."""
     from kubernetes import config
 
-    return Stage(admin(), rights.namespace, config.new_client_from_config(str(rights.kubeconfig)))
+    stage = Stage(admin(), rights.namespace, config.new_client_from_config(str(rights.kubeconfig)))
+    yield stage
+    stage.close()
 
 
 @pytest.fixture

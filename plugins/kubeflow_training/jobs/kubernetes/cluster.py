@@ -111,16 +111,23 @@ class KubernetesCluster:
         return self._list_events(namespace, f"involvedObject.uid={uid}")
 
     def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
+        """See `Backend.jobs`.
+
+        :raises JobRefusedError: if the cluster does not know the kind, or the account may not list it.
+        """
         only = {"label_selector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
-        with sorted_errors("the list of jobs"):
-            if namespace is None:
-                found = self._custom.list_cluster_custom_object(
-                    *self._group, self.kind.plural, **only, _request_timeout=TIMEOUT
-                )
-            else:
-                found = self._custom.list_namespaced_custom_object(
-                    *self._group, namespace, self.kind.plural, **only, _request_timeout=TIMEOUT
-                )
+        try:
+            with sorted_errors("the list of jobs"):
+                if namespace is None:
+                    found = self._custom.list_cluster_custom_object(
+                        *self._group, self.kind.plural, **only, _request_timeout=TIMEOUT
+                    )
+                else:
+                    found = self._custom.list_namespaced_custom_object(
+                        *self._group, namespace, self.kind.plural, **only, _request_timeout=TIMEOUT
+                    )
+        except NotFoundError as error:
+            raise no_such_place("the list of jobs", error, self.kind, namespace or "") from error
         return [Snapshot(self._named(job)) for job in found["items"] if not self.kind.part_of_another(job)]
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
