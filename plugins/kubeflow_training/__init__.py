@@ -23,7 +23,11 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [{"integration-name": "Kubeflow Training", "python-modules": ["kubeflow_training.sensors"]}],
         "triggers": [{"integration-name": "Kubeflow Training", "python-modules": ["kubeflow_training.triggers"]}],
         "hooks": [{"integration-name": "Kubeflow Training", "python-modules": ["kubeflow_training.hooks"]}],
-        "extra-links": ["kubeflow_training.links.PyTorchJobLink"],
+        "extra-links": [
+            "kubeflow_training.links.PyTorchJobLink",
+            "kubeflow_training.links.PodLogsLink",
+            "kubeflow_training.links.MlflowRunLink",
+        ],
     }
 
 

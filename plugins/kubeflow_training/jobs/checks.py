@@ -82,7 +82,8 @@ def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Prob
     if unknown := sorted(set(replicas) - {"Master", "Worker"}, key=str):
         yield Problem(where, f"it has {unknown[0]!r}", "Only Master and Worker exist")
     elastic = _mapping(spec.get("elasticPolicy"))
-    if "Master" not in replicas and not elastic:
+    is_elastic = spec.get("elasticPolicy") is not None  # an empty one is one too
+    if "Master" not in replicas and not is_elastic:
         yield Problem(f"{where}.Master", "it is missing", "Every gang has exactly one master")
     elif "Master" in replicas and _mapping(replicas["Master"]).get("replicas") != 1:
         yield Problem(f"{where}.Master.replicas", "it is not 1", "Every gang has exactly one master")
@@ -93,7 +94,7 @@ def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Prob
             yield Problem(f"{where}.{kind}.replicas", f"{replica['replicas']!r} is no number", "Give a whole number")
     if "Worker" in replicas and _count(_mapping(replicas["Worker"]).get("replicas"), 1) < 1:
         yield Problem(f"{where}.Worker.replicas", "it is less than 1", "Leave the Worker key out for a single node")
-    if elastic and "Worker" not in replicas:
+    if is_elastic and "Worker" not in replicas:
         yield Problem("spec.elasticPolicy", "an elastic job needs workers", "Add workers or remove elasticPolicy")
     if elastic.get("nProcPerNode") is not None and processes is not None:
         yield Problem("spec.elasticPolicy.nProcPerNode", "nprocPerNode says it too", "Leave it out; it is deprecated")
