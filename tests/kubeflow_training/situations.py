@@ -364,8 +364,8 @@ F, Q, S, R = Phase.FAILED, Phase.QUEUED, Phase.STARTING, Phase.RUNNING
 
 SITUATIONS: dict[str, Situation] = {
     "image": Situation(
-        lambda stage: stage.submit(nodes=1, image="test.local/none:1"), F, Reason.IMAGE, "test.local/none:1", "master-0",
-        slow=True,
+        lambda stage: stage.submit(nodes=1, image="test.local/none:1"),
+        F, Reason.IMAGE, "test.local/none:1", "master-0", slow=True,
     ),
     "unschedulable": Situation(_unschedulable, Q, Reason.UNSCHEDULABLE, "Insufficient nvidia.com/gpu"),
     "quota": Situation(_quota, Q, Reason.QUOTA, "exceeded quota: small"),
