@@ -134,8 +134,11 @@ def test_a_rendered_manifest_trains_with_kubectl_alone(rights):
     text = render(manifest_to_text({**spec, "command": ["sh", "-c", "echo $RANK of $WORLD_SIZE"], "nodes": 2}))
     kubectl = ["kubectl", "--kubeconfig", str(rights.kubeconfig)]
     subprocess.run([*kubectl, "create", "-f", "-"], input=text, text=True, check=True, capture_output=True)
-    done = [*kubectl, "wait", f"pytorchjob/{name}", "--for=condition=Succeeded", "--timeout=60s"]
-    subprocess.run(done, check=True, capture_output=True)
+    cluster, end = KubernetesCluster(rights.client()), time.monotonic() + 100
+    while not (seen := observe((now := cluster.read(name, rights.namespace)).job, now.pods, now.events)).ended:
+        assert time.monotonic() < end, seen
+        time.sleep(0.5)
+    assert seen.phase is Phase.SUCCEEDED
     log = subprocess.run([*kubectl, "logs", f"{name}-master-0"], check=True, capture_output=True, text=True)
     assert log.stdout == "0 of 2\n"
 
