@@ -34,19 +34,25 @@ def result(observation: Observation, job: Mapping[str, Any], message: Any = None
 
 
 def last_words(snapshot: Snapshot | None) -> Any:
-    """The termination message of the pod with node rank 0: a JSON value if it is one, else text; None without one."""
+    """Rank 0's termination message: a JSON value if it is one, else text; None without one.
+
+    It is that of the pod with node rank 0, unless this one names another rank or says nothing, and another pod says
+    that it has rank 0: torchrun gives the ranks of an elastic gang in the order in which its nodes come.
+    """
     if snapshot is None:
         return None
     kind = kind_seen(snapshot.job)
+    told: dict[int, Any] = {}
     for pod in snapshot.pods:
-        if kind.node_rank(pod, snapshot.job) != 0:
-            continue
         trainer = kind.training_container(pod)
         for container in items(mapping(pod.get("status")).get("containerStatuses")):
-            told = mapping(mapping(container.get("state")).get("terminated")).get("message")
-            if container.get("name") == trainer and isinstance(told, str) and told.strip():
-                return _read(told)
-    return None
+            words = mapping(mapping(container.get("state")).get("terminated")).get("message")
+            if container.get("name") == trainer and isinstance(words, str) and words.strip():
+                told[kind.node_rank(pod, snapshot.job)] = _read(words)
+    first = told.get(0)
+    if first is not None and mapping(first).get("rank") in (None, 0):
+        return first
+    return next((words for words in told.values() if whole(mapping(words).get("rank")) == 0), first)
 
 
 def created(snapshot: Snapshot) -> float | None:

@@ -127,10 +127,10 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
         self.defer(trigger=trigger, method_name=self.resume.__name__)
 
     def _finish(self, observation: Observation, snapshot: Snapshot | None) -> dict[str, Any]:
+        job: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
         if observation.phase is not Phase.SUCCEEDED:
             what = f"{observation.phase}, {observation.reason or 'unknown'}: {observation.message}. {observation.mend}."
-            raise JobFailedForGood(f"job {self.namespace}/{self.name} {what}")
-        job: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+            raise JobFailedForGood(f"job {self.namespace}/{self.name} {what}", observation, job)
         if snapshot is not None:
             job |= {"uid": snapshot.uid, "created": outcome.created(snapshot), "gang": outcome.gang(snapshot)}
         return outcome.result(observation, job, outcome.last_words(snapshot))

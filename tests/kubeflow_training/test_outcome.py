@@ -1,0 +1,46 @@
+"""Rank 0's last words, wherever rank 0 is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from kubeflow_training.jobs.backend import Snapshot
+from kubeflow_training.outcome import last_words
+
+
+def words(*told: Any) -> Any:
+    """The last words of a gang of workers whose pods left these messages."""
+    pods = [
+        {
+            "metadata": {
+                "name": f"job-worker-{index}",
+                "labels": {
+                    "training.kubeflow.org/replica-type": "worker",
+                    "training.kubeflow.org/replica-index": str(index),
+                },
+            },
+            "spec": {"containers": [{"name": "pytorch"}]},
+            "status": {"containerStatuses": [{"name": "pytorch", "state": {"terminated": {"message": message}}}]},
+        }
+        for index, message in enumerate(told)
+    ]
+    return last_words(Snapshot({"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": {}}}}, pods))
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (["done", ""], "done"),
+        (['{"model": "m"}', '{"rank": 0}'], {"model": "m"}),
+        (["", '{"rank": 0, "model": "m"}'], {"rank": 0, "model": "m"}),  # an elastic gang whose rank 0 came second
+        (['{"rank": 1}', '{"rank": 0}'], {"rank": 0}),
+        (['{"rank": 1}', '{"rank": 2}'], {"rank": 1}),
+        (["", '{"rank": false}'], None),
+        ([None, ""], None),
+        (["[1]", json.dumps("x" * 9000)], [1]),
+    ],
+)
+def test_rank_0_is_found_by_its_own_word_or_its_place(told, found):
+    assert words(*told) == found
