@@ -47,11 +47,8 @@ def main(
             f"{it['cpu']:6.1f} s{it['seconds']:6.1f} s{it['requests']:10}"
         )
     ours, peer = found["ours"], found["provider"]
-    print(
-        f"lost {ours['lost']} and repeated {ours['repeated']} (bar 0); the loop stood still for {ours['blocked']:.2f} s,",
-        end=" ",
-    )
-    print(f"{ours['blocked_cpu']:.2f} s of it its own work (bar 0.2)")
+    print(f"lost {ours['lost']} and repeated {ours['repeated']} lines (bar 0)")
+    print(f"the loop stood still for {ours['blocked']:.2f} s, {ours['blocked_cpu']:.2f} s of it its own work (bar 0.2)")
     print(f"memory {ours['mb']:.0f} MB above rest (bar 50), the peer {peer['mb']:.0f} MB")
 
 
