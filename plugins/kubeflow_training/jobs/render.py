@@ -1,4 +1,4 @@
-"""`python -m kubeflow_training.jobs.render FILE`: the checked manifest of a spec or manifest, for `kubectl apply -f -`."""
+"""`python -m kubeflow_training.jobs.render FILE`: the checked manifest of a spec or a manifest, for kubectl."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ class LocalCluster:
     def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
         found = []
         for folder in self.layout.job_folders():
-            if namespace in (None, folder.parent.name) and (snapshot := self.read(folder.name, folder.parent.name)):
-                if (labels or {}).items() <= (snapshot.job["metadata"].get("labels") or {}).items():
-                    found.append(snapshot)
+            job = self.read(folder.name, folder.parent.name) if namespace in (None, folder.parent.name) else None
+            if job is not None and (labels or {}).items() <= (job.job["metadata"].get("labels") or {}).items():
+                found.append(job)
         return sorted(found, key=lambda item: str(item.job["metadata"]["creationTimestamp"]))
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
