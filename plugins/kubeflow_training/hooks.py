@@ -69,8 +69,11 @@ class PyTorchJobHook:
     ) -> AsyncIterator[Waiting]:
         """Wait for a job, together with all who wait in this event loop for others.
 
+        :param name, namespace, uid: the job; another job of that name counts as its loss.
         :param log: takes the lines of the ranks.
         :param ranks: whose lines: "all", "first" or "none".
+        :param limits: of the waiting, as absolute times.
+        :param must_exist: whether a job that was never seen is lost, or waited for.
         :param poll_interval: seconds between two looks where the backend cannot tell news.
         :raises JobError: if there is no such backend or kind.
         """
@@ -147,7 +150,10 @@ class AsyncPyTorchJobHook:
         await cluster.close()
 
     async def get(self, name: str, namespace: str) -> dict[str, Any] | None:
-        """The job; None if there is none."""
+        """The job; None if there is none.
+
+        :param name, namespace: the job.
+        """
         from kubeflow_training.jobs.kubernetes.client import NotThereError
 
         try:
@@ -156,7 +162,11 @@ class AsyncPyTorchJobHook:
             return None
 
     async def list(self, namespace: str, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[dict[str, Any]]:
-        """All jobs of a namespace, page by page."""
+        """All jobs of a namespace, page by page.
+
+        :param namespace: where to look.
+        :param labels: that the jobs must have.
+        """
         from kubeflow_training.jobs.kubernetes.reflector import PAGE
 
         select = [("labelSelector", ",".join(f"{key}={value}" for key, value in labels.items()))] if labels else []
@@ -170,7 +180,10 @@ class AsyncPyTorchJobHook:
                 return
 
     async def watch(self, namespace: str, name: str) -> AsyncIterator[dict[str, Any] | None]:
-        """One job, now and after each change; None while there is none. Goes on through outages until it is closed."""
+        """One job, now and after each change; None while there is none. Goes on through outages until it is closed.
+
+        :param namespace, name: the job.
+        """
         from kubeflow_training.jobs.kubernetes.feed import Feed
 
         feed = Feed(self._open, namespace, self._kind)
@@ -190,6 +203,7 @@ class AsyncPyTorchJobHook:
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create a job as the manifest says.
 
+        :param manifest: all of it, with name and namespace.
         :raises ManifestError, JobExistsError, JobRefusedError: see `jobs.backend.Backend.create`.
         """
         self._kind.require_valid(manifest)
@@ -200,6 +214,7 @@ class AsyncPyTorchJobHook:
     async def delete(self, name: str, namespace: str, *, uid: str | None = None) -> bool:
         """Ask for the job's end; whether there was such a job.
 
+        :param name, namespace: the job.
         :param uid: delete only the job that has it.
         """
         from kubeflow_training.jobs.errors import JobExistsError

@@ -23,7 +23,12 @@ NO_FAULT: Final = frozenset({Reason.PREEMPTED, Reason.EVICTED})
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds before the next gang: `first`, growing by `factor` with each failure of the cause, never above `most`."""
+    """How long to wait before the next gang.
+
+    :param first: seconds before the gang that follows the first failure of the cause.
+    :param factor: by which they grow with each further one.
+    :param most: seconds that they never pass.
+    """
 
     first: float
     factor: float = 2.0

@@ -43,7 +43,9 @@ def elastic(
 
     All pods become workers, because the end of a master is the end of the job. The pods are restarted in place.
 
-    :param max_nodes: the manifest's own number of pods unless given.
+    :param manifest: a PyTorchJob with a master.
+    :param min_nodes: how few pods can train.
+    :param max_nodes: how many; the manifest's own number of pods unless given.
     :param restarts: of pods, in all, before the job fails.
     :param group_restarts: of the ranks by torchrun after one of them failed; a node that leaves or comes costs none.
     :param rendezvous: settings of torch's c10d rendezvous, like `last_call_timeout` (how long a start waits for more
@@ -103,6 +105,8 @@ def resized(manifest: Mapping[str, Any], nodes: int) -> dict[str, Any]:
 
     Take the fingerprint before: it is the same job, and grows again from the same manifest.
 
+    :param manifest: a PyTorchJob or TrainJob.
+    :param nodes: pods of the gang.
     :raises ManifestError: for less than one node, a size outside of its elasticPolicy, or a kind without sizes.
     """
     name = str(mapping(manifest.get("metadata")).get("name"))

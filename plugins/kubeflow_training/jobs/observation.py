@@ -42,7 +42,9 @@ def observe(
     """What the job is doing, from the job, its pods and events as the API tells them.
 
     :param job: a PyTorchJob, TrainJob or indexed Job; None if it is gone, and then the events may still tell its end.
+    :param pods: the job's own.
     :param events: oldest first; the job's Kueue Workload may be among them.
+    :param progress: what its log told.
     :param now: when this was; how long a node is silent is counted from it. The present time unless given.
     """
     told = items(list(events))

@@ -15,6 +15,8 @@ from kubeflow_training.jobs.text import manifest_from_text, manifest_to_text
 def render(text: str, what: str = "the manifest") -> str:
     """YAML of the job that the text describes: a manifest, or the fields of a `TrainingJobSpec`.
 
+    :param text: YAML or JSON.
+    :param what: what to call it in an error.
     :raises ManifestError: if nothing could come of it.
     """
     found = manifest_from_text(text, what)

@@ -38,7 +38,8 @@ class ElasticPolicy:
     """A job that goes on with fewer nodes; see `jobs.elastic.elastic` for what becomes of it.
 
     :param min_nodes, max_nodes: how few and how many pods can train; `max_nodes` is the spec's `nodes` unless given.
-    :param restarts: of pods, in all, before the job fails; `group_restarts` are those of the ranks by torchrun.
+    :param restarts: of pods, in all, before the job fails.
+    :param group_restarts: of the ranks by torchrun after one of them failed.
     :param rendezvous: settings of torch's c10d rendezvous.
     """
 
@@ -53,12 +54,15 @@ class ElasticPolicy:
 class TrainingJobSpec:
     """One training job: `nodes` pods with the same container, of which the first is the master.
 
-    :param name: a DNS-1035 label; the operator makes one from DAG, run and task if it is left out.
+    :param name, namespace: of the job; the operator makes a name from DAG, run and task if it is left out.
+    :param image, image_pull_policy, image_pull_secrets: the container's image, and how to get it.
     :param command, args: of the container, the same on every pod; a list, never a shell's line.
     :param nodes: pods.
     :param processes_per_node: ranks that torchrun starts in each pod; one per GPU unless given.
     :param cpus, memory_gb, gpus: what each pod asks for and may use (GB = 10^9 bytes).
+    :param gpu_resource: by which name Kubernetes knows the GPUs.
     :param resources: more of that, by the names of Kubernetes.
+    :param env: environment variables; never secrets.
     :param secrets: names of Kubernetes secrets whose keys become environment variables; never their content.
     :param shm_gb: size of the memory-backed /dev/shm, a part of `memory_gb`; half of it unless given.
     :param volumes, mounts: of Kubernetes: the pod's `volumes` and the container's `volumeMounts`.
@@ -76,7 +80,8 @@ class TrainingJobSpec:
     :param priority_class: the pods' PriorityClass.
     :param node_selector, tolerations, affinity: the pods'.
     :param spread: pods prefer different nodes ("spread"), get them or wait ("one_per_node"), or come anywhere ("any").
-    :param labels, annotations: of the job; `pod_labels` and `pod_annotations` of its pods.
+    :param labels, annotations: of the job.
+    :param pod_labels, pod_annotations, service_account: of its pods.
     :param mlflow_run: id of the job's MLflow run, for the task's link; becomes an annotation.
     :param mesh: let a service mesh inject its side-car, which outlives the training container: the pod may never end.
     :param pod: anything else of the pod's spec; what is given here is laid over all of the above.

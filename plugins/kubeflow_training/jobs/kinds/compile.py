@@ -35,7 +35,10 @@ _RUNTIMES_OWN: Final = frozenset({"terminationMessagePolicy", "imagePullPolicy"}
 def train_job(
     *, runtime: str = RUNTIME, runtime_kind: str = "ClusterTrainingRuntime", **arguments: Any
 ) -> dict[str, Any]:
-    """A TrainJob from the arguments of `pytorch_job`; see `compiled`."""
+    """A TrainJob from the arguments of `pytorch_job`; see `compiled`.
+
+    :param runtime, runtime_kind: of Kubeflow Trainer 2.2 or newer.
+    """
     return compiled(pytorch_job(**arguments), TRAIN_JOB, runtime=runtime, runtime_kind=runtime_kind)
 
 
@@ -56,6 +59,8 @@ def compiled(
     A TrainJob takes from its runtime what it cannot say itself: whether pods are restarted, how long it is kept, and
     the messages of its container. `training_runtime` makes one that behaves as a PyTorchJob of this library does.
 
+    :param manifest: a PyTorchJob.
+    :param kind: what to make of it.
     :param runtime, runtime_kind: of a TrainJob (Kubeflow Trainer 2.2 or newer).
     :raises ManifestError: if the kind cannot say something that the PyTorchJob says.
     """
@@ -76,6 +81,7 @@ def training_runtime(
 ) -> dict[str, Any]:
     """A runtime whose gangs end whole when a rank fails, as an administrator installs it once.
 
+    :param name: of the runtime.
     :param namespace: of a TrainingRuntime; without it, it is a ClusterTrainingRuntime.
     :param ttl_seconds: when Kubernetes may remove the pods of a finished job.
     """
