@@ -175,11 +175,14 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     def resume(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """Go on after the trigger's event."""
         job = event["job"]
+        stored = Memory(context).job
+        if stored is not None and stored.uid is not None and stored.uid != job["uid"]:
+            # The number of a trigger whose task was cleared may be given again while that trigger still speaks.
+            return self._watch_anew(context, f"the trigger told of gang {job['gang']}, not of gang {stored.gang}")
         if event["kind"] == "timeout":
             self._too_long(job, str(event.get("why") or "it took longer than it may"))
         if event["kind"] == "broken":
             return self._watch_anew(context, str(event.get("why") or ""))
-        stored = Memory(context).job
         known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
         tails = event.get("tails") or {}
         seen = Observation.from_dict(event["observation"])
