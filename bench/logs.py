@@ -47,7 +47,7 @@ def main(
             f"{it['cpu']:6.1f} s{it['seconds']:6.1f} s{it['requests']:10}"
         )
     ours, peer = found["ours"], found["provider"]
-    print(f"lost {ours['lost']} and repeated {ours['repeated']} lines (bar 0)")
+    print(f"lost {ours['lost']} and repeated {ours['repeated']} lines (bar 0); stated gaps: {ours['gaps'] or 'none'}")
     print(f"the loop stood still for {ours['blocked']:.2f} s, {ours['blocked_cpu']:.2f} s of it its own work (bar 0.2)")
     print(f"memory {ours['mb']:.0f} MB above rest (bar 50), the peer {peer['mb']:.0f} MB")
 
@@ -100,6 +100,7 @@ class _Sink:
     def __init__(self, lines: int, ranks: int, microseconds: float) -> None:
         self.seen = [bytearray(lines) for _ in range(ranks)]
         self._seconds = microseconds / 1e6
+        self.gaps: list[dict[str, Any]] = []
 
     def show(self, line: str) -> None:
         until = time.perf_counter() + self._seconds
@@ -118,12 +119,14 @@ def _submit(namespace: str, lines: int, ranks: int) -> str:
 
     filler = "x" * (LINE - 20)
     script = f'yes {filler} | head -n {lines} | awk -v r=$RANK \'{{print "line " r " " NR " " $0}}\'; '
-    script += "[ $RANK = 0 ] && sleep 20; exit 0"  # its success would end the others
+    script += "[ $RANK = 0 ] && sleep 45; exit 0"  # its success would end those that still write
     place: dict[str, Any] = {"cpus": 0.1, "memory_gb": 0.05, "grace_seconds": 2}
     command = ["/bin/sh", "-c", script]
     manifest = pytorch_job(name="logs", namespace=namespace, image=IMAGE, command=command, nodes=ranks, **place)
     for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
-        replica["template"]["spec"]["containers"][0]["imagePullPolicy"] = "IfNotPresent"
+        container = replica["template"]["spec"]["containers"][0]
+        container["imagePullPolicy"] = "IfNotPresent"
+        container["resources"]["limits"]["cpu"] = "1"
     return KubernetesCluster().create(manifest).uid
 
 
@@ -131,8 +134,10 @@ async def _ours(namespace: str, uid: str, _: int, sink: _Sink) -> None:
     from kubeflow_training.hooks import PyTorchJobHook
     from kubeflow_training.jobs.joblog import JobLog
 
-    async with PyTorchJobHook().waiting("logs", namespace, JobLog(sink.show), uid=uid) as waiting:
+    log = JobLog(sink.show)
+    async with PyTorchJobHook().waiting("logs", namespace, log, uid=uid) as waiting:
         end = await waiting.run()
+    sink.gaps = log.gaps
     assert end.observation is not None
     assert end.observation.phase == "succeeded", end
 
@@ -202,6 +207,7 @@ async def _child(who: str, namespace: str, lines: int, ranks: int, microseconds:
     return {
         "lost": counts.count(0),
         "repeated": sum(count - 1 for count in counts if count > 1),
+        "gaps": sink.gaps,
         "blocked": worst[0],
         "blocked_cpu": worst[2],
         "mb": worst[1] / 1e6,
