@@ -1,0 +1,191 @@
+"""One whole Airflow per session, and the places for its jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubeflow_training.jobs.observation import Phase
+
+from tests.kubeflow_training.kills.installation import Installation, until
+from tests.kubeflow_training.kills.places import OnKubernetes, OnThisMachine, Place, connection
+
+
+@pytest.fixture(scope="session")
+def kills_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kills")
+
+
+@pytest.fixture(scope="session")
+def airflow(kills_folder: Path, request: pytest.FixtureRequest) -> Iterator[Installation]:
+    env = {"KUBEFLOW_TRAINING_HOME": str(kills_folder / "cluster")}
+    wanted = any(item.get_closest_marker("cluster") and "kills" in item.nodeid for item in request.session.items)
+    if wanted and Path(os.environ.get("KUBECONFIG", "/none")).is_file():
+        env |= connection(request.getfixturevalue("rights"))
+    found = Installation(kills_folder, env)
+    try:
+        found.open()
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def on_this_machine(kills_folder: Path) -> Iterator[OnThisMachine]:
+    found = OnThisMachine(kills_folder, dict(os.environ))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def on_kubernetes(request: pytest.FixtureRequest) -> OnKubernetes:
+    return OnKubernetes(request.getfixturevalue("rights"))
+
+
+BOTH = ["on_this_machine", pytest.param("on_kubernetes", marks=pytest.mark.cluster)]
+
+
+@pytest.fixture(scope="session", params=BOTH, ids=["local", "kubernetes"])
+def place(request: pytest.FixtureRequest) -> Place:
+    found: Place = request.getfixturevalue(request.param)
+    return found
+
+
+class Run:
+    """One DAG run with one task, and its job."""
+
+    def __init__(self, airflow: Installation, place: Place, dag: str, make: str, folder: Path) -> None:
+        self.airflow, self.place, self.dag = airflow, place, dag
+        self.name = self.run = f"{dag.replace('_', '-')}-{uuid.uuid4().hex[:6]}"
+        self.hold = folder / f"hold-{self.name}"
+        conf = {"manifest": getattr(place, make)(self.name), "backend": place.kind, "hold": str(self.hold)}
+        self._logs = airflow.home / "logs" / f"dag_id={dag}" / f"run_id={self.run}" / "task_id=train"
+        airflow.call("POST", f"dags/{dag}/dagRuns", dag_run_id=self.run, logical_date=None, conf=conf)
+
+    # What Airflow says
+
+    def _task(self, column: str) -> Any:
+        found = self.airflow.rows(
+            f"select {column} from task_instance where dag_id = ? and run_id = ?", self.dag, self.run
+        )
+        return found[0][0] if found else None
+
+    @property
+    def state(self) -> str | None:
+        found: str | None = self._task("state")
+        return found
+
+    @property
+    def tries(self) -> int:
+        found: int = self._task("try_number")
+        return found
+
+    @property
+    def process(self) -> int:
+        """The worker's process that executes the task."""
+        found: int = self._task("pid")
+        return found
+
+    def watched(self) -> bool:
+        """Whether the newest try's trigger runs; until then a person who ends the task leaves its job to the reaper."""
+        return self.state == "deferred" and any(self._logs.glob(f"attempt={self.tries}.log.trigger.*"))
+
+    @property
+    def triggerer(self) -> str | None:
+        """The triggerer that has the task's trigger."""
+        found = self.airflow.rows("select triggerer_id from trigger where id = ?", self._task("trigger_id"))
+        names = {job: name for name, job in self.airflow.triggerer_jobs.items()}
+        return names.get(found[0][0]) if found else None
+
+    def text(self) -> str:
+        """The task's log of all tries, as files: worker's and triggerers'."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self._logs.glob("attempt=*.log*")))
+
+    def lines(self, attempt: int = 1) -> list[str]:
+        """Lines of rank 0 in that try's log, as a person sees it."""
+        path = f"dags/{self.dag}/dagRuns/{self.run}/taskInstances/train/logs/{attempt}?full_content=true"
+        told = [str(item.get("event", "")) for item in self.airflow.call("GET", path)["content"]]
+        return [found[1] for line in told if (found := re.search(r"\[master-0\] (.*)", line))]
+
+    def result(self) -> Any:
+        path = f"dags/{self.dag}/dagRuns/{self.run}/taskInstances/train/xcomEntries/return_value?deserialize=true"
+        return self.airflow.call("GET", path)["value"]
+
+    # What a person does
+
+    def mark(self, state: str) -> None:
+        self.airflow.call("PATCH", f"dags/{self.dag}/dagRuns/{self.run}/taskInstances/train", new_state=state)
+
+    def clear(self) -> None:
+        path = f"dags/{self.dag}/clearTaskInstances"
+        self.airflow.call("POST", path, dry_run=False, dag_run_id=self.run, task_ids=["train"], only_failed=False)
+
+    # What one waits for
+
+    def gangs(self) -> list[str]:
+        """Names of the gangs that live."""
+        return [item.job["metadata"]["name"] for item in self.place.gangs(self.name)]
+
+    def uid(self) -> str:
+        """The only gang's."""
+        (gang,) = self.place.gangs(self.name)
+        return str(gang.uid)
+
+    def phase(self) -> Phase:
+        gangs = self.place.gangs(self.name)
+        return self.place.observe(gangs[-1]).phase if gangs else Phase.LOST
+
+    def until(self, what: Callable[[], Any], seconds: float = 40) -> Any:
+        def why() -> str:
+            job = f"{self.name}: task {self.state}, try {self.tries}, gangs {self.gangs()}, {self.phase()}"
+            return f"{job}\n{self.text()[-4000:]}\n{self.airflow.log()}"
+
+        return until(what, seconds, why)
+
+    def deferred(self) -> None:
+        """Wait until a triggerer waits for the job, which runs."""
+        self.until(lambda: self.state == "deferred" and self.triggerer and self.phase() is Phase.RUNNING)
+        self.until(lambda: "line 1" in self.text())
+
+    def running(self) -> None:
+        """Wait until the job runs and the worker shows its log."""
+        self.until(lambda: self.state == "running" and self.phase() is Phase.RUNNING and "line 1" in self.text())
+
+    def held(self) -> None:
+        """Wait until the worker stands between create and deferral."""
+        self.until(lambda: self.state == "running" and self.gangs() and "pytorch_job" in self.xcoms())
+
+    def xcoms(self) -> list[str]:
+        query = "select key from xcom where dag_id = ? and run_id = ?"
+        return [row[0] for row in self.airflow.rows(query, self.dag, self.run)]
+
+    def found_again(self, tries: int = 2) -> None:
+        """Wait until a later try has found the job."""
+        self.until(lambda: self.tries >= tries and self.text().count(": adopt (") >= tries - 1)
+
+    def ends_well(self, uid: str) -> None:
+        """Release the job: it ends, and its success is told once, of the gang that has this uid."""
+        assert self.state != "success"
+        assert self.uid() == uid
+        self.place.release(self.name)
+        self.told_once(uid)
+
+    def told_once(self, uid: str) -> None:
+        self.until(lambda: self.state == "success")
+        assert self.uid() == uid
+        result = self.result()
+        assert result["uid"] == uid
+        assert self.text().count(f"/{result['name']} succeeded") == 1
+
+
+@pytest.fixture
+def new_run(airflow: Installation, place: Place, tmp_path: Path) -> Callable[..., Run]:
+    def make(dag: str, make: str = "manifest") -> Run:
+        return Run(airflow, place, dag, make, tmp_path)
+
+    return make
