@@ -11,6 +11,7 @@ from airflow.sdk import BaseSensorOperator
 from kubeflow_training import outcome
 from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached
+from kubeflow_training.gangs import last_observation
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, observe
@@ -65,6 +66,7 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
         self.must_exist, self.deferrable = must_exist, deferrable
         self.job_url, self.logs_url = job_url, logs_url
         self._result: dict[str, Any] | None = None
+        self._uid: str | None = None
 
     def execute(self, context: Context) -> Any:
         values = {"name": self.name, "namespace": self.namespace, "uid": None, "gang": None, "run": None}
@@ -77,16 +79,22 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
 
     def poke(self, context: Context) -> bool:  # noqa: ARG002 - Airflow's signature
         try:
-            snapshot = self.hook(self.kind).connect().read(self.name, self.namespace)
+            backend = self.hook(self.kind).connect()
+            snapshot = backend.read(self.name, self.namespace)
+            if snapshot is None and self._uid is not None:
+                # It was there at an earlier look: its events may still tell the end.
+                observation = last_observation(backend, self.namespace, self._uid)
+            else:
+                observation = observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else observe(None)
         except BackendUnavailableError as error:
             self.log.warning("cannot ask about the job, and go on trying: %s", error)
             return False
         except JobError as error:
             raise JobFailedForGood(str(error)) from error
-        if snapshot is None and not self.must_exist:
+        if snapshot is None and self._uid is None and not self.must_exist:
             self.log.info("job %s/%s does not exist yet", self.namespace, self.name)
             return False
-        observation = observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else observe(None)
+        self._uid = snapshot.uid if snapshot else self._uid
         self.log.info("job %s/%s is %s: %s", self.namespace, self.name, observation.phase, observation.message)
         if observation.ended:
             self._result = self._finish(observation, snapshot)
