@@ -28,6 +28,7 @@ FOLLOWED: Final = 256
 """Logs that one process follows at a time; those beyond are read again and again, ever more rarely while quiet."""
 _SILENCE: Final = 600.0  # seconds without a line after which a followed log is asked for anew
 _READ_SILENCE: Final = 30.0
+_PREVIOUS_TRIES: Final = 3
 _LOOK_SECONDS: Final = (2.0, 15.0)
 _LINE: Final = 1 << 16  # bytes of a line shown in one piece
 _AFTER_END: Final = 5.0  # seconds that a follow may stay quiet after its container ended
@@ -80,7 +81,8 @@ class PodLog:
         """Until all of the log has been read, or what is missing has been said."""
         backoff, pause, whole = Backoff(), _LOOK_SECONDS[0], False
         if not self._cursor.at and self._restarts and not self.done:
-            await self._read_previous()
+            with suppress(JobError):
+                await self._read_previous()
         while not self.done:
             if self._log.full:
                 await self._read_progress()
@@ -162,7 +164,7 @@ class PodLog:
             await self._show(self._cursor.end())
 
     async def _show(self, batch: Batch) -> None:
-        if batch.gap is not None and not await self._close_gap(*batch.gap):
+        if batch.gap is not None and not await self._close_gap(batch.gap[1]):
             self._gap(_ROTATED, batch.gap)
         if batch.lines:
             self._showing = True
@@ -171,10 +173,14 @@ class PodLog:
             finally:
                 self._showing = False
 
-    async def _close_gap(self, since: int, until: int) -> bool:
+    async def _close_gap(self, until: int) -> bool:
         """After a restart of the container the missing lines stand in the log of the one before."""
-        cursor = Cursor(since, int((self._log.positions.get(self.name) or {}).get("seen") or 1))
-        return await self._read_previous(cursor, until)
+        for _ in range(_PREVIOUS_TRIES):
+            try:
+                return await self._read_previous(Cursor.of(self._log.positions.get(self.name)), until)
+            except JobError:
+                await asyncio.sleep(_LOOK_SECONDS[0] / 2)  # a node tells of a restart a moment after it
+        return False
 
     async def _read_previous(self, cursor: Cursor | None = None, until: int | None = None) -> bool:
         """Read the log of the container before a restart; whether it goes on where the cursor stands."""
@@ -183,16 +189,15 @@ class PodLog:
         since = [("sinceTime", cursor.since)] if cursor.since else []
         params = [("container", self._container), ("timestamps", "true"), ("previous", "true"), *since]
         rest, found = b"", not cursor.at
-        with suppress(JobError):
-            async with self._cluster.stream("log", self._path, params, _READ_SILENCE) as blocks:
-                async for block in blocks:
-                    *lines, rest = (rest + block).split(b"\n")
-                    batch = cursor.take(line.decode(errors="replace") for line in lines)
-                    found = found or not cursor.looking
-                    if batch.gap is not None:
-                        return False
-                    if batch.lines and (until is None or batch.marks[0][0] < until):
-                        await self._log.add(self.name, self.replica, batch.lines, partial(self._position_after, batch))
+        async with self._cluster.stream("log", self._path, params, _READ_SILENCE) as blocks:
+            async for block in blocks:
+                *lines, rest = (rest + block).split(b"\n")
+                batch = cursor.take(line.decode(errors="replace") for line in lines)
+                found = found or not cursor.looking
+                if batch.gap is not None:
+                    return False
+                if batch.lines and (until is None or batch.marks[0][0] < until):
+                    await self._log.add(self.name, self.replica, batch.lines, partial(self._position_after, batch))
         return found
 
     async def _read_progress(self) -> None:
