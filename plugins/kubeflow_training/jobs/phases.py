@@ -124,4 +124,9 @@ def told_best(first: Observation, later: Observation) -> Observation:
     vague = later.reason in (None, Reason.UNKNOWN) or (later.pod is None and later.reason is first.reason)
     if not (first.phase is later.phase is Phase.FAILED and vague and first.reason not in (None, Reason.UNKNOWN)):
         return later
-    return replace(first, finished=later.finished or first.finished, progress=later.progress or first.progress)
+    return replace(
+        first,
+        finished=later.finished or first.finished,
+        progress=later.progress or first.progress,
+        pods_running=later.pods_running,
+    )

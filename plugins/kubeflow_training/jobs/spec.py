@@ -23,8 +23,9 @@ JOIN_SECONDS: Final = 20 * 60
 """How long ranks wait for one another: longer than a node's start and the pull of a large image."""
 _WEEK: Final = 7 * 24 * 3600
 _SHM: Final = "/dev/shm"  # noqa: S108 - the mount, not a temporary file
+# Cluster DNS remembers a name that is not there yet for up to 30 s: a first look too early costs more than 3 s.
 _AWAIT: Final = (
-    "end=$(($(date +%s) + {seconds})); "
+    "end=$(($(date +%s) + {seconds})); sleep 3; "
     'until getent hosts "$MASTER" >/dev/null 2>&1 || nslookup "$MASTER" 2>/dev/null | grep -q "^Name:"; do '
     'if [ "$(date +%s)" -ge "$end" ]; then echo "$MASTER did not come within {seconds} seconds"; exit 1; fi; '
     "sleep 1; done"

@@ -12,7 +12,7 @@ from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.limits import Limits, exceeded, next_check
-from kubeflow_training.jobs.observation import Observation, Phase, observe
+from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
 from kubeflow_training.jobs.turns import turn
 
 T = TypeVar("T")
@@ -151,27 +151,35 @@ class Waiting:
             self.version += 1
         return seen
 
+    def _see_again(self, before: Observation) -> Observation | None:
+        """Look, and keep what the look before knew better: the pods may be gone."""
+        seen = self._see()
+        return None if seen is None else told_best(before, seen)
+
     async def _settled(self) -> End | None:
         """Whether an ended job has nothing more to tell: the rank that failed first may be the last to say so."""
         until = time.monotonic() + self._settle
         seen = self.observation
         if seen is not None and seen.phase is Phase.FAILED:
             await self._refresh()
-            seen = self._see()
+            seen = self._see_again(seen)
             while seen is not None and seen.phase is Phase.FAILED and seen.pods_running:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
                 await self._subscription.changed(left)
-                seen = self._see()
+                seen = self._see_again(seen)
         if seen is not None and seen.phase is Phase.LOST:
             seen = await self._last_words() or seen
         if seen is None or not seen.ended:
             return None
         await self._logs.finish()
         last = self._subscription.look().snapshot
-        again = self._observe(last) if last is not None else seen
-        seen = again if again.ended and last is not None else replace(seen, progress=self._log.progress)
+        again = self._observe(last) if last is not None else None
+        if again is not None and again.ended:
+            seen = told_best(seen, again)
+        else:
+            seen = replace(seen, progress=self._log.progress)
         self.observation = seen
         self.version += 1
         return End("ended", seen, seen.message, await self._tails(seen))

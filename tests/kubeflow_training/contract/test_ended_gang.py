@@ -8,7 +8,6 @@ import uuid
 import pytest
 from kubeflow_training.jobs.errors import JobExistsError
 from kubeflow_training.jobs.observation import Phase
-from kubeflow_training.jobs.watch import Watch
 
 LINES = 700
 # Nobody comes to a master that has ended, so it waits for the worker's call; on one machine there is no need.
@@ -21,7 +20,6 @@ echo "$RANK $WORLD_SIZE $PET_NNODES $PET_NPROC_PER_NODE $PET_NODE_RANK $OWN $PYT
 echo "$MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT"
 echo "to stderr" >&2
 i=0; while [ $i -lt {LINES} ]; do echo "$RANK line $i äöü"; i=$((i+1)); done
-echo '@progress {{"step": 7, "steps": 9, "loss": 0.5}}'
 printf '%s' "bye from $RANK" > "${{TERMINATION_LOG:-/dev/termination-log}}"
 printf 'no end of line'
 """
@@ -45,7 +43,7 @@ def said(gang, rank: int) -> list[str]:
 
 def lines_of(rank: int) -> list[str]:
     body = [f"{rank} line {n} äöü" for n in range(LINES)]
-    return [*body, '@progress {"step": 7, "steps": 9, "loss": 0.5}', "no end of line"]
+    return [*body, "no end of line"]
 
 
 def test_it_succeeds_and_says_when(gang):
@@ -102,14 +100,6 @@ def test_a_position_of_another_pod_means_the_beginning(gang):
 
 def test_the_tail_is_the_end_of_the_log(gang):
     assert gang.backend.tail(gang.pods()[1], 3) == lines_of(1)[-3:]
-
-
-def test_a_watch_tells_lines_with_their_pod_and_progress(gang):
-    watch = Watch(lambda: gang.backend, gang.name, gang.namespace, uid=gang.uid)
-    step = watch.step()
-    assert f"[master-0] 0 line {LINES - 1} äöü" in step.lines
-    assert "[worker-0] 1 line 0 äöü" in step.lines
-    assert watch.progress.to_dict() == {"step": 7, "steps": 9, "loss": 0.5}
 
 
 def test_it_is_listed_in_its_namespace_alone(gang):

@@ -78,14 +78,23 @@ class EventReader:
         odd = [pod for pod in snapshot.pods if mapping(pod.get("status")).get("phase") not in ("Running", "Succeeded")]
         for thing in (snapshot.job, *odd[:_PODS_ASKED]):
             self._found[_uid(thing)] = await self.last_words(_uid(thing))
+        name = str(snapshot.job["metadata"]["name"])
+        if (creator := self._kind.creator(name)) != name:
+            # What makes the pods is another object than the job; one before it may have left events.
+            told = await self._events(f"involvedObject.name={creator}")
+            told = [event for event in told if _when(event) >= _born(snapshot.job)]
+            mine = _uid(snapshot.job)
+            self._found[mine] = sorted([*self._found[mine], *told], key=_when)[-_KEPT:]
 
     async def last_words(self, uid: str) -> list[Mapping[str, Any]]:
         """Events of one object, oldest first; of one that is gone too, for an hour.
 
         :raises JobError: if the cluster cannot be asked; not if it refuses.
         """
-        found = await self._pages("events", self._path, [("fieldSelector", f"involvedObject.uid={uid}")], most=1)
-        return sorted(found, key=_when)[-_KEPT:]
+        return sorted(await self._events(f"involvedObject.uid={uid}"), key=_when)[-_KEPT:]
+
+    async def _events(self, selector: str) -> list[Mapping[str, Any]]:
+        return await self._pages("events", self._path, [("fieldSelector", selector)], most=1)
 
     async def _list(self, snapshots: list[Snapshot]) -> None:
         owners = {_uid(thing): _uid(thing) for item in snapshots for thing in (item.job, *item.pods)}
