@@ -1,0 +1,157 @@
+"""What a wait reads at last: the cause of a failure is kept, events are found, and the leading pod's log is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from kubeflow_training.jobs.backend import Snapshot
+from kubeflow_training.jobs.elastic import elastic
+from kubeflow_training.jobs.joblog import JobLog
+from kubeflow_training.jobs.kinds import PYTORCH_JOB, TRAIN_JOB
+from kubeflow_training.jobs.kubernetes.events import EventReader
+from kubeflow_training.jobs.kubernetes.feed import Look
+from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.observation import Phase, observe
+from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.waiting import Waiting
+
+from tests.kubeflow_training.test_observation import ended, job, running
+
+FAILED = ("Failed", "True", "PyTorchJobFailed", "the job failed")
+
+
+class News:
+    """A subscription to looks that are given; each `refresh` and each change brings the next, the last one stays."""
+
+    def __init__(self, *snapshots):
+        self.left = list(snapshots)
+
+    def look(self):
+        return Look(True, self.left[0])
+
+    async def changed(self, within=None):
+        self._next()
+        return True
+
+    async def refresh(self):
+        self._next()
+
+    def waits(self, waiting):
+        pass
+
+    def _next(self):
+        if len(self.left) > 1:
+            self.left.pop(0)
+
+
+class Silent:
+    def __init__(self, on_finish=lambda: None):
+        self.on_finish = on_finish
+
+    def update(self, snapshot):
+        pass
+
+    async def finish(self):
+        self.on_finish()
+
+    async def tail(self, pod, lines):
+        return []
+
+    async def close(self):
+        pass
+
+
+CAUSE = Snapshot(job(FAILED, workers=1), [ended(0, 21, 5), ended(1, 11, 3)], [])
+GONE = Snapshot(job(FAILED, workers=1), [], [])
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [(CAUSE, GONE), (Snapshot(CAUSE.job, [running(0), ended(1, 11, 3)], []), CAUSE, GONE)],
+    ids=["at once", "while a survivor ends"],
+)
+def test_the_last_look_does_not_lose_the_cause(looks):
+    assert observe(GONE.job, []).reason is Reason.UNKNOWN
+    end = asyncio.run(Waiting("job", "u", News(*looks), JobLog(lambda _: None, None), Silent()).run())
+    seen = end.observation
+    assert (seen.phase, seen.reason, seen.replica, seen.pods_running) == (Phase.FAILED, Reason.BAD_DATA, "worker-0", 0)
+
+
+def test_pods_that_go_while_the_log_is_read_take_no_cause_along():
+    news = News(CAUSE, CAUSE, GONE)
+    waiting = Waiting("job", "u", news, JobLog(lambda _: None, None), Silent(news._next))
+    assert asyncio.run(waiting.run()).observation.reason is Reason.BAD_DATA
+
+
+# Events
+
+
+class Cluster:
+    """Answers lists of events as the API does for field selectors of one object, and every log with one line."""
+
+    def __init__(self, *events):
+        self.events = events
+
+    async def json(self, verb, path, params):
+        key, value = dict(params)["fieldSelector"].removeprefix("involvedObject.").split("=")
+        return {"items": [event for event in self.events if event["involvedObject"].get(key) == value], "metadata": {}}
+
+    @asynccontextmanager
+    async def stream(self, verb, path, params, silence):
+        async def blocks():
+            yield f"2026-01-01T00:00:01Z of {path.split('/')[-2]}\n".encode()
+
+        yield blocks()
+
+
+def warning(of, text, at, **more):
+    return {"involvedObject": of, "message": text, "type": "Warning", "lastTimestamp": at, "metadata": {}, **more}
+
+
+def test_the_quota_of_a_train_job_is_told_by_its_child():
+    born = "2026-01-01T00:00:00Z"
+    metadata = {"name": "train", "namespace": "ns", "uid": "u", "creationTimestamp": born}
+    train = {"kind": "TrainJob", "apiVersion": "trainer.kubeflow.org/v1alpha1", "metadata": metadata}
+    train["spec"] = {"trainer": {"numNodes": 2}}
+    child = {"name": "train-node-0", "uid": "c"}
+    text = 'pods "train-node-0-0" is forbidden: exceeded quota: small'
+    cluster = Cluster(
+        warning(child, "of an earlier job of that name", "2025-12-31T00:00:00Z", reason="FailedCreate"),
+        warning(child, text, "2026-01-01T00:00:05Z", reason="FailedCreate"),
+    )
+    events = EventReader(cluster, "ns", TRAIN_JOB)
+    asyncio.run(events.read_about(Snapshot(train, [], [])))
+    told = events.about(train, [])
+    assert [event["message"] for event in told] == [text]
+    seen = observe(train, [], told)
+    assert (seen.phase, seen.reason, seen.message) == (Phase.QUEUED, Reason.QUOTA, text)
+
+
+# Logs
+
+
+def gang(*, with_master):
+    manifest = pytorch_job(name="job", image="i", command=["c"], nodes=2)
+    if not with_master:
+        manifest = elastic(manifest, min_nodes=1)
+    made = {**manifest, "metadata": {**manifest["metadata"], "uid": "u"}}
+    pods = [ended(0, 0), ended(1, 0)] if with_master else [ended(1, 0), ended(2, 0)]
+    for pod in pods:
+        pod["metadata"] |= {"uid": pod["metadata"]["name"], "namespace": "ns"}
+        pod["spec"]["containers"] = [{"name": "pytorch"}]
+    return Snapshot(made, pods, [])
+
+
+@pytest.mark.parametrize(("with_master", "leads"), [(True, "master-0"), (False, "worker-0")])
+def test_the_first_rank_is_the_worker_of_node_rank_0_where_there_is_no_master(with_master, leads):
+    async def lines():
+        found = []
+        logs = KubernetesLogs(Cluster(), PYTORCH_JOB, JobLog(found.append, None), "first")
+        logs.update(gang(with_master=with_master))
+        await logs.finish()
+        return found
+
+    assert asyncio.run(lines()) == [f"[{leads}] of job-{leads}"]
