@@ -186,8 +186,12 @@ def test_rotation_by_the_node_loses_nothing_and_what_nobody_read_in_time_is_a_ga
 
 
 def test_a_container_that_is_started_again_keeps_both_logs(place):
+    """As long as the second one lives: the node keeps the log of one dead container only."""
+
     async def main():
-        script = "if [ -e /dev/shm/tried ]; then " + COUNT.format(count=30) + "exit 0; fi; touch /dev/shm/tried; "
+        script = (
+            "if [ -e /dev/shm/tried ]; then " + COUNT.format(count=30) + "sleep 3; exit 0; fi; touch /dev/shm/tried; "
+        )
         script += COUNT.format(count=20) + "exit 1"
         job = await asyncio.to_thread(place.script, script, restart="OnFailure")
         waiter = Waiter(place, name(job), job.uid, ranks="all")

@@ -35,7 +35,7 @@ _AFTER_END: Final = 5.0  # seconds that a follow may stay quiet after its contai
 _PROGRESS_SECONDS: Final = 30.0
 _FINISH_SECONDS: Final = 15.0  # without a byte from any pod of an ended job
 _SURVIVOR_SECONDS: Final = 5.0  # for pods that still run when their job has ended
-_ROTATED: Final = "the node has rotated the log away (it keeps about 10 MiB per container)"
+_ROTATED: Final = "the node has rotated it away or removed it (it keeps about 10 MiB of a container)"
 _FOLLOWERS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
