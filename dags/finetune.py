@@ -47,12 +47,18 @@ with DAG(
         task_id="train",
         manifest=opened["train"],
         backend=opened["backend"],
+        mlflow_url=opened["mlflow_url"],
         retries=RETRIES.retries + 10,  # the rest pays for lost workers
         retry_policy=RETRIES,
     )
     # Another run of the family may be comparing: its promotion would make this one's verdict void.
     champion = wait(turn.champion, poke_interval=10, timeout=timedelta(days=7))(opened)
-    evaluate = PyTorchJobOperator(task_id="evaluate", manifest=opened["evaluate"], backend=opened["backend"])
+    evaluate = PyTorchJobOperator(
+        task_id="evaluate",
+        manifest=opened["evaluate"],
+        backend=opened["backend"],
+        mlflow_url=opened["mlflow_url"],
+    )
     decided = step(promote.decide)(opened)
     registered = step(promote.register, outlets=[MODELS])(opened)
     reported = step(promote.report)(opened, registered)

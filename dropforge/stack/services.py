@@ -29,6 +29,7 @@ _WELCOME = (
     "KUBEFLOW_TRAINING_CPUS",
     "KUBEFLOW_TRAINING_MEMORY_GB",
     "KUBEFLOW_TRAINING_GPUS",
+    "KUBEFLOW_TRAINING_NAMESPACES",
 )
 
 # What Airflow's parts have in common. Only modules that start nothing; none of ours, which may change meanwhile.

@@ -36,6 +36,7 @@ def test_a_run_whose_folder_cannot_be_written_has_failed_and_is_opened_again(
     (found,) = tracking.search(mlflow, tracking.TAG_RUN)
     assert (found.info.run_id, found.info.status) == (opened["mlflow_run"], "RUNNING")
     assert found.info.run_id == failed.info.run_id
+    assert opened["mlflow_url"].endswith(f"/#/experiments/{found.info.experiment_id}/runs/{found.info.run_id}")
     spec = RunSpec.from_json(yard.store.get(layout.run_key(opened["run"])))
     assert spec.tracking is not None
     assert spec.tracking.run_id == opened["mlflow_run"]

@@ -17,6 +17,7 @@ class Opened(TypedDict):
     family: str
     root: str
     mlflow_run: str
+    mlflow_url: str
     backend: str
     retries: int
     train: dict[str, Any]

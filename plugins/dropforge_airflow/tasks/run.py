@@ -49,6 +49,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         family=spec.family,
         root=spec.root,
         mlflow_run=opened.run_id,
+        mlflow_url=f"{settings.tracking_uri}/#/experiments/{opened.experiment_id}/runs/{opened.run_id}",
         backend=recipe.compute.backend,
         retries=recipe.compute.retries,
         train=train,
