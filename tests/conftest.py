@@ -12,12 +12,19 @@ import pytest
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
 
+# Folders whose files share services that take long to start; those that take longest begin first.
+_SHARING = ("e2e", "cluster", "kills", "airflow_side")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files are run whole by one worker; the end-to-end files share one stack, and begin first since they take longest."""
+    """A file is run whole by one worker, and so is a folder whose files share services."""
+    places = {}
     for item in items:
-        end_to_end = item.path.parent.name == "e2e"
-        item.add_marker(pytest.mark.xdist_group("e2e" if end_to_end else str(item.path)))
-    items.sort(key=lambda item: item.path.parent.name != "e2e")
+        folder = item.path.parent.name
+        shared = folder in _SHARING
+        places[item] = _SHARING.index(folder) if shared else len(_SHARING)
+        item.add_marker(pytest.mark.xdist_group(folder if shared else str(item.path)))
+    items.sort(key=places.__getitem__)
 
 
 @pytest.fixture(scope="session")
