@@ -11,7 +11,6 @@ import pytest
 
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
-
 # Folders whose files share services that take long to start; those that take longest begin first.
 _SHARING = ("e2e", "cluster", "kills", "airflow_side")
 
