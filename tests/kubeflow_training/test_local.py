@@ -230,9 +230,7 @@ def test_a_broken_job_folder_stops_nobody(cluster):
     assert cluster.ended().phase is Phase.SUCCEEDED
 
 
-def test_a_lost_pod_of_an_elastic_gang_comes_back_though_the_supervisor_was_killed_meanwhile(
-    stopped_cluster, tmp_path
-):
+def test_a_lost_pod_of_an_elastic_gang_comes_back_though_the_supervisor_was_killed_meanwhile(stopped_cluster, tmp_path):
     cluster = stopped_cluster
     cluster.start(gpus=2)
     go = tmp_path / "go"
