@@ -219,7 +219,7 @@ def test_damaged_row_group_leaves_the_next_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "kind"),
     [
-        ("a.json", gzip.compress(GOOD + b"\n" + GOOD), ["row"] * 2),
+        ("a.json", gzip.compress(GOOD + b"\n" + GOOD, mtime=0), ["row"] * 2),
         ("a.jsonl.gz", GOOD + b"\n" + GOOD, ["row"] * 2),
         ("a.jsonl", zstandard.compress(GOOD), ["row"]),
         ("a.csv", GOOD + b"\n" + GOOD, ["row"] * 2),
@@ -228,7 +228,7 @@ def test_damaged_row_group_leaves_the_next_one(tmp_path: Path) -> None:
         ("a.parquet", b"<!DOCTYPE html><html>login</html>", [Reason.BAD_FORMAT]),
         ("a.jsonl", b"%PDF-1.7 ...", [Reason.BAD_FORMAT]),
         ("a.csv", b"PK\x03\x04rest", [Reason.BAD_FORMAT]),
-        ("a.jsonl.gz", gzip.compress(gzip.compress(GOOD)), [Reason.BAD_FORMAT]),
+        ("a.jsonl.gz", gzip.compress(gzip.compress(GOOD, mtime=0), mtime=0), [Reason.BAD_FORMAT]),
         ("a.txt", bytes(range(256)) * 20, [Reason.BAD_FORMAT]),
         ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16"), [Reason.BAD_ENCODING]),
         ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16-le"), [Reason.BAD_ENCODING]),
