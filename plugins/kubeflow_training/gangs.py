@@ -20,6 +20,7 @@ from kubeflow_training.memory import Memory
 from kubeflow_training.reattach import Action, Decision, Identity, created_for, decide, identity
 
 _NAP: Final = 0.2  # seconds; how soon a kill is noticed
+_OWN_END: Final = 10.0  # seconds that a controller has to tell of its job's end after that of a pod
 _TRIES: Final = 6
 _PATIENCE: Final = 120.0  # seconds beyond the grace period
 
@@ -30,7 +31,7 @@ class Gangs:
     """
     :param still_wanted: called before anything is created and while waiting; raises if the task is to stop.
     :param replaced: whether a gang that failed like this is followed by another.
-    :param prepared: the manifest as it is created, from the manifest that counts for the fingerprint.
+    :param prepared: the manifest as this gang is created, from the manifest that counts for the fingerprint.
     :param numbered: whether later gangs have their number in the name; else all share it.
     :param keep_failed: whether a failed gang of which nothing runs may stay beside the next one.
     """
@@ -43,7 +44,7 @@ class Gangs:
         *,
         still_wanted: Callable[[], None],
         replaced: Callable[[Identity, Observation], bool],
-        prepared: Callable[[dict[str, Any]], dict[str, Any]] = lambda manifest: manifest,
+        prepared: Callable[[dict[str, Any], Identity], dict[str, Any]] = lambda manifest, _: manifest,
         numbered: bool = True,
         keep_failed: bool = False,
     ) -> None:
@@ -129,7 +130,7 @@ class Gangs:
         self._still_wanted()
         self.memory.job = job
         try:
-            return job.of(self.backend.create(self._prepared(job.written_on(manifest, self.owner))))
+            return job.of(self.backend.create(self._prepared(job.written_on(manifest, self.owner), job)))
         except JobExistsError:
             found = self.backend.read(job.name, job.namespace)
         if found is None:
@@ -151,7 +152,29 @@ class Gangs:
     def _may_stay(self, old: Snapshot, following: Identity) -> bool:
         seen = observe(old.job, old.pods, old.events)
         apart = old.job["metadata"]["name"] != following.name
-        return self._keep_failed and apart and seen.ended and not seen.pods_running
+        over = seen.ended and not seen.pods_running and kind_seen(old.job).ended(old.job)
+        return self._keep_failed and apart and over
+
+
+def ends_by_itself(backend: Backend, seen: Snapshot) -> bool:
+    """Whether a job that counts as failed has ended by its own status, or does so in a moment because a pod has failed.
+
+    One whose pods wait for an image or a node would go on holding its other nodes.
+
+    :raises JobError: if the cluster does not answer.
+    """
+    kind, metadata = kind_seen(seen.job), mapping(seen.job.get("metadata"))
+    patience = time.monotonic() + _OWN_END
+    now: Snapshot | None = seen
+    while now is not None and now.uid == seen.uid and not mapping(now.job.get("metadata")).get("deletionTimestamp"):
+        if kind.ended(now.job):
+            return True
+        failed = any(mapping(pod.get("status")).get("phase") == "Failed" for pod in now.pods)
+        if kind.restarts(now.job) or not failed or time.monotonic() > patience:
+            return False
+        time.sleep(_NAP)
+        now = backend.read(str(metadata["name"]), str(metadata["namespace"]))
+    return True
 
 
 def last_observation(backend: Backend, namespace: str, uid: str | None) -> Observation:

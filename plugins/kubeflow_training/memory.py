@@ -17,6 +17,8 @@ END_KEY: Final = "pytorch_job_end"
 """Key of the last result that was seen: the job may be removed before it is told."""
 TIME_KEY: Final = "pytorch_job_until"
 """Key of the try's end by `execution_timeout`."""
+SIZE_KEY: Final = "pytorch_job_size"
+"""Key of the number of nodes with which one gang is to start, and which gang that is."""
 FAILURES_KEY: Final = "pytorch_job_trigger_failures"
 """Key of how often this try's trigger broke."""
 
@@ -44,6 +46,15 @@ class Memory:
 
     def keep_result(self, uid: str, result: dict[str, Any]) -> None:
         self._keep(END_KEY, {"uid": uid, "result": result})
+
+    def size(self, gang: Identity) -> int | None:
+        """With how many nodes this gang starts, if not with all of its manifest."""
+        found = self._store.get(SIZE_KEY)
+        return int(found["nodes"]) if isinstance(found, dict) and found.get("of") == _size_of(gang, gang.gang) else None
+
+    def keep_size(self, failed: Identity, nodes: int) -> None:
+        """For the gang after the failed one and no other: those after it start whole again."""
+        self._keep(SIZE_KEY, {"of": _size_of(failed, failed.gang + 1), "nodes": nodes})
 
     def until(self, timeout: timedelta | None) -> float | None:
         """Unix time at which this try's time is over; a deferral does not move it."""
@@ -73,3 +84,8 @@ class Memory:
         from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
         self._store.set(key, value, retention=NEVER_EXPIRE)
+
+
+def _size_of(job: Identity, gang: int) -> list[str | int]:
+    # A clear or another spec makes another job of it, also if the number is the same.
+    return [job.generation, job.fingerprint, gang]

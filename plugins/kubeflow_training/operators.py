@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
 from airflow.sdk import BaseOperator
 
 from kubeflow_training import outcome, retries
 from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
-from kubeflow_training.gangs import Gangs, last_observation
+from kubeflow_training.gangs import Gangs, ends_by_itself, last_observation
 from kubeflow_training.instance import this_instance
 from kubeflow_training.jobs.avoid import away_from
+from kubeflow_training.jobs.elastic import require_sizes, resized
 from kubeflow_training.jobs.errors import JobError, JobRefusedError, ManifestError
 from kubeflow_training.jobs.experiments import held, launch_lines
 from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.kinds import kind_of
-from kubeflow_training.jobs.limits import Limits
+from kubeflow_training.jobs.limits import Limits, size_to_be_had
 from kubeflow_training.jobs.manifest import MLFLOW_RUN_ANNOTATION
-from kubeflow_training.jobs.observation import Observation, Phase
+from kubeflow_training.jobs.observation import Observation, Phase, Reason
 from kubeflow_training.jobs.orphans import marked
 from kubeflow_training.jobs.ownership import Owner
 from kubeflow_training.jobs.source import job_of
@@ -65,9 +67,11 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     :param log_ranks: whose log lines come into the task's log: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param queue_timeout: how long the job may wait before its first pod runs.
+    :param min_nodes: with how few nodes it may run. A gang of which so many pods have a node, but a pod has none for
+        `queue_timeout`, is deleted, and the next starts with the nodes there are; the one after has all again.
     :param run_timeout: how long it may run; time in a queue or suspended does not count.
     :param number_gangs: later gangs have their number in the job's name, like `train-g2`; else all share one name.
-    :param keep_failed: keep the pods of a failed gang until the job's `ttl_seconds`, also beside the next gang.
+    :param keep_failed: keep the ended pods of a failed gang until the job's `ttl_seconds`, also beside the next gang.
     :param on_finish: "keep" the finished job until its `ttl_seconds`, "delete" it, or "delete_succeeded".
     :param hold: start the gang idle, with its full environment, and print what starts the training in each pod.
     :param job_url, logs_url, mlflow_url: addresses for the task's links, see `links`; templated.
@@ -104,6 +108,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         log_ranks: LogRanks = "all",
         log_limit: int | str | None = None,
         queue_timeout: timedelta | None = None,
+        min_nodes: int | None = None,
         run_timeout: timedelta | None = None,
         number_gangs: bool = True,
         keep_failed: bool = False,
@@ -123,10 +128,12 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         self.backend, self.kubernetes_conn_id, self.home = backend, kubernetes_conn_id, home
         self.deferrable, self.poll_interval = deferrable, poll_interval
         self.log_ranks, self.log_limit = log_ranks, log_limit
-        self.queue_timeout, self.run_timeout = queue_timeout, run_timeout
+        self.queue_timeout, self.min_nodes, self.run_timeout = queue_timeout, min_nodes, run_timeout
         self.number_gangs, self.keep_failed, self.on_finish, self.hold = number_gangs, keep_failed, on_finish, hold
         self.job_url, self.logs_url, self.mlflow_url, self.mlflow_run = job_url, logs_url, mlflow_url, mlflow_run
         self._killed = False
+        if min_nodes is not None and (min_nodes < 1 or queue_timeout is None):
+            raise ValueError(f"task {self.task_id}: min_nodes={min_nodes}; give 1 or more, and a queue_timeout")
         retries.require_retries(self)
 
     # Airflow's entry points
@@ -180,7 +187,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             # The number of a trigger whose task was cleared may be given again while that trigger still speaks.
             return self._watch_anew(context, f"the trigger told of gang {job['gang']}, not of gang {stored.gang}")
         if event["kind"] == "timeout":
-            self._too_long(job, str(event.get("why") or "it took longer than it may"))
+            seen = Observation.from_dict(event["observation"]) if event.get("observation") else None
+            self._too_long(context, job, seen, str(event.get("why") or "it took longer than it may"))
         if event["kind"] == "broken":
             return self._watch_anew(context, str(event.get("why") or ""))
         known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
@@ -206,7 +214,10 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     def _manifest(self, context: Context) -> dict[str, Any]:
         """The valid manifest that counts for the fingerprint."""
         manifest = job_of(self.manifest, self.spec, self.kind, _owner(context))
-        kind_of(manifest).require_valid(manifest)
+        kind = kind_of(manifest)
+        kind.require_valid(manifest)
+        if self.min_nodes is not None:
+            require_sizes(manifest, self.min_nodes, kind.wanted(manifest))
         return manifest
 
     def _gangs(self, context: Context, manifest: Mapping[str, Any]) -> Gangs:
@@ -216,13 +227,21 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             _owner(context),
             still_wanted=lambda: self._stop_if_killed(context, None),
             replaced=lambda job, seen: retries.replaced(self, context, seen, job.to_dict()),
-            # After the fingerprint was taken: a node to avoid makes no other job of it.
-            prepared=lambda made: marked(
-                away_from(made, [item.node for item in retries.avoided(context)]), this_instance()
+            # After the fingerprint was taken: neither a node to avoid nor fewer nodes make another job of it.
+            prepared=lambda made, job: marked(
+                away_from(self._sized(context, made, job), [item.node for item in retries.avoided(context)]),
+                this_instance(),
             ),
             numbered=self.number_gangs,
             keep_failed=self.keep_failed,
         )
+
+    def _sized(self, context: Context, manifest: dict[str, Any], job: Identity) -> dict[str, Any]:
+        nodes = Memory(context).size(job)
+        if nodes is None:
+            return manifest
+        self.log.info("job %s/%s: gang %d starts with %d nodes", job.namespace, job.name, job.gang, nodes)
+        return resized(manifest, nodes)
 
     def _publish(self, context: Context, manifest: Mapping[str, Any], job: Identity) -> None:
         ti = context["ti"]
@@ -249,6 +268,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             Memory(context).until(self.execution_timeout),
             None if queued is None else (job.created or time.time()) + queued,
             self.run_timeout.total_seconds() if self.run_timeout is not None else None,
+            self.min_nodes,
+            queued if self.min_nodes is not None else None,
         )
 
     def _trigger(self, job: Identity, limits: Limits) -> Any:
@@ -269,6 +290,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             deadline=limits.until,
             queue_until=limits.queue_until,
             run_seconds=limits.run_seconds,
+            min_nodes=limits.min_nodes,
+            place_seconds=limits.place_seconds,
         )
 
     def _watch_here(self, context: Context, job: Identity, limits: Limits) -> tuple[Observation, list[str]]:
@@ -289,7 +312,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
 
         end = run_blocking(wait(), lambda: self._stop_if_killed(context, job), every=_NAP)
         if end.kind == "timeout" or end.observation is None:
-            self._too_long(self._event_job(job), end.why)
+            self._too_long(context, self._event_job(job), end.observation, end.why)
         assert end.observation is not None
         self._stop_if_killed(context, job)
         return end.observation, end.tails.get(end.observation.replica or "") or []
@@ -319,11 +342,21 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         found = "its job with it, as no try is left" if last else "the job goes on, and a retry finds it"
         raise TaskStopped(f"this worker was stopped, {why or f'while the task was {state}'}; {found}")
 
-    def _too_long(self, job: Mapping[str, Any], why: str) -> None:
+    def _too_long(self, context: Context, job: Mapping[str, Any], seen: Observation | None, why: str) -> NoReturn:
+        """Delete the job that has passed a limit. If so many nodes are there as will do, the next gang has these."""
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
-        self._delete(job)
-        raise AirflowTaskTimeout(f"job {job['namespace']}/{job['name']}: {why}")
+        name, memory = f"job {job['namespace']}/{job['name']}", Memory(context)
+        stored, deleted = memory.job, self._delete(job)
+        size = None
+        if stored is not None and stored.uid == job["uid"]:
+            size = size_to_be_had(self._limits(context, stored), seen, time.time())
+        if seen is None or stored is None or size is None:
+            raise AirflowTaskTimeout(f"{name}: {why}")
+        if deleted:
+            memory.keep_size(stored, size)
+        failed = replace(seen, phase=Phase.FAILED, reason=Reason.TOO_FEW_NODES, message=why)
+        raise retries.failure(outcome.failure_text(name, job["gang"], failed, ()), self, failed, job)
 
     # The end
 
@@ -337,7 +370,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         name, memory = f"job {job['namespace']}/{job['name']}", Memory(context)
         if observation.phase is Phase.LOST and (told := memory.result(job["uid"])) is not None:
             return told
-        snapshot = None
+        snapshot, alive = None, False
         try:
             backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
             snapshot = backend.read(job["name"], job["namespace"])
@@ -348,11 +381,12 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
                 observation = last_observation(backend, job["namespace"], job["uid"])
             elif observation.phase is not Phase.SUCCEEDED:
                 tail = tail or last_lines(backend, snapshot, observation.pod)
+                alive = snapshot is not None and not ends_by_itself(backend, snapshot)
         except JobError as error:
             self.log.warning("%s: its last words cannot be read: %s", name, error)
         if observation.phase is not Phase.SUCCEEDED:
-            # Survivors would hold their GPUs until the collective's own timeout.
-            if self.on_finish == "delete" or (observation.pods_running and not self.keep_failed):
+            # Survivors would hold their GPUs until the collective's own timeout, pods that wait for an image for ever.
+            if alive or self.on_finish == "delete" or (observation.pods_running and not self.keep_failed):
                 self._delete(job)
             text = outcome.failure_text(name, job["gang"], observation, tail)
             raise retries.failure(text, self, observation, job)
@@ -364,14 +398,16 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             self._delete(job)
         return found
 
-    def _delete(self, job: Mapping[str, Any]) -> None:
+    def _delete(self, job: Mapping[str, Any]) -> bool:
         where = f"job {job['namespace']}/{job['name']}"
         try:
             backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
             backend.delete(job["name"], job["namespace"], uid=job["uid"])
             self.log.info("%s is deleted", where)
+            return True
         except JobError as error:
             self.log.error("%s could not be deleted and may still run: %s", where, error)
+            return False
 
     @staticmethod
     def _event_job(job: Identity) -> dict[str, Any]:

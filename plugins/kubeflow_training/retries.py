@@ -58,7 +58,7 @@ class RetryByCause(RetryPolicy):
 
     :param budgets: new gangs per cause, by `Reason` or its text, where they differ from `jobs.budgets.BUDGETS`.
     :param backoffs: seconds before a new gang, where they differ from `jobs.budgets.BACKOFFS`.
-    :param shared: one number at run time instead of the causes' own; preemption and eviction keep theirs.
+    :param shared: one number at run time instead of the causes' own; those of `jobs.budgets.NO_FAULT` keep theirs.
     :param avoid_for: how long a node is avoided after a failure of hardware; zero avoids none.
     :raises ValueError: for an unknown cause or a negative number.
     """

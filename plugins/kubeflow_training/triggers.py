@@ -40,6 +40,7 @@ class PyTorchJobTrigger(BaseTrigger):
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
     :param queue_until: Unix time by which the job must have left its queue.
     :param run_seconds: how long the job may run; time in the queue or suspended does not count.
+    :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.limits.Limits`.
     :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
     :param must_exist: whether a job that was never seen is lost, or waited for.
     """
@@ -61,6 +62,8 @@ class PyTorchJobTrigger(BaseTrigger):
         deadline: float | None = None,
         queue_until: float | None = None,
         run_seconds: float | None = None,
+        min_nodes: int | None = None,
+        place_seconds: float | None = None,
         owned: bool = True,
         must_exist: bool = True,
     ) -> None:
@@ -69,6 +72,7 @@ class PyTorchJobTrigger(BaseTrigger):
         self.kind, self.backend, self.kubernetes_conn_id, self.home = kind, backend, kubernetes_conn_id, home
         self.poll_interval, self.log_ranks, self.log_limit = poll_interval, log_ranks, log_limit
         self.deadline, self.queue_until, self.run_seconds = deadline, queue_until, run_seconds
+        self.min_nodes, self.place_seconds = min_nodes, place_seconds
         self.owned, self.must_exist = owned, must_exist
         self._fired = False
         self._saving = True
@@ -92,6 +96,8 @@ class PyTorchJobTrigger(BaseTrigger):
                 "deadline": self.deadline,
                 "queue_until": self.queue_until,
                 "run_seconds": self.run_seconds,
+                "min_nodes": self.min_nodes,
+                "place_seconds": self.place_seconds,
                 "owned": self.owned,
                 "must_exist": self.must_exist,
             },
@@ -118,7 +124,7 @@ class PyTorchJobTrigger(BaseTrigger):
             log,
             uid=self.uid,
             ranks=self.log_ranks,
-            limits=Limits(self.deadline, self.queue_until, self.run_seconds),
+            limits=Limits(self.deadline, self.queue_until, self.run_seconds, self.min_nodes, self.place_seconds),
             must_exist=self.must_exist,
             poll_interval=self.poll_interval,
         )

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubeflow_training.jobs.checks import check
-from kubeflow_training.jobs.elastic import elastic, is_away, is_up, node_range, nodes_to_be_had, resized, unproven
+from kubeflow_training.jobs.elastic import (
+    elastic,
+    is_away,
+    is_up,
+    node_range,
+    nodes_to_be_had,
+    require_sizes,
+    resized,
+    unplaced_since,
+    unproven,
+)
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Phase, observe
@@ -81,6 +91,35 @@ def test_a_gang_of_another_size():
     }
 
 
+def test_a_gang_scheduler_waits_for_no_more_pods_than_there_are():
+    whole = pytorch_job(name="job", image="i", command=["c"], nodes=3, scheduling={"minAvailable": 3, "queue": "q"})
+    assert resized(whole, 2)["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, "queue": "q"}
+    assert resized(whole, 4)["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 3
+
+
+def test_which_jobs_can_start_again_with_fewer_nodes():
+    require_sizes(manifest(3), 1, 3)
+    require_sizes(manifest(3), 3, 3)
+    require_sizes({"metadata": {"name": "x"}, "spec": {"trainer": {}}}, 2, None)
+    for wrong, least, nodes, why in (
+        (manifest(3), 4, 3, "it has 3 nodes"),
+        (elastic(manifest(3), min_nodes=2), 2, 3, "elastic in place"),
+        ({"kind": "Job", "metadata": {"name": "x"}, "spec": {"template": {}}}, 1, 2, "no number of nodes"),
+    ):
+        with pytest.raises(ManifestError, match=why):
+            require_sizes(wrong, least, nodes)
+
+
+def test_since_when_a_pod_wants_a_node():
+    def pod(second, node=None, **metadata):
+        born = f"2026-01-01T00:00:{second:02d}Z"
+        return {"metadata": {"creationTimestamp": born, **metadata}, "spec": {"nodeName": node} if node else {}}
+
+    going = pod(1, deletionTimestamp="2026-01-01T00:00:02Z")
+    assert unplaced_since([pod(0, "n"), pod(9), pod(5), going]).second == 5
+    assert unplaced_since([pod(0, "n"), going]) is None
+
+
 def test_success_counts_when_rank_0_reports():
     job = elastic(manifest(), min_nodes=2)
     assert unproven(job, [ended(1), ended(0)]) is None
@@ -143,6 +182,7 @@ def test_reading_never_raises(value):
     unproven(job, [value])
     unproven(value, [value])
     nodes_to_be_had([value])
+    unplaced_since([value])
     node_range(value)
     is_up(value)
     is_away(value)

@@ -212,6 +212,7 @@ def test_every_reason_has_consequences():
         Reason.PREEMPTED,
         Reason.EVICTED,
         Reason.NODE_LOST,
+        Reason.TOO_FEW_NODES,
         Reason.COLLECTIVE_TIMEOUT,
         Reason.UNKNOWN,
     }

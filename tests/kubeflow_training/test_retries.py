@@ -110,7 +110,7 @@ def test_backoff_grows_with_the_failures_of_the_cause():
 
 def test_a_shared_budget_comes_at_run_time_and_preemption_does_not_count_in_it():
     policy = RetryByCause({"preempted": 5}, shared=SharedBudget("open_run", "retries", at_most=4))
-    assert policy.retries == 5 + 5 + 4
+    assert policy.retries == 5 + 5 + 3 + 4
     ctx = context(answer=1)
     assert decisions(
         policy,

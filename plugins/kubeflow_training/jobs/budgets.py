@@ -13,11 +13,12 @@ BUDGETS: Final[Mapping[Reason, int]] = {
     Reason.PREEMPTED: 10,
     Reason.EVICTED: 5,
     Reason.NODE_LOST: 3,
+    Reason.TOO_FEW_NODES: 3,
     Reason.COLLECTIVE_TIMEOUT: 3,
     Reason.UNKNOWN: 2,
 }
 """New gangs per cause. What is not here has 2 if another gang may end better, and none if not."""
-NO_FAULT: Final = frozenset({Reason.PREEMPTED, Reason.EVICTED})
+NO_FAULT: Final = frozenset({Reason.PREEMPTED, Reason.EVICTED, Reason.TOO_FEW_NODES})
 """Causes that say nothing about the job: they never count against a budget that several causes share."""
 
 
@@ -44,6 +45,8 @@ BACKOFFS: Final[Mapping[Reason, Backoff]] = {
     Reason.PREEMPTED: Backoff(10, factor=1),
     Reason.EVICTED: Backoff(60),
     Reason.NODE_LOST: Backoff(30),
+    # Who waits longer may find even fewer.
+    Reason.TOO_FEW_NODES: Backoff(1, factor=1),
     Reason.COLLECTIVE_TIMEOUT: Backoff(30),
     # Only where a budget is given to them: a registry or a quota comes back in minutes, not in seconds.
     Reason.IMAGE: Backoff(60),
@@ -119,7 +122,7 @@ class Verdict:
 class Budgets:
     """
     :param per_cause: gangs beyond the first, per cause.
-    :param shared: if given, the number that all causes but preemption and eviction have together, in place of theirs.
+    :param shared: if given, the number that all causes but those of `NO_FAULT` have together, in place of theirs.
     :param name: what people call that number.
     """
 
@@ -151,7 +154,7 @@ class Budgets:
         if self.shared is not None and reason not in NO_FAULT:
             together = [item for item in Reason if item not in NO_FAULT]
             count, budget = ledger.count(*together), self.shared
-            whose = f"{reason}, counted in {self.name} with all causes but preemption and eviction"
+            whose = f"{reason}, counted in {self.name} with all causes but preemption, eviction and too few nodes"
         if count > budget:
             return Verdict(False, f"{whose}: failure {count}, and its budget of {budget} retries is used up")
         backoff = backoffs.get(reason)

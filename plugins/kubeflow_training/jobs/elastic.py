@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from kubeflow_training.jobs.errors import ManifestError
-from kubeflow_training.jobs.shapes import items, mapping, whole
+from kubeflow_training.jobs.shapes import items, mapping, moment, whole
 
 SUCCESS_ANNOTATION: Final = "kubeflow-training/success"
 RANK_0_REPORTS: Final = "rank-0-reports"
@@ -122,6 +122,10 @@ def resized(manifest: Mapping[str, Any], nodes: int) -> dict[str, Any]:
             replicas["Worker"] = {**replicas.get("Worker", replicas.get("Master", {})), "replicas": workers}
         else:
             replicas.pop("Worker", None)
+        scheduling = mapping(mapping(spec.get("runPolicy")).get("schedulingPolicy"))
+        if (whole(scheduling.get("minAvailable")) or 0) > nodes:
+            # A gang scheduler would wait for more pods than there are.
+            spec["runPolicy"]["schedulingPolicy"]["minAvailable"] = nodes
     elif "trainer" in spec:
         spec["trainer"]["numNodes"] = nodes
     else:
@@ -132,6 +136,25 @@ def resized(manifest: Mapping[str, Any], nodes: int) -> dict[str, Any]:
 def nodes_to_be_had(pods: Iterable[Mapping[str, Any]]) -> int:
     """How many pods of a waiting gang have a place: the size at which it could start now."""
     return sum(1 for pod in pods if _has_place(pod))
+
+
+def unplaced_since(pods: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """When the first of the pods was created that want a place and have none."""
+    waiting = [mapping(pod.get("metadata")) for pod in pods if not _is_over(pod) and not _has_place(pod)]
+    return min((born for metadata in waiting if (born := moment(metadata.get("creationTimestamp")))), default=None)
+
+
+def require_sizes(manifest: Mapping[str, Any], min_nodes: int, nodes: int | None) -> None:
+    """
+    :param nodes: how many the manifest asks for, if it says.
+    :raises ManifestError: if the job cannot be started again with as few as `min_nodes`.
+    """
+    job = f"job {mapping(manifest.get('metadata')).get('name')}"
+    if mapping(manifest.get("spec")).get("elasticPolicy"):
+        raise ManifestError(job, "it is elastic in place, and `min_nodes` is for jobs that are not", "Give one of both")
+    resized(manifest, min_nodes)
+    if nodes is not None and min_nodes > nodes:
+        raise ManifestError(job, f"it has {nodes} nodes, and min_nodes is {min_nodes}", "Make min_nodes smaller")
 
 
 def is_up(pod: Mapping[str, Any]) -> bool:
@@ -179,9 +202,14 @@ def _reports(pod: Mapping[str, Any]) -> bool:
     return False
 
 
+def _is_over(pod: Mapping[str, Any]) -> bool:
+    ended = mapping(pod.get("status")).get("phase") in ("Succeeded", "Failed")
+    return ended or bool(mapping(pod.get("metadata")).get("deletionTimestamp"))
+
+
 def _has_place(pod: Mapping[str, Any]) -> bool:
     status = mapping(pod.get("status"))
-    if status.get("phase") in ("Succeeded", "Failed") or mapping(pod.get("metadata")).get("deletionTimestamp"):
+    if _is_over(pod):
         return False
     if mapping(pod.get("spec")).get("nodeName"):
         return True

@@ -9,6 +9,8 @@ from kubeflow_training.jobs.observation import Observation, Phase
 
 _AT_WORK: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING})
 
+_UNPLACED: Final = frozenset({Phase.QUEUED, Phase.STARTING})
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -16,11 +18,26 @@ class Limits:
     :param until: Unix time at which the job's time is over, whatever it does.
     :param queue_until: Unix time by which the job must have left its queue.
     :param run_seconds: running time from `Observation.started`; time in a queue or suspended does not count.
+    :param min_nodes: with how few nodes the job may start again if it does not get all.
+    :param place_seconds: how long a pod may be without a node then, counted from the pod's creation.
     """
 
     until: float | None = None
     queue_until: float | None = None
     run_seconds: float | None = None
+    min_nodes: int | None = None
+    place_seconds: float | None = None
+
+
+def size_to_be_had(limits: Limits, observation: Observation | None, now: float) -> int | None:
+    """The size at which a gang starts again that has waited too long for all its nodes; None if it does not.
+
+    :param now: Unix time.
+    """
+    moments = _place_moments(limits, observation)
+    if observation is None or not moments or now < min(moments) or (limits.until is not None and now >= limits.until):
+        return None
+    return observation.pods_placed
 
 
 def exceeded(limits: Limits, observation: Observation | None, now: float) -> str | None:
@@ -36,6 +53,8 @@ def exceeded(limits: Limits, observation: Observation | None, now: float) -> str
         return f"its time is over, queueing included; it is {what}"
     if observation is None:
         return None
+    if (size := size_to_be_had(limits, observation, now)) is not None:
+        return f"only {size} of {observation.pods_wanted} pods got a node in time: {observation.message}"
     if observation.phase is Phase.QUEUED and limits.queue_until is not None and now >= limits.queue_until:
         return f"it waits in the queue for longer than it may: {observation.message}"
     ran = _ran(observation, now)
@@ -48,12 +67,27 @@ def next_check(limits: Limits, observation: Observation | None) -> float | None:
     """Unix time at which `exceeded` may next find something if nothing changes; None if it never will."""
     if observation is not None and observation.ended:
         return None
-    moments = [limits.until]
+    moments = [limits.until, *_place_moments(limits, observation)]
     if observation is not None and observation.phase is Phase.QUEUED:
         moments.append(limits.queue_until)
     if observation is not None and observation.started and limits.run_seconds is not None and _works(observation):
         moments.append(observation.started.timestamp() + limits.run_seconds)
     return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _place_moments(limits: Limits, observation: Observation | None) -> list[float]:
+    """When a gang of which a part has its nodes has waited too long for the rest; empty if that cannot be."""
+    if limits.min_nodes is None or observation is None or observation.phase not in _UNPLACED:
+        return []
+    if not limits.min_nodes <= observation.pods_placed < observation.pods_wanted:
+        return []
+    moments = []
+    if observation.phase is Phase.QUEUED and limits.queue_until is not None:
+        moments.append(limits.queue_until)
+    if observation.unplaced_since is not None and limits.place_seconds is not None:
+        # From the pod's creation: a queue may have held the job for long, and the cluster may replace a pod any time.
+        moments.append(observation.unplaced_since.timestamp() + limits.place_seconds)
+    return moments
 
 
 def _works(observation: Observation) -> bool:

@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from kubeflow_training.jobs import kueue
 from kubeflow_training.jobs.disruptions import removal, sign
-from kubeflow_training.jobs.elastic import REPORT_TIME, is_away, is_up, node_range, unproven
+from kubeflow_training.jobs.elastic import (
+    REPORT_TIME,
+    is_away,
+    is_up,
+    node_range,
+    nodes_to_be_had,
+    unplaced_since,
+    unproven,
+)
 from kubeflow_training.jobs.kinds import Kind, kind_seen
 from kubeflow_training.jobs.phases import Observation, Phase, told_best
 from kubeflow_training.jobs.progress import Progress
@@ -94,6 +102,8 @@ class _Seen:
             started=started,
             pods_running=self.running,
             pods_wanted=self.wanted,
+            pods_placed=nodes_to_be_had(self.pods),
+            unplaced_since=None if phase.ended else unplaced_since(self.pods),
             **more,
         )
 

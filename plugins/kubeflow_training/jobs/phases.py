@@ -41,6 +41,7 @@ class Observation:
     :param pod, node, exit_code: of that first failure.
     :param message: one line for a person.
     :param started, finished: when the first container started and the job ended.
+    :param pods_placed, unplaced_since: how many pods have a node, and since when the first of the others wants one.
     :param queue, position: the queue that holds the job back, and its place there, from 1; None if there is none.
     :param victims: how many other pods ended badly after the first failure.
     """
@@ -58,6 +59,8 @@ class Observation:
     finished: datetime | None = None
     pods_running: int = 0
     pods_wanted: int = 0
+    pods_placed: int = 0
+    unplaced_since: datetime | None = None
     queue: str | None = None
     position: int | None = None
     victims: int = 0
@@ -96,6 +99,8 @@ class Observation:
             "finished": self.finished.isoformat() if self.finished else None,
             "pods_running": self.pods_running,
             "pods_wanted": self.pods_wanted,
+            "pods_placed": self.pods_placed,
+            "unplaced_since": self.unplaced_since.isoformat() if self.unplaced_since else None,
             "queue": self.queue,
             "position": self.position,
             "victims": self.victims,
@@ -115,6 +120,7 @@ class Observation:
                 "progress": Progress.from_dict(data.get("progress")),
                 "started": moment(data.get("started")),
                 "finished": moment(data.get("finished")),
+                "unplaced_since": moment(data.get("unplaced_since")),
             }
         )
 
@@ -129,4 +135,5 @@ def told_best(first: Observation, later: Observation) -> Observation:
         finished=later.finished or first.finished,
         progress=later.progress or first.progress,
         pods_running=later.pods_running,
+        pods_placed=later.pods_placed,
     )

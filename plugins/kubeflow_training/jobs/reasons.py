@@ -31,6 +31,7 @@ class Reason(StrEnum):
     IMAGE = "image"
     QUOTA = "quota"
     UNSCHEDULABLE = "unschedulable"
+    TOO_FEW_NODES = "too few nodes"
     COLLECTIVE_TIMEOUT = "collective timeout"
     DEADLINE = "deadline"
     DELETED = "deleted"
@@ -47,6 +48,7 @@ RETRYABLE: Final = {
     Reason.IMAGE: False,
     Reason.QUOTA: False,
     Reason.UNSCHEDULABLE: False,
+    Reason.TOO_FEW_NODES: True,
     Reason.COLLECTIVE_TIMEOUT: True,
     Reason.DEADLINE: False,
     Reason.DELETED: False,
@@ -64,6 +66,7 @@ MENDS: Final = {
     Reason.IMAGE: "Correct the image's name or the rights to pull it",
     Reason.QUOTA: "Ask for less, or have the namespace's quota raised",
     Reason.UNSCHEDULABLE: "Ask for what a node has free, or correct node selector and tolerations",
+    Reason.TOO_FEW_NODES: "The next gang starts with the nodes there are; if it comes back, ask for fewer",
     Reason.COLLECTIVE_TIMEOUT: "It is tried again; if it comes back, look at the nodes' network and GPUs",
     Reason.DEADLINE: "Give the job more time (deadline_seconds), or less to do",
     Reason.DELETED: "Somebody removed the job; clear the task to start it anew",
