@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from kubeflow_training.jobs.shapes import items, mapping, moment, whole
 
 MESSAGE_LIMIT: Final = 4096
 """Bytes; Kubernetes takes no longer termination message."""
+_DEEPEST: Final = 32
+_LINE: Final = 2000  # characters of a log line in a failure's text
 
 
 def result(observation: Observation, job: Mapping[str, Any], message: Any = None) -> dict[str, Any]:
@@ -74,13 +77,29 @@ def failure_text(name: str, gang: int, observation: Observation, tail: Sequence[
         lines.append(f"It had come to {observation.progress}.")
     if tail:
         lines.append(f"Last lines of {observation.replica}:")
-        lines += [f"    {line}" for line in tail]
+        lines += [f"    {line[:_LINE]}" for line in tail]
     return "\n".join(lines)
 
 
 def _read(told: str) -> Any:
     cut = told.encode()[:MESSAGE_LIMIT].decode(errors="ignore")
     try:
-        return json.loads(cut, parse_constant=lambda word: word)
+        return _storable(json.loads(cut, parse_constant=lambda word: word))
     except (ValueError, RecursionError):
-        return cut.strip()
+        return _storable(cut.strip())
+
+
+def _storable(value: Any, depth: int = 0) -> Any:
+    """What a container says becomes a row of Airflow's database, which takes no NUL, half character or infinity.
+
+    :raises ValueError: if it is nested too deep.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("nested too deep")
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_storable(item, depth + 1) for item in value]
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -26,7 +26,7 @@ from kubeflow_training.jobs.manifest import (
 )
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 from kubeflow_training.jobs.ownership import Owner
-from kubeflow_training.jobs.shapes import moment
+from kubeflow_training.jobs.shapes import moment, whole
 
 
 @dataclass(frozen=True)
@@ -202,4 +202,4 @@ def _same(notes: Mapping[str, str], wanted: Identity) -> bool:
 
 
 def _whole(value: Any) -> int:
-    return int(value) if str(value).isdigit() else 0
+    return max(0, whole(value) or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubeflow_training.jobs.kubernetes.cursor import Cursor, instant, nanoseconds
+from kubeflow_training.jobs.kubernetes.cursor import Cursor, Lines, instant, nanoseconds
 
 SECOND = 10**9
 BASE = 1767225600 * SECOND
@@ -85,7 +85,31 @@ def test_a_line_without_a_stamp_is_told_where_it_stands(line):
     cursor = Cursor()
     cursor.take(log([5]))
     assert cursor.take([line]).lines == [line]
-    assert (cursor.at, cursor.seen) == (BASE + 5, 2)
+    assert (cursor.at, cursor.seen) == (BASE + 5, 1)
+    # The API does not say it again: what comes after the last line of a rank is found without it.
+    cursor.begin()
+    again = cursor.take([*log([5]), *log([7])])
+    assert (len(again.lines), again.gap) == (1, None)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 4096])
+def test_a_line_that_is_too_long_is_cut_the_same_way_at_every_reading(size):
+    text = b"2026-01-01T00:00:00.5Z " + b"abc" * 500 + b"\n2026-01-01T00:00:00.7Z end\n"
+
+    def read(blocks):
+        lines = Lines(200)
+        return [piece for at in range(0, len(text), blocks) for piece in lines.take(text[at : at + blocks])]
+
+    pieces = read(size)
+    assert pieces == read(len(text))
+    assert max(map(len, pieces)) <= 200
+    shown, cursor = Cursor(), Cursor()
+    assert "".join(shown.take(pieces).lines) == "abc" * 500 + "end"
+    cursor.take(pieces[:3])
+    cursor.begin()
+    rest = cursor.take(pieces)
+    assert len(rest.lines) == len(pieces) - 3
+    assert rest.gap is None
 
 
 def test_time_stamps_with_every_number_of_digits():

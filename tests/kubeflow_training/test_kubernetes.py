@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kubeflow_training.jobs.errors import BackendUnavailableError
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
-from kubeflow_training.jobs.kubernetes.cluster import nanoseconds
+from kubeflow_training.jobs.kubernetes.cursor import nanoseconds
 
 
 def test_an_unreachable_cluster_says_nothing_about_the_job():

@@ -271,3 +271,13 @@ def test_a_keeper_that_was_killed_costs_an_elastic_gang_one_pod_for_a_while(clus
     assert cluster.observe().phase is Phase.RUNNING
     assert cluster.client.delete("job", "default", grace_seconds=0)
     cluster.until(lambda: cluster.read() is None)
+
+
+def test_a_job_folder_with_nulls_stops_nobody(stopped_cluster):
+    snapshot = stopped_cluster.submit("print('done')")
+    path = stopped_cluster.home / "jobs/default" / snapshot.job["metadata"]["name"] / "job.json"
+    job = json.loads(path.read_text())
+    job["manifest"]["spec"]["runPolicy"] = None
+    path.write_text(json.dumps(job))
+    stopped_cluster.start()
+    assert stopped_cluster.ended().phase is Phase.SUCCEEDED

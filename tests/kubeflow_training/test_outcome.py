@@ -44,3 +44,16 @@ def words(*told: Any) -> Any:
 )
 def test_rank_0_is_found_by_its_own_word_or_its_place(told, found):
     assert words(*told) == found
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ('{"a": 1e999, "b": NaN}', {"a": "inf", "b": "NaN"}),
+        ('{"\\u0000": ["\\u0000", "\\ud800"]}', {"\ufffd": ["\ufffd", "?"]}),
+        ("a\0b", "a\ufffdb"),
+        ("[" * 99 + "]" * 99, "[" * 99 + "]" * 99),
+    ],
+)
+def test_what_no_database_takes_is_not_told(told, found):
+    assert words(told) == found

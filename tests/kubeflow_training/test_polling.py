@@ -159,3 +159,32 @@ def test_what_the_check_raises_ends_the_waiting(cluster):
 
     with pytest.raises(KeyError, match="stop"):
         run_blocking(wait(), check, every=0.05)
+
+
+def test_a_job_that_ended_in_time_counts_though_its_limit_has_passed_since(cluster):
+    snapshot = cluster.submit("print('done')")
+    cluster.ended()
+    backend = Counted(cluster.home)
+
+    async def wait():
+        return await Waiter(backend, snapshot, limits=Limits(until=1.0)).task
+
+    assert asyncio.run(wait()).observation.phase is Phase.SUCCEEDED
+
+
+def test_a_look_that_breaks_ends_nobodys_waiting(cluster):
+    class Broken(Counted):
+        def read(self, name, namespace):
+            if self.away:
+                raise PermissionError("state.json")
+            return super().read(name, namespace)
+
+    async def wait():
+        backend = Broken(cluster.home)
+        backend.away = True
+        waiter = Waiter(backend, cluster.submit("print('done')"))
+        await waiter.until(lambda: any("PermissionError" in line for line in waiter.lines))
+        backend.away = False
+        return await waiter.task
+
+    assert asyncio.run(wait()).observation.phase is Phase.SUCCEEDED

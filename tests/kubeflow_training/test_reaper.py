@@ -14,6 +14,7 @@ from kubeflow_training.airflow_states import FromRest
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobRefusedError
 from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.observation import observe
 from kubeflow_training.jobs.orphans import GONE, INSTANCE_KEY, Task, marked
 from kubeflow_training.jobs.ownership import Owner
 from kubeflow_training.jobs.reaper import AirflowSilentError, JobReaper
@@ -331,3 +332,11 @@ def test_the_command_reaps_a_real_job_of_the_local_cluster(api, cluster, capsys)
     cluster.client.create(manifest("mine", instance="me"))
     assert reap.main(call) == 2
     assert cluster.read("mine") is not None
+
+
+def test_a_deadline_that_nobody_enforces_keeps_no_orphan_alive():
+    late = manifest()
+    late["spec"]["runPolicy"]["activeDeadlineSeconds"] = 60
+    late["status"] = {"startTime": "2026-01-01T00:00:00Z"}
+    assert observe(late).ended  # for its task; its pods run on
+    assert len(reaper(Cluster(late), grace=timedelta(0)).visit().deleted) == 1

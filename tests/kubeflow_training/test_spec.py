@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
-from kubeflow_training.jobs.checks import check
+from kubeflow_training.jobs.checks import check, require_valid
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.experiments import held, launch_lines
 from kubeflow_training.jobs.manifest import made_name
@@ -219,3 +220,42 @@ def test_the_command_line_renders_what_kubectl_takes(tmp_path):
     assert failed.returncode == 1
     assert "Did you mean `nodes`?" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def parts(value, path=()):
+    yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from parts(item, (*path, key))
+
+
+@pytest.mark.parametrize("junk", [None, "x", 5, [], [None], {}, {"a": None}, True, "9" * 5000, 1e300], ids=repr)
+def test_whatever_stands_anywhere_in_a_manifest_only_a_manifest_error_comes_of_it(junk):
+    whole = build(nodes=2).manifest()
+    for path in list(parts(whole))[1:]:
+        manifest = build(nodes=2).manifest()
+        place = manifest
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = junk
+        with suppress(ManifestError):
+            require_valid(job_of(manifest, None, None, Owner("dag", "run", "task")))
+
+
+def test_a_field_that_is_null_is_not_there_as_in_the_api():
+    manifest = build(nodes=1).manifest()
+    same = manifest_of({**manifest, "spec": {**manifest["spec"], "elasticPolicy": None}})
+    assert same == manifest
+    pod = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["containers"][0]["args"] = pod["initContainers"] = manifest["spec"]["runPolicy"] = None
+    found = manifest_of(manifest)
+    assert "runPolicy" not in found["spec"]
+    assert launch_lines(held(found))
+
+
+def test_merges_of_merges_are_refused_before_they_fill_the_memory():
+    lines = ["a0: &a0 {k: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 20)]
+    with pytest.raises(ManifestError, match="merge keys bring more than"):
+        manifest_from_text("\n".join(lines))
+    with pytest.raises(ManifestError, match="nested too deep"):
+        manifest_from_text("a: &a {<<: *a}")

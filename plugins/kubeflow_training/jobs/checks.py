@@ -13,6 +13,7 @@ from kubeflow_training.jobs.podchecks import Problem, pod_problems, quantity
 __all__ = ["Problem", "check", "quantity", "require_valid"]
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_POSITIVE = re.compile(r"0*[1-9][0-9]{0,4}")
 _DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 # What the admission webhook and the training operator know.
@@ -98,7 +99,7 @@ def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Prob
         yield Problem("spec.elasticPolicy", "an elastic job needs workers", "Add workers or remove elasticPolicy")
     if elastic.get("nProcPerNode") is not None and processes is not None:
         yield Problem("spec.elasticPolicy.nProcPerNode", "nprocPerNode says it too", "Leave it out; it is deprecated")
-    if isinstance(processes, str) and not (processes in _PROCESSES or (processes.isdecimal() and int(processes) > 0)):
+    if isinstance(processes, str) and processes not in _PROCESSES and not _POSITIVE.fullmatch(processes):
         mend = f"Write a number as text, or one of {', '.join(_PROCESSES)}"
         yield Problem("spec.nprocPerNode", f"{processes!r} is no number of processes", mend)
 

@@ -21,6 +21,7 @@ LOG_ANNOTATION: Final = "kubeflow-training/log"
 """Annotation of a job with the address at which its trainer keeps the whole log."""
 TAIL: Final = 20
 """Last lines kept of each rank, for the failure's text."""
+_TAIL_LINE: Final = 2000  # characters
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _LIMIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(lines?)|([KMG]I?|)B(?:YTES?)?)", re.I)
 
@@ -133,7 +134,7 @@ class JobLog:
         self._write(f"[{replica}] -- lines may be missing here, from {start} to {end}: {why} --")
 
     def _show(self, replica: str, line: str, tail: deque[str]) -> None:
-        tail.append(line)
+        tail.append(line[:_TAIL_LINE])
         if MARK in line:
             self.progress = parse(line) or self.progress
         if self.full:

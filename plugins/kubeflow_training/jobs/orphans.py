@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.observation import observe
+from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.ownership import OWNER_LABEL, Owner, label_value
 
 INSTANCE_KEY: Final = "kubeflow-training/instance"
@@ -111,7 +111,7 @@ def owned(jobs: Sequence[Snapshot], instance: str) -> Owned:
     """The live jobs that carry this Airflow's mark, its labels and a whole owner; the ended ones are of no interest."""
     found = Owned()
     for job in jobs:
-        if observe(job.job, job.pods, job.events).ended:
+        if _over(job.job):
             continue
         owner = _owner(job, instance)
         if owner is None:
@@ -142,6 +142,11 @@ def sort(
         fate = Fate.DELETE if now - since >= grace else Fate.WAIT
         orphans.append(Orphan(job, owner, fate, since, why))
     return Findings(orphans, kept, live.unclear)
+
+
+def _over(job: Mapping[str, Any]) -> bool:
+    """By the job's own word: what has failed for its task, as by a deadline that nobody enforces, may run on."""
+    return kind_seen(job).ended(job) or bool((job.get("metadata") or {}).get("deletionTimestamp"))
 
 
 def _owner(job: Snapshot, instance: str) -> Owner | None:

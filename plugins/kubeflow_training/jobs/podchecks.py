@@ -89,7 +89,7 @@ def _container(inside: str, container: Mapping[str, Any], volumes: list[str]) ->
     for mount in _list(container.get("volumeMounts")):
         name, path = _mapping(mount).get("name"), _mapping(mount).get("mountPath")
         paths.append(path)
-        if name not in volumes:
+        if str(name) not in volumes:
             yield Problem(f"{inside}.volumeMounts", f"there is no volume {name!r}", "Add it to `volumes`")
         if not isinstance(path, str) or not path:
             yield Problem(f"{inside}.volumeMounts.{name}", "it has no mountPath", "Name a path")
@@ -138,13 +138,14 @@ def _resources(inside: str, resources: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _shared_memory(where: str, pod: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[Problem]:
     """A memory-backed volume counts as the container's own memory: what it may hold must fit into the limit."""
-    mounted = {_mapping(mount).get("name") for mount in _list(main.get("volumeMounts"))}
+    mounted = {str(_mapping(mount).get("name")) for mount in _list(main.get("volumeMounts"))}
     limit = _mapping(_mapping(main.get("resources")).get("limits")).get("memory")
     total = 0.0
     try:
         for volume in _list(pod.get("volumes")):
             empty = _mapping(_mapping(volume).get("emptyDir"))
-            if empty.get("medium") == "Memory" and _mapping(volume).get("name") in mounted and "sizeLimit" in empty:
+            name = str(_mapping(volume).get("name"))
+            if empty.get("medium") == "Memory" and name in mounted and "sizeLimit" in empty:
                 total += quantity(empty["sizeLimit"])
         allowed = quantity(limit) if limit is not None else None
     except ValueError as error:

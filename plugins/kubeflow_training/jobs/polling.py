@@ -164,6 +164,9 @@ class Poll:
             return Seen(who.seen.known, who.seen.snapshot, error), {}
         except JobError as error:
             return Seen(who.seen.known, who.seen.snapshot, error), {}
+        except Exception as error:  # a file that cannot be read must not end the waiting of all others
+            trouble = BackendUnavailableError(f"job {who.namespace}/{who.name}", repr(error), "It is tried again")
+            return Seen(who.seen.known, who.seen.snapshot, trouble), {}
         return Seen(True, snapshot), chunks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.kinds import kind_named, kind_of
 from kubeflow_training.jobs.kinds.compile import compiled
-from kubeflow_training.jobs.manifest import longest_name, made_name, renamed
+from kubeflow_training.jobs.manifest import longest_name, made_name, renamed, without_nulls
 from kubeflow_training.jobs.ownership import Owner
 from kubeflow_training.jobs.spec import TrainingJobSpec
 from kubeflow_training.jobs.text import manifest_from_text
@@ -55,6 +55,9 @@ def manifest_of(manifest: Any = None, spec: Any = None) -> dict[str, Any]:
         cause = f"it is {type(manifest).__name__} instead of a mapping or YAML text"
         raise ManifestError("the manifest", cause, "Give what TrainingJobSpec.manifest() or a YAML file holds")
     kind_of(found)
+    found = dict(without_nulls(found))
+    if not isinstance(found.get("metadata", {}), Mapping):
+        raise ManifestError("the manifest", f"`metadata` is {found['metadata']!r}", "Give it a name, as a mapping")
     return found
 
 

@@ -12,6 +12,7 @@ LARGEST: Final = 1 << 20
 """Bytes; etcd takes no larger object."""
 _MOST_VALUES: Final = 100_000
 """How many values the document may come to once its aliases are written out."""
+_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _MEND: Final = "Give one YAML document with one job"
 
 
@@ -64,6 +65,11 @@ def _loader() -> Any:
     class Loader(yaml.SafeLoader):
         """Safe, and strict: a key stands once, and a date is text as it is in JSON."""
 
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self._brought: set[tuple[int, str]] = set()
+            self._weight = 0
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             self.flatten_mapping(node)
             seen: dict[Any, int] = {}
@@ -80,15 +86,25 @@ def _loader() -> Any:
             return super().construct_mapping(node, deep)
 
         def flatten_mapping(self, node: Any) -> None:
+            for key, value in node.value:
+                if key.tag == _MERGE_TAG:
+                    self._weigh(value.value if isinstance(value, yaml.SequenceNode) else [value])
             own = {id(key) for key, _ in node.value}
             super().flatten_mapping(node)
             # What a merge key (`<<`) brought may be said again by the mapping itself.
-            self._brought = getattr(self, "_brought", set()) | {
-                (id(node), key.value) for key, _ in node.value if id(key) not in own
-            }
+            self._brought.update((id(node), str(key.value)) for key, _ in node.value if id(key) not in own)
+
+        def _weigh(self, sources: list[Any]) -> None:
+            """Merges of merges grow like powers: count what they bring before it is brought."""
+            for source in sources:
+                if isinstance(source, yaml.MappingNode):
+                    self.flatten_mapping(source)
+                    self._weight += len(source.value)
+            if self._weight > _MOST_VALUES:
+                raise ValueError(f"its merge keys bring more than {_MOST_VALUES:,} values")
 
         def _merged(self, node: Any, key: str) -> bool:
-            return (id(node), key) in getattr(self, "_brought", set())
+            return (id(node), key) in self._brought
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

@@ -18,6 +18,8 @@ from kubeflow_training.jobs.turns import turn
 T = TypeVar("T")
 _WAITING: Final = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RESTARTING})
 _DOUBT_SECONDS: Final = 15.0
+_FIRST_LOOK_SECONDS: Final = 30.0
+"""That a limit waits for the first look: a job may have ended in time while no triggerer was there to see it."""
 _REFUSED_SECONDS: Final = (
     300.0  # that a cluster may refuse us before it counts as broken; rights change while one waits
 )
@@ -103,18 +105,23 @@ class Waiting:
         self._told_trouble: JobError | None = None
         self._refused_since: float | None = None
         self._snapshot: Snapshot | None = None
+        self._known = False
 
     async def run(self) -> End:
         """Until the job has ended or a limit is passed.
 
         :raises JobError: if the cluster refuses for good to tell about the job.
         """
+        first = time.monotonic() + _FIRST_LOOK_SECONDS
         try:
             while True:
                 async with turn():
                     seen = self._see()
                 if seen is not None and seen.ended and (end := await self._settled()):
                     return end
+                if not self._known and (left := first - time.monotonic()) > 0:
+                    await self._subscription.changed(left)
+                    continue
                 now = time.time()
                 if why := exceeded(self._limits, seen, now):
                     return End("timeout", seen, why)
@@ -134,6 +141,7 @@ class Waiting:
         """Look, say what is new, and tell the readers of the log."""
         look = self._subscription.look()
         self._complain(look.trouble)
+        self._known = self._known or look.known
         if not look.known:
             return self.observation
         if look.snapshot is None and self._snapshot is None and not self._must_exist:

@@ -82,7 +82,12 @@ class AsyncCluster:
         async with self._open(verb, method, path, params, _ANSWER_SECONDS, body) as response:
             with _errors(path):
                 data = await response.read()
-            value: dict[str, Any] = json.loads(data)
+            try:
+                value = json.loads(data)
+            except ValueError as error:
+                value = error
+            if not isinstance(value, dict):  # a proxy's own page, or half an answer
+                raise BackendUnavailableError(path, f"its answer is no object: {data[:100]!r}", "It is tried again")
             return value
 
     @asynccontextmanager
@@ -178,7 +183,11 @@ class _Session:
 
         headers = {"Accept": "application/json" if "/log" not in path else "*/*"}
         headers["User-Agent"] = self._client.user_agent
-        await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        try:
+            await self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        except Exception as error:  # a plugin that fetches tokens may fail in its own way
+            cause = f"its credentials cannot be had: {type(error).__name__}: {error}"
+            raise BackendUnavailableError("the cluster's connection", cause, "It is tried again") from error
         rest = self._client.rest_client
         more: dict[str, Any] = {}
         if rest.proxy:

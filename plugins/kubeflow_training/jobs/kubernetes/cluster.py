@@ -7,7 +7,6 @@ it works too and only knows less about waiting.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,11 +19,11 @@ from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedEr
 from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes import services
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
+from kubeflow_training.jobs.kubernetes.cursor import Lines, nanoseconds
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
 from kubeflow_training.jobs.shapes import mapping, moment
 
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
-_STAMP: Final = re.compile(r"([\dT:-]{19})(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
 class KubernetesCluster:
@@ -221,7 +220,7 @@ class KubernetesCluster:
         return LogChunk(lines, {"uid": uid, "at": at, "seen": seen} if at else position)
 
     def tail(self, pod: Mapping[str, Any], lines: int = 20) -> list[str]:
-        return list(self._log(pod, [("tailLines", str(lines))]))
+        return list(self._log(pod, [("tailLines", str(lines)), ("limitBytes", str(1 << 18))]))
 
     def _log(self, pod: Mapping[str, Any], query: list[tuple[str, str]]) -> Iterator[str]:
         """The log's lines as they come; the generated client knows no sinceTime."""
@@ -242,15 +241,13 @@ class KubernetesCluster:
                 )
         except (NotFoundError, JobRefusedError):
             return  # the pod is gone, or its container has not begun
-        rest = b""
+        lines = Lines(1 << 16)
         try:
             with sorted_errors(f"log of pod {metadata['name']}"):
                 for block in response.stream(1 << 16):
-                    *whole, rest = (rest + block).split(b"\n")
-                    for line in whole:
-                        yield line.decode(errors="replace")
-            if rest and not running:
-                yield rest.decode(errors="replace")  # the last words of an ended container may lack their line's end
+                    yield from lines.take(block)
+            if not running:
+                yield from lines.rest()  # the last words of an ended container may lack their line's end
         finally:
             response.release_conn()
             response.close()
@@ -308,15 +305,3 @@ def _when(event: Mapping[str, Any]) -> datetime:
     metadata = mapping(event.get("metadata"))
     found = event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp")
     return moment(found) or _LONG_AGO
-
-
-def nanoseconds(stamp: str) -> int | None:
-    """An RFC 3339 time stamp with up to nine digits of fraction as nanoseconds since 1970; None if it is none."""
-    match = _STAMP.fullmatch(stamp)
-    if match is None:
-        return None
-    try:
-        seconds = datetime.fromisoformat(match[1] + match[3])
-    except ValueError:
-        return None
-    return int(seconds.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))

@@ -31,6 +31,38 @@ class Batch:
     gap: tuple[int, int] | None = None
 
 
+class Lines:
+    """Blocks of bytes as lines. What is too long is cut into pieces with its stamp on each: the same at every reading.
+
+    :param longest: bytes of a piece.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest, self._rest = longest, b""
+
+    def take(self, block: bytes) -> list[str]:
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        found = [piece for line in lines for piece in self._cut(line)]
+        if len(self._rest) > self._longest:
+            *pieces, self._rest = self._cut(self._rest)
+            found += pieces
+        return [piece.decode(errors="replace") for piece in found]
+
+    def rest(self) -> list[str]:
+        """The last line, which has no end."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode(errors="replace")] if rest else []
+
+    def _cut(self, line: bytes) -> list[bytes]:
+        stamp = line[:64].partition(b" ")[0]
+        again = stamp + b" " if nanoseconds(stamp.decode(errors="replace")) is not None else b""
+        pieces = []
+        while len(line) > self._longest:
+            pieces.append(line[: self._longest])
+            line = again + line[self._longest :]
+        return [*pieces, line]
+
+
 class Cursor:
     """
     :param at, seen: stamp of the anchor, and how many lines of that stamp were taken; 0 before the first line.
@@ -64,10 +96,11 @@ class Cursor:
             stamp, _, text = line.partition(" ")
             when = nanoseconds(stamp)
             if when is None:
-                # The API's own words (a line without a stamp) or the rest of a cut line: told where it stands.
-                when, text = self.at, line
-                if self._looking:
-                    continue
+                # The API's own words: told where they stand, and no line to come back to.
+                if not self._looking:
+                    batch.lines.append(line)
+                    batch.marks.append((self.at, self.seen))
+                continue
             if not self._looking:
                 self._put(batch, when, text)
                 continue

@@ -220,8 +220,9 @@ class Feed:
                 try:
                     await self._read(name)
                     backoff.reset()
-                except JobError as error:
-                    self._troubled(error)
+                except Exception as error:  # a broken answer must not end the waiting of those who come later
+                    broken = BackendUnavailableError(name, repr(error), "It is tried again")
+                    self._troubled(error if isinstance(error, JobError) else broken)
                     self._pending.add(name)
             if self._pending:
                 self._fetch.set()

@@ -21,7 +21,7 @@ from kubeflow_training.jobs.errors import BackendUnavailableError, JobError, Job
 from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
-from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, instant
+from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines, instant
 from kubeflow_training.jobs.shapes import items, mapping
 
 FOLLOWED: Final = 256
@@ -148,19 +148,15 @@ class PodLog:
         if self._cursor.since:
             params.append(("sinceTime", self._cursor.since))
         async with self._cluster.stream("log", self._path, params, _SILENCE if follow else _READ_SILENCE) as blocks:
-            rest = b""
+            lines = Lines(_LINE)
             async for block in blocks:
                 self.bytes += len(block)
-                *lines, rest = (rest + block).split(b"\n")
-                if len(rest) > _LINE:
-                    lines.append(rest)
-                    rest = b""
-                await self._show(self._cursor.take(line.decode(errors="replace") for line in lines))
+                await self._show(self._cursor.take(lines.take(block)))
                 if self._log.full:
                     return
-            if rest and self.ended:
+            if self.ended:
                 # The last words of an ended container may lack their line's end.
-                await self._show(self._cursor.take([rest.decode(errors="replace")]))
+                await self._show(self._cursor.take(lines.rest()))
             await self._show(self._cursor.end())
 
     async def _show(self, batch: Batch) -> None:
@@ -188,11 +184,10 @@ class PodLog:
         cursor.begin()
         since = [("sinceTime", cursor.since)] if cursor.since else []
         params = [("container", self._container), ("timestamps", "true"), ("previous", "true"), *since]
-        rest, found = b"", not cursor.at
+        lines, found = Lines(_LINE), not cursor.at
         async with self._cluster.stream("log", self._path, params, _READ_SILENCE) as blocks:
             async for block in blocks:
-                *lines, rest = (rest + block).split(b"\n")
-                batch = cursor.take(line.decode(errors="replace") for line in lines)
+                batch = cursor.take(lines.take(block))
                 found = found or not cursor.looking
                 if batch.gap is not None:
                     return False

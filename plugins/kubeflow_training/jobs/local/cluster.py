@@ -19,7 +19,7 @@ from kubeflow_training.jobs.local import processes
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
 from kubeflow_training.jobs.local.status import event
-from kubeflow_training.jobs.manifest import AWAIT_MASTER, JOB_NAME_LABEL
+from kubeflow_training.jobs.manifest import AWAIT_MASTER, JOB_NAME_LABEL, without_nulls
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _READ = 1 << 20  # bytes of log read at once
@@ -45,6 +45,7 @@ class LocalCluster:
         return known if processes.alive(known) else None
 
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
+        manifest = without_nulls(manifest)
         require_valid(manifest)
         _require_runnable(manifest)
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]

@@ -134,7 +134,12 @@ class Gang:
         self.state["plan"] = {"port": port, "gpus": {}, "pods": []}
         self.state["status"]["startTime"] = timestamp()
         self._event("Started", f"{pods or len(self.plans)} of {len(self.plans)} pods start together")
-        self.grow(gpus, len(self.plans) if pods is None else pods)
+        try:
+            self.grow(gpus, len(self.plans) if pods is None else pods)
+        except OSError:
+            if not self._spawned:  # a full disk: it waits on
+                self.state["plan"] = None
+            raise
 
     def grow(self, gpus: Sequence[str] | None, pods: int) -> None:
         """Start as many more of its pods."""
@@ -210,7 +215,7 @@ class Gang:
         master = self._code(leader) if leader else None
         failed = [plan.name for plan in self._placed() if self._over(plan) and self._code(plan) != 0]
         started = moment(job.get("startTime"))
-        deadline = self.manifest["spec"].get("runPolicy", {}).get("activeDeadlineSeconds")
+        deadline = (self.manifest["spec"].get("runPolicy") or {}).get("activeDeadlineSeconds")
         if ending and ending["why"] == "deleted":
             return
         if ending and ending["why"] == "shutdown":
@@ -275,7 +280,7 @@ class Gang:
         if record is None:
             keeper = self._keepers.get(plan.name)
             crashed = keeper is not None and keeper.poll() not in (None, 0)
-            late = time.monotonic() - self._spawned.get(plan.name, time.monotonic()) > _KEEPER_START_SECONDS
+            late = time.monotonic() - self._spawned.setdefault(plan.name, time.monotonic()) > _KEEPER_START_SECONDS
             if crashed or late:
                 self._lose(plan, None)
             return

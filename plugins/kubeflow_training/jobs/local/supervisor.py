@@ -70,7 +70,10 @@ class Supervisor:
     def step(self) -> bool:
         """One round over all jobs; whether anything runs or waits."""
         self._reap()
-        self._scan()
+        try:
+            self._scan()
+        except OSError as error:
+            log.error("the jobs cannot be looked through now: %s", error)
         busy = False
         for path, gang in list(self.gangs.items()):
             if gang.ended and not gang.holds and not gang.deleted:
@@ -82,7 +85,10 @@ class Supervisor:
                 # A full disk, for example: the job goes on, and so do the others.
                 log.error("job %s: %s", gang.key, error)
         if not self.stopping:
-            self._schedule()
+            try:
+                self._schedule()
+            except OSError as error:
+                log.error("no job can be started now: %s", error)
         return busy
 
     def _advance(self, path: Path, gang: Gang) -> None:
@@ -157,7 +163,10 @@ class Supervisor:
                 continue
             try:
                 gang = Gang(path)
-            except (ValueError, KeyError, TypeError, StopIteration) as error:
+            except OSError as error:
+                log.error("%s cannot be read or written now: %s", path, error)
+                continue
+            except Exception as error:  # one job that is none must not end all others
                 log.error("%s holds no job that can be run: %r", path, error)
                 self._unreadable.add(path)
                 continue
@@ -166,7 +175,7 @@ class Supervisor:
                 gang.adopt()
                 gang.step()
         for path, gang in list(self.gangs.items()):
-            ttl = gang.manifest["spec"].get("runPolicy", {}).get("ttlSecondsAfterFinished")
+            ttl = (gang.manifest["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
             finished = moment(gang.state["status"].get("completionTime"))
             if ttl is not None and finished and not gang.holds and time.time() - finished.timestamp() > ttl:
                 self._remove(path, gang)
