@@ -50,7 +50,7 @@ def on_kubernetes(request: pytest.FixtureRequest) -> OnKubernetes:
 BOTH = ["on_this_machine", pytest.param("on_kubernetes", marks=pytest.mark.cluster)]
 
 
-@pytest.fixture(scope="session", params=BOTH, ids=["local", "kubernetes"])
+@pytest.fixture(scope="session", autouse=True, params=BOTH, ids=["local", "kubernetes"])
 def place(request: pytest.FixtureRequest) -> Place:
     found: Place = request.getfixturevalue(request.param)
     return found
@@ -184,8 +184,18 @@ class Run:
 
 
 @pytest.fixture
-def new_run(airflow: Installation, place: Place, tmp_path: Path) -> Callable[..., Run]:
-    def make(dag: str, make: str = "manifest") -> Run:
-        return Run(airflow, place, dag, make, tmp_path)
+def new_run(airflow: Installation, place: Place, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
 
-    return make
+    def make(dag: str, make: str = "manifest") -> Run:
+        made.append(Run(airflow, place, dag, make, tmp_path))
+        return made[-1]
+
+    yield make
+    # What a failed test leaves is no matter of the next one.
+    airflow.mend()
+    for run in made:
+        if run.state not in ("success", "failed"):
+            run.mark("failed")
+        for gang in place.gangs(run.name):
+            place.backend.delete(gang.job["metadata"]["name"], place.namespace, grace_seconds=0)

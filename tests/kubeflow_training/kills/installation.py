@@ -167,6 +167,15 @@ class Installation:
     def kill(self, name: str) -> None:
         self.signal(name, signal.SIGKILL)
 
+    def mend(self) -> None:
+        """Start what does not run."""
+        for name in PARTS:
+            if not _alive(self.pids[name]):
+                self.start(name)
+                self.serving()
+            else:
+                self.signal(name, signal.SIGCONT)
+
     def close(self) -> None:
         for name, pid in self.pids.items():
             if _alive(pid):

@@ -62,7 +62,8 @@ class Place(ABC):
         return observe(now.job, now.pods, now.events) if now else observe(None)
 
     def pods(self, name: str) -> list[Any]:
-        return [pod for gang in self.gangs(name) for pod in gang.pods]
+        found = [self.backend.read(gang.job["metadata"]["name"], self.namespace) for gang in self.gangs(name)]
+        return [pod for gang in found if gang for pod in gang.pods]
 
     @abstractmethod
     def close(self) -> None: ...
@@ -129,7 +130,7 @@ class OnKubernetes(Place):
 
     def manifest(self, name: str, **more: Any) -> dict[str, Any]:
         values = {"cpus": 0.01, "memory_gb": 0.02, "grace_seconds": 2, "image_pull_policy": "IfNotPresent"} | more
-        command = ["/bin/sh", "-c", SCRIPT.format(go="/tmp/go")]
+        command = ["/bin/sh", "-c", SCRIPT.format(go="/go")]
         return pytorch_job(name=name, namespace=self.namespace, image=IMAGE, command=command, **values)
 
     def too_large(self, name: str) -> dict[str, Any]:
@@ -145,12 +146,12 @@ class OnKubernetes(Place):
     def release(self, name: str) -> None:
         from kubernetes.stream import stream
 
-        for pod in self.pods(name):
+        assert (pods := self.pods(name))
+        for pod in pods:
             where = (pod["metadata"]["name"], self.namespace)
-            command = ["/bin/sh", "-c", "touch /tmp/go"]
-            # A client that has streamed can do nothing else.
-            core = type(self._core)(admin())
-            stream(core.connect_get_namespaced_pod_exec, *where, container="pytorch", command=command, stdout=True)
+            core = type(self._core)(admin())  # a client that has streamed can do nothing else
+            how = {"container": "pytorch", "command": ["touch", "/go"], "stdout": True, "stderr": True}
+            assert not (said := stream(core.connect_get_namespaced_pod_exec, *where, **how)), said
 
     def close(self) -> None:
         """The namespace goes with the rights."""
