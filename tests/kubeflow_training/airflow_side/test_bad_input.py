@@ -77,6 +77,15 @@ def test_a_job_that_its_time_to_live_removes_at_once_has_succeeded(there, mode):
     one.run.until(lambda: not one.mine())
 
 
+@both
+def test_a_job_whose_image_cannot_be_pulled_holds_no_node_after_its_failure(there, mode):
+    one = there(f"{mode}_other", "true", image="test.local/none:1", image_pull_policy="Never")
+    end = one.run.attempt()
+    assert (end["state"], end["kind"]) == ("failed", "JobFailedForGood")
+    assert "failed, image:" in end["error"]
+    one.run.until(lambda: not one.mine())
+
+
 def test_a_success_that_nobody_saw_and_that_is_removed_is_told_from_its_events(there):
     one = there("sync_other", "sleep 4", ttl_seconds=0)
     one.run.begin_attempt()
