@@ -146,7 +146,8 @@ class OnKubernetes(Place):
     def release(self, name: str) -> None:
         from kubernetes.stream import stream
 
-        assert (pods := self.pods(name))
+        pods = self.pods(name)
+        assert pods
         for pod in pods:
             where = (pod["metadata"]["name"], self.namespace)
             core = type(self._core)(admin())  # a client that has streamed can do nothing else
