@@ -25,6 +25,8 @@ for dag_id, more in {"job": {}, "job-2s": {"job_poll_interval": 2}}.items():
             backoff_limit=0,
             parallelism=1,
             wait_until_job_complete=True,
+            # It asks without a pause between; a busy controller takes longer than three requests.
+            discover_pods_retry_number=1000,
             deferrable=True,
             **more,
         ).expand(name=[f"{dag_id}-{number}" for number in TASKS])
