@@ -32,7 +32,7 @@ from kubeflow_training.jobs.waiting import End, run_blocking
 from kubeflow_training.jobs.watch import LogRanks, last_lines
 from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink, addresses
 from kubeflow_training.memory import STATE_KEY, Memory
-from kubeflow_training.reattach import Action, Identity
+from kubeflow_training.reattach import Action, Identity, created_for
 from kubeflow_training.taskstate import ended_by_user, task_state
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             seen, tail = self._watch_here(context, job, limits)
             return self._finish(context, seen, self._event_job(job), tail)
         except AirflowTaskTimeout:
-            if job is not None:
+            if (job := job or self._cut_off(context)) is not None:
                 self._delete(self._event_job(job))
             raise
         except (JobRefusedError, ManifestError) as error:
@@ -242,6 +242,18 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             return manifest
         self.log.info("job %s/%s: gang %d starts with %d nodes", job.namespace, job.name, job.gang, nodes)
         return resized(manifest, nodes)
+
+    def _cut_off(self, context: Context) -> Identity | None:
+        """The job of this task whose creation was cut off before its answer was here; None if there is none."""
+        job = Memory(context).job
+        if job is None or job.uid is not None:
+            return job
+        try:
+            found = self.hook(job.kind).connect().read(job.name, job.namespace)
+        except JobError as error:
+            self.log.error("job %s/%s may have been created and may run: %s", job.namespace, job.name, error)
+            return None
+        return job.of(found) if found is not None and created_for(job, found) else None
 
     def _publish(self, context: Context, manifest: Mapping[str, Any], job: Identity) -> None:
         ti = context["ti"]

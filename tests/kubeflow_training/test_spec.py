@@ -5,17 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
+from copy import deepcopy
 
 import pytest
-from kubeflow_training.jobs.checks import check, require_valid
+from kubeflow_training.jobs.avoid import away_from
+from kubeflow_training.jobs.checks import check
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.experiments import held, launch_lines
+from kubeflow_training.jobs.kinds import KINDS, kind_of
+from kubeflow_training.jobs.kinds.compile import compiled
 from kubeflow_training.jobs.manifest import made_name
 from kubeflow_training.jobs.ownership import Owner
 from kubeflow_training.jobs.render import render
 from kubeflow_training.jobs.source import job_of, manifest_of
 from kubeflow_training.jobs.spec import ElasticPolicy, TrainingJobSpec
 from kubeflow_training.jobs.text import manifest_from_text, manifest_to_text
+from kubeflow_training.reattach import identity
 
 OWNER = Owner("My DAG", "manual__2026-01-01T00:00:00+00:00", "train.step")
 
@@ -229,16 +234,28 @@ def parts(value, path=()):
 
 
 @pytest.mark.parametrize("junk", [None, "x", 5, [], [None], {}, {"a": None}, True, "9" * 5000, 1e300], ids=repr)
-def test_whatever_stands_anywhere_in_a_manifest_only_a_manifest_error_comes_of_it(junk):
-    whole = build(nodes=2).manifest()
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_whatever_stands_anywhere_in_a_manifest_only_a_manifest_error_comes_of_it(kind, junk):
+    owner = Owner("dag", "run", "task")
+    whole = compiled(build(name="train", nodes=2, join_timeout_seconds=0).manifest(), kind)
     for path in list(parts(whole))[1:]:
-        manifest = build(nodes=2).manifest()
+        manifest = deepcopy(whole)
         place = manifest
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = junk
         with suppress(ManifestError):
-            require_valid(job_of(manifest, None, None, Owner("dag", "run", "task")))
+            found = job_of(manifest, None, None, owner)
+            kind_of(found).require_valid(found)
+            away_from(identity(found, owner, "1.0").written_on(found, owner), ["node"])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_plain_secret_is_refused_in_every_kind(kind):
+    manifest = compiled(build(name="train", env={"HARMLESS": "x"}).manifest(), kind)
+    text = manifest_to_text(manifest).replace("HARMLESS", "AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ManifestError, match="looks like a secret"):
+        kind.require_valid(manifest_from_text(text))
 
 
 def test_a_field_that_is_null_is_not_there_as_in_the_api():

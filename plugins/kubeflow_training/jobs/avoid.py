@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.reasons import Reason
-from kubeflow_training.jobs.shapes import items
+from kubeflow_training.jobs.shapes import items, mapping
 
 HARDWARE: Final = frozenset({Reason.NODE_LOST, Reason.COLLECTIVE_TIMEOUT})
 """Reasons that point to the node on which a job failed first."""
@@ -62,8 +62,8 @@ def away_from(manifest: Mapping[str, Any], nodes: Sequence[str], weight: int = W
     """The manifest with the wish that no pod of it comes to these nodes; its own affinity stays."""
     changed = copy.deepcopy(dict(manifest))
     for pod in kind_seen(changed).pod_specs(changed) if nodes else ():
-        affinity = pod.get("affinity") or {}
-        node_affinity = affinity.get("nodeAffinity") or {}
+        affinity = mapping(pod.get("affinity"))
+        node_affinity = mapping(affinity.get("nodeAffinity"))
         wishes = list(node_affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or [])
         # By name, as the label kubernetes.io/hostname may differ. One term for all: the scheduler scales the sum of
         # the weights, so that with a term per node an avoided one would lose only its share.

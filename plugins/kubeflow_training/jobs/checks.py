@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.manifest import API_VERSION, KIND, longest_name
+from kubeflow_training.jobs.namechecks import metadata_problems
 from kubeflow_training.jobs.podchecks import Problem, pod_problems, quantity
 
 __all__ = ["Problem", "check", "quantity", "require_valid"]
 
-_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _POSITIVE = re.compile(r"0*[1-9][0-9]{0,4}")
-_DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 # What the admission webhook and the training operator know.
 _RESTARTS: Final = ("Never", "OnFailure", "ExitCode", "Always")
@@ -43,7 +42,7 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         return
     metadata, spec = _mapping(manifest.get("metadata")), _mapping(manifest.get("spec"))
     replicas = _mapping(spec.get("pytorchReplicaSpecs"))
-    yield from _names(metadata, replicas)
+    yield from metadata_problems(metadata, longest_name({"kind": KIND, "spec": {"pytorchReplicaSpecs": replicas}}))
     yield from _gang(spec, replicas)
     yield from _policy(_mapping(spec.get("runPolicy")))
     for kind, replica in replicas.items():
@@ -53,26 +52,6 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{where}.restartPolicy", f"it is {restart!r}", f"Choose one of {', '.join(_RESTARTS)}")
         pod = _mapping(_mapping(_mapping(replica).get("template")).get("spec"))
         yield from pod_problems(f"{where}.template.spec", pod)
-
-
-def _names(metadata: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Problem]:
-    name, namespace = metadata.get("name"), metadata.get("namespace")
-    if not isinstance(name, str) or not _DNS_1035.fullmatch(name):
-        yield Problem(
-            "metadata.name",
-            f"{name!r} is not a DNS-1035 label",
-            "Use lower-case letters, digits and dashes, starting with a letter and not ending with a dash",
-        )
-    else:
-        room = longest_name({"kind": KIND, "spec": {"pytorchReplicaSpecs": replicas}})
-        if len(name) > room:
-            yield Problem(
-                "metadata.name",
-                f"it has {len(name)} characters, and a pod's host name of 63 leaves it {room}",
-                "Shorten it",
-            )
-    if not isinstance(namespace, str) or len(namespace) > 63 or not _DNS_1123.fullmatch(namespace):
-        yield Problem("metadata.namespace", f"{namespace!r} is not a namespace's name", "Name one, such as `default`")
 
 
 def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Problem]:

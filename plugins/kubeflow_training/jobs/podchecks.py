@@ -102,6 +102,19 @@ def _container(inside: str, container: Mapping[str, Any], volumes: list[str]) ->
             yield Problem(f"{inside}.env", f"{name!r} is no variable's name", "Use letters, digits and underscores")
         if value is not None and not isinstance(value, str):
             yield Problem(f"{inside}.env.{name}", f"{value!r} is not text", f'Write it as "{value}"')
+    for argument in [*_list(container.get("command")), *_list(container.get("args"))]:
+        if not isinstance(argument, str):
+            yield Problem(f"{inside}.command", f"{argument!r} is not a string", "Write every argument as a string")
+    yield from secret_problems(inside, container)
+    for key in ("command", "args"):
+        if container.get(key) is not None and not isinstance(container[key], list | tuple):
+            yield Problem(f"{inside}.{key}", f"{container[key]!r} is no list", 'Write a list, like ["python", "x.py"]')
+
+
+def secret_problems(inside: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+    """Values and arguments that look like secrets: whoever may read the job could read them."""
+    for variable in _list(container.get("env")):
+        name, value = _mapping(variable).get("name"), _mapping(variable).get("value")
         if isinstance(value, str) and value and (_secret_name(str(name)) or _SECRET_VALUE.search(value)):
             yield Problem(
                 f"{inside}.env.{name}",
@@ -109,13 +122,8 @@ def _container(inside: str, container: Mapping[str, Any], volumes: list[str]) ->
                 "Put it into a Kubernetes secret and name that under `secrets`",
             )
     for argument in [*_list(container.get("command")), *_list(container.get("args"))]:
-        if not isinstance(argument, str):
-            yield Problem(f"{inside}.command", f"{argument!r} is not a string", "Write every argument as a string")
-        elif _SECRET_VALUE.search(argument):
+        if isinstance(argument, str) and _SECRET_VALUE.search(argument):
             yield Problem(f"{inside}.command", "an argument looks like a secret", "Pass it by a Kubernetes secret")
-    for key in ("command", "args"):
-        if container.get(key) is not None and not isinstance(container[key], list | tuple):
-            yield Problem(f"{inside}.{key}", f"{container[key]!r} is no list", 'Write a list, like ["python", "x.py"]')
 
 
 def _resources(inside: str, resources: Mapping[str, Any]) -> Iterator[Problem]:

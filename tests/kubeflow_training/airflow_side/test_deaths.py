@@ -58,6 +58,15 @@ def test_a_create_whose_answer_is_lost_is_found_by_its_token(new_run, tmp_path):
     assert len(run.jobs()) == 1
 
 
+def test_a_create_that_takes_longer_than_the_task_may_leaves_no_job(new_run, tmp_path):
+    run = new_run("mortal_impatient", "import time; time.sleep(300)")
+    conf = {"manifest": run.manifest, "die": "the create's answer hangs", "died": str(tmp_path / "died")}
+    run.airflow.ask("set_conf", dag=run.dag, run=run.run, conf=conf)
+    end = run.attempt()
+    assert (end["state"], end["kind"]) == ("failed", "AirflowTaskTimeout")
+    run.until(lambda: run.job() is None)
+
+
 def test_a_death_after_the_old_gang_is_deleted_makes_one_new_gang(new_run, tmp_path):
     starts = tmp_path / "starts"
     run = new_run(

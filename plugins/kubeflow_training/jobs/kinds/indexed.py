@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kubeflow_training.jobs.kinds.checks import Problem, name_problems, require_none
+from kubeflow_training.jobs.kinds.checks import Problem, name_problems, require_none, secret_problems
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.manifest import CONTAINER
 from kubeflow_training.jobs.shapes import items, labels, mapping, whole
@@ -75,6 +75,8 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("spec.template.spec.restartPolicy", "a Job takes Never or OnFailure", "Write Never")
     if not any(item.get("image") for item in items(pod.get("containers"))):
         yield Problem("spec.template.spec.containers", "no container has an image", "Name one")
+    for container in [*items(pod.get("containers")), *items(pod.get("initContainers"))]:
+        yield from secret_problems(f"spec.template.spec.containers.{container.get('name')}", container)
 
 
 INDEXED_JOB: Final = _IndexedJob(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
-from kubeflow_training.jobs.kinds.checks import Problem, name_problems, require_none
+from kubeflow_training.jobs.kinds.checks import Problem, name_problems, require_none, secret_problems
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.shapes import items, labels, mapping, moment, whole
 
@@ -75,6 +76,15 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
     yield from name_problems(mapping(manifest.get("metadata")), f"-{NODE}-0-{nodes - 1}")
     if not mapping(spec.get("runtimeRef")).get("name"):
         yield Problem("spec.runtimeRef.name", "it is missing", "Name a runtime, such as torch-distributed")
+    yield from secret_problems("spec.trainer", mapping(spec.get("trainer")))
+    try:
+        pod: Any = TRAIN_JOB.pod_specs(deepcopy({**manifest, "spec": dict(spec)}))[0]
+    except (AttributeError, TypeError):
+        pod = None
+    if not isinstance(pod, dict):
+        yield Problem("spec.runtimePatches", "it is no list of patches", "Look at `kubectl explain trainjob.spec`")
+    for container in items(mapping(pod).get("containers")):
+        yield from secret_problems("spec.runtimePatches", container)
 
 
 TRAIN_JOB: Final = _TrainJob(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG
@@ -55,6 +57,8 @@ class MortalBackend:
     def create(self, manifest):
         found = self.backend.create(manifest)
         self.death.at("after the create")
+        if self.death.comes("the create's answer hangs"):
+            time.sleep(60)
         if self.death.comes("the create's answer is lost"):
             raise BackendUnavailableError("the API", "it went away", "It is tried again")
         return found
@@ -91,4 +95,13 @@ with DAG("mortal", schedule=None, render_template_as_native_obj=True):
         backend="{{ dag_run.conf.get('backend', 'local') }}",
         poll_interval=0.1,
         retries=3,
+    )
+
+with DAG("mortal_impatient", schedule=None, render_template_as_native_obj=True):
+    Mortal(
+        task_id="train",
+        manifest="{{ dag_run.conf['manifest'] }}",
+        backend="local",
+        execution_timeout=timedelta(seconds=2),
+        retries=0,
     )
