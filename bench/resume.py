@@ -63,7 +63,9 @@ BAR = 0.5  # seconds
 
 def main(
     tasks: Annotated[int, typer.Option(help="Tasks of each contender.", min=2)] = 6,
-    gap: Annotated[float, typer.Option(help="Seconds between two ends.", min=0.1)] = 2.3,
+    gap: Annotated[
+        float, typer.Option(help="Seconds between two ends; no multiple of a poll interval.", min=0.1)
+    ] = 2.3,
     settle: Annotated[float, typer.Option(help="Seconds of rest before the first end.", min=0)] = 8.0,
 ) -> None:
     """Run each operator's tasks, print how late they go on."""
