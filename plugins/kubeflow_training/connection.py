@@ -22,6 +22,7 @@ class ClusterArguments:
     kubernetes_conn_id: str
     home: str | None
 
-    def hook(self, kind: str = "PyTorchJob") -> PyTorchJobHook:
-        """The hook for jobs of that kind."""
-        return PyTorchJobHook(self.backend, kind=kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)
+    def hook(self, kind: str = "PyTorchJob", backend: str | None = None) -> PyTorchJobHook:
+        """The hook for jobs of that kind, on this backend or another."""
+        place = backend or self.backend
+        return PyTorchJobHook(place, kind=kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from kubeflow_training import outcome
 from kubeflow_training.exceptions import JobNotReached
 from kubeflow_training.jobs.backend import Backend, Snapshot
-from kubeflow_training.jobs.errors import JobExistsError
+from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
 from kubeflow_training.jobs.kinds import kind_seen
-from kubeflow_training.jobs.manifest import DEFAULT_GRACE_SECONDS, OWNER_ANNOTATION, longest_name
+from kubeflow_training.jobs.manifest import DEFAULT_GRACE_SECONDS, OWNER_ANNOTATION, TOKEN_ANNOTATION, longest_name
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 from kubeflow_training.jobs.ownership import OWNER_LABEL, Owner
 from kubeflow_training.jobs.shapes import mapping, whole
@@ -23,7 +24,10 @@ _NAP: Final = 0.2  # seconds; how soon a kill is noticed
 _OWN_END: Final = 10.0  # seconds that a controller has to tell of its job's end after that of a pod
 _TRIES: Final = 6
 _PATIENCE: Final = 120.0  # seconds beyond the grace period
+_OUTAGE: Final = 75.0  # seconds for which a cluster may not answer a call: an API server that is started anew
+_PAUSES: Final = (0.5, 8.0)  # seconds between two calls at first, and at most
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +38,8 @@ class Gangs:
     :param prepared: the manifest as this gang is created, from the manifest that counts for the fingerprint.
     :param numbered: whether later gangs have their number in the name; else all share it.
     :param keep_failed: whether a failed gang of which nothing runs may stay beside the next one.
+    :param place: the backend's name, stored with each gang.
+    :param elsewhere: the backend of a gang that an earlier try started as another kind or in another place.
     """
 
     def __init__(
@@ -47,10 +53,13 @@ class Gangs:
         prepared: Callable[[dict[str, Any], Identity], dict[str, Any]] = lambda manifest, _: manifest,
         numbered: bool = True,
         keep_failed: bool = False,
+        place: str | None = None,
+        elsewhere: Callable[[Identity], Backend] | None = None,
     ) -> None:
         self.backend, self.memory, self.owner = backend, memory, owner
         self._still_wanted, self._replaced, self._prepared = still_wanted, replaced, prepared
         self._numbered, self._keep_failed = numbered, keep_failed
+        self._place, self._elsewhere = place, elsewhere
 
     def attach(self, manifest: Mapping[str, Any], generation: str) -> Decision:
         """The gang to wait for (`ADOPT`, `CREATE` or `REPLACE`, done by then) or whose success is to be told (`TELL`).
@@ -59,10 +68,12 @@ class Gangs:
 
         :raises JobNotReached: if the name is another's, or an old gang does not end.
         """
-        wanted = identity(manifest, self.owner, generation)
+        wanted = replace(identity(manifest, self.owner, generation), backend=self._place)
         longest = longest_name(manifest) if self._numbered else None
         for _ in range(_TRIES):
             stored = self.memory.job
+            if stored is not None and not stored.same_place(wanted):
+                self._leave(stored, wanted.numbered(stored.gang + 1, longest))
             newest = self._newest(stored, wanted)
             told = stored is not None and newest is None and self._succeeded(stored)
             decision = decide(stored, wanted, newest, self._replaced, longest=longest, succeeded=told)
@@ -82,17 +93,18 @@ class Gangs:
                 return Decision(decision.action, found, decision.why)
         raise JobNotReached(f"job {wanted.namespace}/{wanted.name}: its name is taken again and again")
 
-    def remove(self, old: Snapshot) -> None:
+    def remove(self, old: Snapshot, backend: Backend | None = None) -> None:
         """Delete the gang and wait until all of it is gone: two gangs must never write the same checkpoints.
 
+        :param backend: where it is, if elsewhere.
         :raises JobNotReached: if it does not end.
         """
         metadata = old.job["metadata"]
-        name, namespace = metadata["name"], metadata["namespace"]
+        name, namespace, there = metadata["name"], metadata["namespace"], backend or self.backend
         if not metadata.get("deletionTimestamp"):
-            self.backend.delete(name, namespace, uid=old.uid)
+            self._asked(lambda: there.delete(name, namespace, uid=old.uid))
         patience = time.monotonic() + _grace(old.job) + _PATIENCE
-        while (now := self.backend.read(name, namespace)) is not None and now.uid == old.uid:
+        while (now := self._asked(lambda: there.read(name, namespace))) is not None and now.uid == old.uid:
             if time.monotonic() > patience:
                 raise JobNotReached(
                     f"job {namespace}/{name}: the old gang does not end. Look at its pods and their node"
@@ -103,24 +115,54 @@ class Gangs:
     def _newest(self, stored: Identity | None, wanted: Identity) -> Snapshot | None:
         """The task's newest job; what else has its name, where nothing is stored."""
         if stored is not None:
-            return self.backend.read(stored.name, stored.namespace)
-        mine = [
-            item
-            for item in self.backend.jobs(wanted.namespace, labels={OWNER_LABEL: self.owner.digest})
-            if item.annotations.get(OWNER_ANNOTATION) == wanted.owner
-        ]
+            return self._asked(lambda: self.backend.read(stored.name, stored.namespace))
+        labels = {OWNER_LABEL: self.owner.digest}
+        jobs = self._asked(lambda: self.backend.jobs(wanted.namespace, labels=labels))
+        mine = [item for item in jobs if item.annotations.get(OWNER_ANNOTATION) == wanted.owner]
         # The store may have been emptied while a later gang trains.
         newest = max(
             mine, key=lambda item: str(mapping(item.job.get("metadata")).get("creationTimestamp")), default=None
         )
         name = newest.job["metadata"]["name"] if newest is not None else wanted.name
-        return self.backend.read(name, wanted.namespace)
+        return self._asked(lambda: self.backend.read(name, wanted.namespace))
+
+    def _leave(self, stored: Identity, following: Identity) -> None:
+        """End the gang of an earlier try that had another kind or place: its job is not to be seen from here."""
+        if self._elsewhere is None:
+            return
+        there = self._elsewhere(stored)
+        old = self._asked(lambda: there.read(stored.name, stored.namespace))
+        if old is None or (old.uid != stored.uid and old.annotations.get(TOKEN_ANNOTATION) != stored.token):
+            return
+        if not self._may_stay(old, following):
+            log.info("job %s/%s: removed, as the task's job is another kind now", stored.namespace, stored.name)
+            self.remove(old, there)
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """The cluster's answer. An outage is waited out; a create that went through unseen is known by its token."""
+        until, pause = None, _PAUSES[0]
+        while True:
+            try:
+                return call()
+            except BackendUnauthorizedError:
+                raise  # only a new client has new credentials
+            except BackendUnavailableError as error:
+                now = time.monotonic()
+                until = until or now + _OUTAGE
+                if now >= until:
+                    raise
+                log.warning("%s (asked again in %g s)", error, pause)
+            back = time.monotonic() + pause
+            while time.monotonic() < back:
+                time.sleep(min(_NAP, pause))
+                self._still_wanted()
+            pause = min(2 * pause, _PAUSES[1])
 
     def _succeeded(self, job: Identity) -> bool:
         """Whether the gang whose job is gone has succeeded; its result is kept then."""
         if self.memory.result(job.uid) is not None:
             return True
-        seen = last_observation(self.backend, job.namespace, job.uid)
+        seen = self._asked(lambda: last_observation(self.backend, job.namespace, job.uid))
         if seen.phase is Phase.SUCCEEDED and job.uid is not None:
             self.memory.keep_result(job.uid, outcome.result(seen, job.to_dict()))
         return seen.phase is Phase.SUCCEEDED
@@ -130,9 +172,10 @@ class Gangs:
         self._still_wanted()
         self.memory.job = job
         try:
-            return job.of(self.backend.create(self._prepared(job.written_on(manifest, self.owner), job)))
+            made = self._prepared(job.written_on(manifest, self.owner), job)
+            return job.of(self._asked(lambda: self.backend.create(made)))
         except JobExistsError:
-            found = self.backend.read(job.name, job.namespace)
+            found = self._asked(lambda: self.backend.read(job.name, job.namespace))
         if found is None:
             return None
         if created_for(job, found):

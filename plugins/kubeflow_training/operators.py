@@ -234,6 +234,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             ),
             numbered=self.number_gangs,
             keep_failed=self.keep_failed,
+            place=self.backend,
+            elsewhere=lambda job: self.hook(job.kind, job.backend).connect(),
         )
 
     def _sized(self, context: Context, manifest: dict[str, Any], job: Identity) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Identity:
     :param owner: dag, run, task and map index.
     :param generation: the same in all retries, another after a clear.
     :param token: random, new for each gang: what carries it was created for this identity.
+    :param backend: where its job is; None in what earlier versions stored, and wherever nobody says.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Identity:
     gang: int = 1
     uid: str | None = None
     created: float | None = None
+    backend: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
@@ -68,7 +70,12 @@ class Identity:
     def same_work(self, other: Identity) -> bool:
         """Whether both are the same job of the same generation, whatever gang."""
         mine = (self.base, self.namespace, self.fingerprint, self.owner, self.generation)
-        return mine == (other.base, other.namespace, other.fingerprint, other.owner, other.generation)
+        same = mine == (other.base, other.namespace, other.fingerprint, other.owner, other.generation)
+        return same and self.same_place(other)
+
+    def same_place(self, other: Identity) -> bool:
+        """Whether the job of the one is found where that of the other is looked for."""
+        return self.kind == other.kind and (None in (self.backend, other.backend) or self.backend == other.backend)
 
     def numbered(self, gang: int, longest: int | None) -> Identity:
         """The identity of another gang of the same work.

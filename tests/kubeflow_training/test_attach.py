@@ -1,0 +1,166 @@
+"""Finding or starting a gang while the cluster is away, and after the job has become another kind."""
+
+from __future__ import annotations
+
+import pytest
+from kubeflow_training import gangs
+from kubeflow_training.gangs import Gangs
+from kubeflow_training.jobs.backend import Snapshot
+from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.reattach import Action, Identity
+
+MANIFEST = pytorch_job(name="job", image="x", command=["true"])
+OWNER = Owner("dag", "run", "train")
+
+
+class Place:
+    """Jobs by name; calls fail as often as `troubles` says, before they do anything or after."""
+
+    def __init__(self):
+        self.jobs_there, self.deleted, self.calls, self.made = {}, [], [], 0
+        self.troubles: list[tuple[str, str, Exception]] = []
+
+    def _call(self, name, work):
+        self.calls.append(name)
+        trouble = next((item for item in self.troubles if item[0] == name), None)
+        if trouble is not None:
+            self.troubles.remove(trouble)
+        if trouble is None or trouble[1] == "after":
+            found = work()
+        if trouble is not None:
+            raise trouble[2]
+        return found
+
+    def create(self, manifest):
+        def work():
+            name = manifest["metadata"]["name"]
+            if name in self.jobs_there:
+                raise JobExistsError(name, "it exists", "Choose another")
+            self.made += 1
+            metadata = {**manifest["metadata"], "uid": f"{id(self)}-{self.made}"}
+            self.jobs_there[name] = Snapshot({**manifest, "metadata": metadata})
+            return self.jobs_there[name]
+
+        return self._call("create", work)
+
+    def read(self, name, namespace):
+        return self._call("read", lambda: self.jobs_there.get(name))
+
+    def jobs(self, namespace=None, *, labels=None):
+        return self._call("jobs", lambda: list(self.jobs_there.values()))
+
+    def delete(self, name, namespace, *, uid=None):
+        def work():
+            assert self.jobs_there.pop(name).uid == uid
+            self.deleted.append(name)
+
+        return self._call("delete", work)
+
+
+class Memory:
+    def __init__(self):
+        self.job = None
+
+    def result(self, uid):
+        return None
+
+
+def away(call, when="before", error=BackendUnavailableError):
+    return call, when, error("the API", "it went away", "It is tried again")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(gangs, "_PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(gangs, "_NAP", 0.005)
+    monkeypatch.setattr(gangs, "_OUTAGE", 0.3)
+
+
+def found(cluster, memory, **more):
+    more = {"still_wanted": lambda: None, "replaced": lambda job, seen: True} | more
+    return Gangs(cluster, memory, OWNER, **more)
+
+
+@pytest.mark.parametrize("call", ["jobs", "read", "create"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_outage_is_waited_out_and_doubles_nothing(quick, call, when):
+    place = Place()
+    place.troubles = [away(call), away(call), away(call, when)]
+    attached = found(place, Memory()).attach(MANIFEST, "1.0")
+    assert attached.identity.uid == place.jobs_there["job"].uid
+    assert (place.made, place.troubles) == (1, [])
+
+
+def test_an_outage_that_lasts_is_told(quick):
+    place = Place()
+    place.troubles = [away("create")] * 1000
+    with pytest.raises(BackendUnavailableError):
+        found(place, Memory()).attach(MANIFEST, "1.0")
+    assert place.calls.count("create") > 5
+
+
+def test_credentials_that_ran_out_are_told_at_once(quick):
+    place = Place()
+    place.troubles = [away("jobs", error=BackendUnauthorizedError)]
+    with pytest.raises(BackendUnauthorizedError):
+        found(place, Memory()).attach(MANIFEST, "1.0")
+    assert place.calls == ["jobs"]
+
+
+def test_a_kill_is_noticed_during_an_outage(quick):
+    place, asked = Place(), []
+
+    def still_wanted():
+        asked.append(place.calls[:])
+        raise RuntimeError("killed")
+
+    place.troubles = [away("jobs")] * 1000
+    with pytest.raises(RuntimeError, match="killed"):
+        found(place, Memory(), still_wanted=still_wanted).attach(MANIFEST, "1.0")
+    assert asked == [["jobs"]]
+
+
+@pytest.mark.parametrize("stored_before", ["with its uid", "without its uid", "by an earlier version"])
+def test_a_job_that_became_another_kind_leaves_none_behind(quick, stored_before):
+    old, new, memory, asked = Place(), Place(), Memory(), []
+    first = found(old, memory, place="kubernetes").attach(MANIFEST, "1.0").identity
+    values = first.to_dict()
+    if stored_before == "without its uid":
+        values.pop("uid")
+    if stored_before == "by an earlier version":
+        values.pop("backend")
+    memory.job = Identity.from_dict(values)
+
+    def elsewhere(job):
+        asked.append((job.kind, job.backend))
+        return old
+
+    changed = {**MANIFEST, "kind": "TrainJob"}
+    second = found(new, memory, place="kubernetes", elsewhere=elsewhere).attach(changed, "1.0")
+    assert (old.jobs_there, old.deleted) == ({}, ["job"])
+    assert (second.action, second.identity.kind, second.identity.gang) == (Action.CREATE, "TrainJob", 2)
+    assert list(new.jobs_there) == [second.identity.name]
+    assert asked == [("PyTorchJob", values.get("backend"))]
+    # The next try has nothing to leave.
+    again = found(new, memory, place="kubernetes", elsewhere=elsewhere).attach(changed, "1.0")
+    assert (again.action, again.identity.uid, len(asked)) == (Action.ADOPT, second.identity.uid, 1)
+
+
+def test_a_job_that_moved_to_another_backend_leaves_none_behind(quick):
+    old, new, memory = Place(), Place(), Memory()
+    found(old, memory, place="local").attach(MANIFEST, "1.0")
+    moved = found(new, memory, place="kubernetes", elsewhere=lambda job: {"local": old}[job.backend])
+    assert moved.attach(MANIFEST, "1.0").identity.backend == "kubernetes"
+    assert (old.jobs_there, new.made) == ({}, 1)
+
+
+def test_another_job_in_the_old_place_is_left_alone(quick):
+    old, new, memory = Place(), Place(), Memory()
+    found(old, memory, place="local").attach(MANIFEST, "1.0")
+    job = old.jobs_there["job"].job
+    notes = {**job["metadata"]["annotations"], gangs.TOKEN_ANNOTATION: "another"}
+    old.jobs_there["job"] = Snapshot({**job, "metadata": {**job["metadata"], "uid": "another", "annotations": notes}})
+    found(new, memory, place="kubernetes", elsewhere=lambda _: old).attach(MANIFEST, "1.0")
+    assert (list(old.jobs_there), old.deleted) == (["job"], [])
