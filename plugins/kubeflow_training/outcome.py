@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,11 +10,10 @@ from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.manifest import GANG_ANNOTATION
 from kubeflow_training.jobs.observation import Observation
-from kubeflow_training.jobs.shapes import items, mapping, moment, whole
+from kubeflow_training.jobs.shapes import items, mapping, moment, storable, whole
 
 MESSAGE_LIMIT: Final = 4096
 """Bytes; Kubernetes takes no longer termination message."""
-_DEEPEST: Final = 32
 _LINE: Final = 2000  # characters of a log line in a failure's text
 
 
@@ -78,28 +76,12 @@ def failure_text(name: str, gang: int, observation: Observation, tail: Sequence[
     if tail:
         lines.append(f"Last lines of {observation.replica}:")
         lines += [f"    {line[:_LINE]}" for line in tail]
-    return "\n".join(lines)
+    return str(storable("\n".join(lines)))
 
 
 def _read(told: str) -> Any:
-    cut = told.encode()[:MESSAGE_LIMIT].decode(errors="ignore")
+    cut = told.encode(errors="replace")[:MESSAGE_LIMIT].decode(errors="ignore")
     try:
-        return _storable(json.loads(cut, parse_constant=lambda word: word))
+        return storable(json.loads(cut, parse_constant=lambda word: word))
     except (ValueError, RecursionError):
-        return _storable(cut.strip())
-
-
-def _storable(value: Any, depth: int = 0) -> Any:
-    """What a container says becomes a row of Airflow's database, which takes no NUL, half character or infinity.
-
-    :raises ValueError: if it is nested too deep.
-    """
-    if depth > _DEEPEST:
-        raise ValueError("nested too deep")
-    if isinstance(value, dict):
-        return {_storable(key): _storable(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_storable(item, depth + 1) for item in value]
-    if isinstance(value, str):
-        return value.replace("\0", "\ufffd").encode(errors="replace").decode()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return storable(cut.strip())

@@ -13,6 +13,7 @@ from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.observation import Observation
+from kubeflow_training.jobs.shapes import storable
 from kubeflow_training.jobs.turns import turn
 from kubeflow_training.jobs.waiting import Waiting
 from kubeflow_training.taskstate import ended_by_user, task_state
@@ -173,7 +174,7 @@ class PyTorchJobTrigger(BaseTrigger):
                 "kind": kind,
                 "job": job,
                 "observation": observation.to_dict() if observation else None,
-                "why": why,
+                "why": storable(why),
                 **more,
             }
         )

@@ -146,6 +146,9 @@ def test_an_observed_success_without_the_report_is_awaited_then_retried():
     found = observe(succeeded(job, minutes=6), [ended(1), still])
     assert (found.phase, found.retryable) == (Phase.FAILED, True)
     assert observe(succeeded(job), [ended(1)]).phase is Phase.FAILED
+    assert observe(succeeded(job), []).phase is Phase.FAILED
+    unseen = observe(succeeded(job), [], pods_listed=False)
+    assert (unseen.phase, "cannot be seen" in unseen.message) == (Phase.SUCCEEDED, True)
     assert observe(succeeded(manifest()), [ended(1)]).phase is Phase.SUCCEEDED
 
 

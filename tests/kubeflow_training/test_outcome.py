@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.outcome import last_words
+from kubeflow_training.jobs.joblog import JobLog
+from kubeflow_training.jobs.observation import Observation, Phase, Reason
+from kubeflow_training.outcome import failure_text, last_words
 
 
 def words(*told: Any) -> Any:
@@ -52,8 +55,23 @@ def test_rank_0_is_found_by_its_own_word_or_its_place(told, found):
         ('{"a": 1e999, "b": NaN}', {"a": "inf", "b": "NaN"}),
         ('{"\\u0000": ["\\u0000", "\\ud800"]}', {"\ufffd": ["\ufffd", "?"]}),
         ("a\0b", "a\ufffdb"),
+        ("a\ud800b", "a?b"),
         ("[" * 99 + "]" * 99, "[" * 99 + "]" * 99),
     ],
 )
 def test_what_no_database_takes_is_not_told(told, found):
     assert words(told) == found
+
+
+def test_an_observation_and_a_log_bring_nothing_that_no_database_takes():
+    seen = Observation(Phase.FAILED, Reason.USER_ERROR, "rank 0 failed: a\0b\ud800", queue="q\0")
+    assert (seen.to_dict()["message"], seen.to_dict()["queue"]) == ("rank 0 failed: a\ufffdb?", "q\ufffd")
+    assert "a\ufffdb?" in failure_text("job", 1, seen, ["c\0"])
+    assert failure_text("job", 1, seen, ["c\0"]).endswith("c\ufffd")
+    log = JobLog(lambda line: None)
+    asyncio.run(log.add("pod", "master-0", ["a\0b", "c\ud800"], lambda _: {}))
+    asyncio.run(log.add("pod", "master-0", ['@progress {"step": 1, "\\u0000": 2}'], lambda _: {}))
+    log.gap("master-0", None, None, "it said \0")
+    assert log.tails()["master-0"][:2] == ["a\ufffdb", "c?"]
+    assert log.state()["gaps"][0]["why"] == "it said \ufffd"
+    assert log.state()["progress"] == {"step": 1, "steps": None, "\ufffd": 2.0}

@@ -17,11 +17,13 @@ class Snapshot:
     :param job: the PyTorchJob, with metadata and status.
     :param pods: its pods.
     :param events: events about the job and its pods, oldest first.
+    :param pods_listed: False if the account may not list pods, which then says nothing about there being any.
     """
 
     job: Mapping[str, Any]
     pods: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
+    pods_listed: bool = True
 
     @property
     def uid(self) -> str:

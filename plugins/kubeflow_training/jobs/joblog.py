@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.progress import MARK, Progress, parse
+from kubeflow_training.jobs.shapes import storable
 from kubeflow_training.jobs.turns import turn
 
 LOG_ANNOTATION: Final = "kubeflow-training/log"
@@ -81,16 +82,16 @@ class JobLog:
         """Plain values with which another process goes on."""
         return {
             "positions": {name: dict(position) for name, position in self.positions.items()},
-            "progress": self.progress.to_dict() if self.progress else None,
+            "progress": storable(self.progress.to_dict()) if self.progress else None,
             "lines": self.lines,
             "bytes": self.bytes,
             "full": self.full,
-            "gaps": self.gaps,
+            "gaps": storable(self.gaps),
         }
 
     def tails(self) -> dict[str, list[str]]:
-        """The last lines that each rank wrote, as far as this process saw them."""
-        return {replica: list(lines) for replica, lines in self._tails.items()}
+        """The last lines that each rank wrote, as far as this process saw them, in characters that a database takes."""
+        return {replica: storable(list(lines)) for replica, lines in self._tails.items()}
 
     def say(self, line: str) -> None:
         """Show a line that no rank wrote."""

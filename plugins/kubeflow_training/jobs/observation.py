@@ -46,6 +46,7 @@ def observe(
     progress: Progress | None = None,
     *,
     now: datetime | None = None,
+    pods_listed: bool = True,
 ) -> Observation:
     """What the job is doing, from the job, its pods and events as the API tells them.
 
@@ -53,12 +54,13 @@ def observe(
     :param pods: the job's own.
     :param events: oldest first; the job's Kueue Workload may be among them.
     :param progress: what its log told.
+    :param pods_listed: whether the pods may be seen at all; if not, what only they could prove is believed.
     :param now: when this was; how long a node is silent is counted from it. The present time unless given.
     """
     told = items(list(events))
     if job is None:
         return _observe_gone(told, progress)
-    seen = _Seen(mapping(job), items(list(pods)), told, progress, now or datetime.now(UTC))
+    seen = _Seen(mapping(job), items(list(pods)), told, progress, now or datetime.now(UTC), pods_listed)
     return (
         _observe_end(seen)
         or _observe_pause(seen)
@@ -81,7 +83,9 @@ class _Seen:
         events: list[Mapping[str, Any]],
         progress: Progress | None,
         now: datetime,
+        pods_listed: bool = True,
     ) -> None:
+        self.pods_listed = pods_listed
         self.job, self.pods, self.events, self.progress, self.now = job, pods, events, progress, now
         self.kind = kind_seen(job)
         self.status = mapping(job.get("status"))
@@ -183,6 +187,11 @@ def _observe_end(seen: _Seen) -> Observation | None:
     if succeeded := seen.kind.succeeded(seen.job):
         finished = moment(seen.status.get("completionTime")) or moment(succeeded.get("lastTransitionTime"))
         if doubt := unproven(seen.job, seen.pods):
+            if not seen.pods_listed:
+                message = (
+                    "All is done, as the cluster tells; whether rank 0 reported it cannot be seen without its pods"
+                )
+                return seen.observation(Phase.SUCCEEDED, message, finished=finished)
             if seen.running and finished and seen.now - finished < REPORT_TIME:
                 return seen.observation(Phase.RUNNING, f"{doubt}; pods that still run: {seen.running}")
             return seen.observation(Phase.FAILED, doubt, Reason.UNKNOWN, finished=finished)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kubeflow_training.jobs.progress import Progress
 from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason
-from kubeflow_training.jobs.shapes import moment
+from kubeflow_training.jobs.shapes import moment, storable
 
 
 class Phase(StrEnum):
@@ -84,8 +84,8 @@ class Observation:
         return (self.finished - self.started).total_seconds() if self.started and self.finished else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for XCom, trigger events and JSON."""
-        return {
+        """Plain values, for XCom, trigger events and JSON; of what containers said, what a database takes."""
+        found: dict[str, Any] = {
             "phase": str(self.phase),
             "reason": str(self.reason) if self.reason else None,
             "message": self.message,
@@ -105,6 +105,7 @@ class Observation:
             "position": self.position,
             "victims": self.victims,
         }
+        return {key: storable(value) for key, value in found.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Observation:

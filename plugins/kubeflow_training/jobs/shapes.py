@@ -1,10 +1,16 @@
-"""Reading JSON that may have any shape: what is not as expected reads as empty, and nothing raises."""
+"""Reading JSON that may have any shape: what is not as expected reads as empty, and nothing raises.
+
+`storable` is for what is written: there a container's words must fit.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+_DEEPEST: Final = 32
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -44,3 +50,19 @@ def labels(thing: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def name(thing: Mapping[str, Any]) -> str:
     return str(mapping(thing.get("metadata")).get("name") or "")
+
+
+def storable(value: Any, depth: int = 0) -> Any:
+    """What a container says becomes a row of Airflow's database, which takes no NUL, half character or infinity.
+
+    :raises ValueError: if it is nested too deep.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("nested too deep")
+    if isinstance(value, dict):
+        return {storable(key): storable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [storable(item, depth + 1) for item in value]
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

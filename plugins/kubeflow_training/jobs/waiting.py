@@ -13,6 +13,7 @@ from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.limits import Limits, exceeded, next_check
 from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
+from kubeflow_training.jobs.shapes import storable
 from kubeflow_training.jobs.turns import turn
 
 T = TypeVar("T")
@@ -201,7 +202,7 @@ class Waiting:
         pods = self._snapshot.pods if self._snapshot else ()
         pod = next((item for item in pods if (item.get("metadata") or {}).get("name") == seen.pod), None)
         lines = await self._logs.tail(pod, TAIL) if pod is not None else []
-        return {seen.replica: lines or known or []}
+        return {seen.replica: storable(lines or known or [])}
 
     async def _last_words(self) -> Observation | None:
         """How a job ended that is gone: it may have been removed after its end, while nobody could look."""
@@ -223,7 +224,8 @@ class Waiting:
     def _observe(self, snapshot: Snapshot | None) -> Observation:
         if snapshot is None:
             return observe(None, (), (), self._log.progress)
-        return observe(snapshot.job, snapshot.pods, snapshot.events, self._log.progress)
+        listed = snapshot.pods_listed
+        return observe(snapshot.job, snapshot.pods, snapshot.events, self._log.progress, pods_listed=listed)
 
     def _say(self, phase: Phase, message: str) -> None:
         if self._said != (phase, message):

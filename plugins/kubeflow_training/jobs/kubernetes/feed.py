@@ -108,13 +108,14 @@ class Feed:
         self._pods_asked: dict[str, float] = {}  # the same for its pods
         self._fetching: dict[str, set[str]] = {}  # name being read: uids that went meanwhile
         self._pending: set[str] = set()
+        self._pods_listable = True
         self._fetch, self._first = asyncio.Event(), asyncio.Event()
         self._trouble: JobError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._jobs_path = f"/apis/{kind.api_version}/namespaces/{quote(namespace, safe='')}/{kind.plural}"
         self._pods_path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
         jobs = Handler(self._jobs_listed, self._job_changed, self._troubled, self._well)
-        pods = Handler(self._pods_listed, self._pod_changed, self._pods_troubled, self._well)
+        pods = Handler(self._pods_told, self._pod_changed, self._pods_troubled, self._well)
         self._job_reflector = Reflector(
             cluster, self._jobs_path, jobs, wanted=self._wants_job, resync_seconds=resync_seconds
         )
@@ -152,9 +153,11 @@ class Feed:
             tasks, self._tasks = self._tasks, []
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if close is not None:
-                await close.close()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also if the one who leaves is cancelled here
+                if close is not None:
+                    await close.close()
 
     def look(self, who: Subscription) -> Look:
         """What is known; never waits."""
@@ -168,7 +171,7 @@ class Feed:
             return Look(known, None, self._trouble)
         pods = [pod for pod in self._pods.get(who.name, {}).values() if self.kind.owns(job, pod)]
         pods.sort(key=lambda pod: str(pod["metadata"]["name"]))
-        return Look(True, Snapshot(job, pods, self.events.about(job, pods)), self._trouble)
+        return Look(True, Snapshot(job, pods, self.events.about(job, pods), self._pods_listable), self._trouble)
 
     async def refresh(self, who: Subscription) -> None:
         await self._read(who.name)
@@ -183,8 +186,8 @@ class Feed:
             return asyncio.get_running_loop().create_task(work, context=contextvars.Context())
 
         self._tasks = [
-            begin(_later(self._job_reflector.run())),
-            begin(_later(self._pod_reflector.run())),
+            begin(_later(self._job_reflector.run)),
+            begin(_later(self._pod_reflector.run)),
             begin(self._fetch_new()),
             begin(self._read_events()),
         ]
@@ -249,8 +252,9 @@ class Feed:
                         "list", self._pods_path, [("labelSelector", self.kind.selector(name))]
                     )
                     pods = [slim(item) for item in found["items"]]
+                    self._pods_listable = True
                 except JobRefusedError:
-                    pass  # without the right to see pods, the job alone has to do
+                    self._pods_listable = False  # the job alone has to do
         finally:
             self._fetching.pop(name, None)
         if name not in self._subscribers:
@@ -298,7 +302,7 @@ class Feed:
                 for who in self._subscribers[name]:
                     if who.uid in (None, uid) and self.kind.ended(job):
                         # It ended and was removed in one breath: its end counts, not its removal.
-                        who.final = Snapshot(job, pods)
+                        who.final = Snapshot(job, pods, pods_listed=self._pods_listable)
         self._notify(name)
 
     def _fetch_the_rest(self, asked: Mapping[str, float]) -> None:
@@ -309,6 +313,10 @@ class Feed:
         if late - self._pending:
             self._pending |= late
             self._fetch.set()
+
+    def _pods_told(self, pods: list[dict[str, Any]], began: float) -> None:
+        self._pods_listable = True
+        self._pods_listed(pods, began)
 
     def _pods_listed(self, pods: list[dict[str, Any]], began: float) -> None:
         seen: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in self._subscribers}
@@ -347,6 +355,7 @@ class Feed:
         if isinstance(error, BackendUnavailableError):
             self._troubled(error)
         else:
+            self._pods_listable = False
             self._pods_listed([], time.monotonic())
 
     def _troubled(self, error: JobError) -> None:
@@ -383,9 +392,9 @@ def _version(item: Mapping[str, Any] | None) -> Any:
     return item and (item["metadata"]["uid"], item["metadata"]["resourceVersion"])
 
 
-async def _later(work: Any) -> None:
+async def _later(work: Callable[[], Any]) -> None:
     await asyncio.sleep(_GATHER)
-    await work
+    await work()
 
 
 def _newer(item: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:

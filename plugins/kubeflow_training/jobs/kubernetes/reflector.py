@@ -70,13 +70,14 @@ class Reflector:
 
     async def run(self) -> None:
         """For ever; only cancellation ends it."""
-        backoff = Backoff()
+        backoff, expired = Backoff(), False
         while True:
             try:
                 if self._version is None or self._anew.is_set():
                     self._anew.clear()
                     await self._list()
                     backoff.reset()
+                    expired = False
                 if self._watchable:
                     if await self._until_anew(self._watch()):
                         backoff.reset()
@@ -88,8 +89,9 @@ class Reflector:
             except ExpiredError:
                 log.info("%s is listed anew: its resourceVersion %s has expired", self._path, self._version)
                 self._version = None
-                if time.monotonic() - self._listed_at < 1:
+                if expired or time.monotonic() - self._listed_at < 1:
                     await backoff.wait()
+                expired = True
             except (BackendUnavailableError, NotThereError, JobRefusedError) as error:
                 self._handler.troubled(error)
                 await backoff.wait()
