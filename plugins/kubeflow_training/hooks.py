@@ -11,7 +11,7 @@ from urllib.parse import quote
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.joblog import JobLog
-from kubeflow_training.jobs.kinds import Kind, kind_named
+from kubeflow_training.jobs.kinds import INDEXED_JOB, Kind, kind_named
 from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.waiting import Waiting
 
@@ -179,10 +179,10 @@ class AsyncPyTorchJobHook:
             if not (more := page["metadata"].get("continue") or ""):
                 return
 
-    async def watch(self, namespace: str, name: str) -> AsyncIterator[dict[str, Any] | None]:
+    async def watch(self, name: str, namespace: str) -> AsyncIterator[dict[str, Any] | None]:
         """One job, now and after each change; None while there is none. Goes on through outages until it is closed.
 
-        :param namespace, name: the job.
+        :param name, namespace: the job.
         """
         from kubeflow_training.jobs.kubernetes.feed import Feed
 
@@ -207,6 +207,10 @@ class AsyncPyTorchJobHook:
         :raises ManifestError, JobExistsError, JobRefusedError: see `jobs.backend.Backend.create`.
         """
         self._kind.require_valid(manifest)
+        if self._kind is INDEXED_JOB:
+            # Its Service comes before it and is owned by it after.
+            made = await asyncio.to_thread(lambda: self._hook.connect().create(manifest))
+            return dict(made.job)
         return await self._open.json(
             "create", self._path(manifest["metadata"]["namespace"]), method="POST", body=manifest
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -34,7 +35,7 @@ async def main():
         found["listed"] = [job["metadata"]["name"] async for job in hook.list(namespace, labels={"test": name})]
         found["other"] = [job["metadata"]["name"] async for job in hook.list(namespace, labels={"test": "no"})]
         found["phases"], deleted = [], False
-        async for job in hook.watch(namespace, name):
+        async for job in hook.watch(name, namespace):
             if job is None:
                 found["phases"].append(None)
                 break
@@ -79,3 +80,26 @@ def test_the_calls_that_the_kubernetes_hook_lacks(rights, tmp_path):
         "deleted": True,
         "again": False,
     }
+
+
+def test_an_indexed_job_is_created_together_with_its_service(monkeypatch):
+    from kubeflow_training.hooks import AsyncPyTorchJobHook
+    from kubeflow_training.jobs.backend import Snapshot
+    from kubeflow_training.jobs.kinds.compile import indexed_job
+
+    manifest, made = indexed_job(name="job", image="x", command=["true"], nodes=2), []
+
+    class Cluster:
+        """The one that makes both."""
+
+        def create(self, given):
+            made.append(given)
+            return Snapshot({**given, "metadata": {**given["metadata"], "uid": "u"}})
+
+    async def main():
+        async with AsyncPyTorchJobHook(kind="Job") as hook:
+            monkeypatch.setattr(hook._hook, "connect", Cluster)
+            return await hook.create(manifest)
+
+    assert asyncio.run(main())["metadata"]["uid"] == "u"
+    assert made == [manifest]

@@ -15,7 +15,7 @@ with DAG("example_async_hook", schedule=None, params={"namespace": "default", "i
         metadata, seen = manifest["metadata"], []
         async with AsyncPyTorchJobHook(kubernetes_conn_id="kubernetes_default") as hook:
             created = await hook.create(manifest)
-            async for job in hook.watch(metadata["namespace"], metadata["name"]):
+            async for job in hook.watch(metadata["name"], metadata["namespace"]):
                 conditions = ((job or {}).get("status") or {}).get("conditions") or []
                 seen = [item["type"] for item in conditions]
                 if job is None or {"Succeeded", "Failed"} & set(seen):
