@@ -214,6 +214,9 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     def _manifest(self, context: Context) -> dict[str, Any]:
         """The valid manifest that counts for the fingerprint."""
         manifest = job_of(self.manifest, self.spec, self.kind, _owner(context))
+        if self.hold and self.backend == "local":
+            cause = "all held jobs of a machine would wait for the same file"
+            raise ManifestError(f"task {self.task_id}, hold on backend local", cause, "Hold it on Kubernetes")
         kind = kind_of(manifest)
         kind.require_valid(manifest)
         if self.min_nodes is not None:

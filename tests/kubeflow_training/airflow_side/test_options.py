@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from kubeflow_training.jobs.observation import Phase
 from kubeflow_training.jobs.ownership import Owner
 
 both = pytest.mark.parametrize("mode", ["deferred", "sync"])
@@ -54,17 +53,12 @@ def test_a_success_is_deleted_and_told_once_more_without_its_job(new_run, mode):
 
 
 @both
-def test_a_held_gang_idles_with_its_environment_until_it_is_released(new_run, mode):
+def test_a_local_gang_is_never_held_as_the_machine_has_one_release_file(new_run, mode):
     run = new_run(f"{mode}_held", "print('never')", nodes=2)
-    run.begin_attempt()
-    run.until(lambda: run.phase() is Phase.RUNNING)
-    run.until(lambda: "held: waiting for" in run.airflow.log())
-    text = run.airflow.log()
-    for pod in ("master-0", "worker-0"):
-        assert f"kubectl exec -n default {run.name}-{pod} -c pytorch -- python -c" in text
-    run.airflow.cluster.delete(run.name, "default", grace_seconds=0)
-    assert run.airflow.answer()["state"] == "failed"
-    assert "[master-0] never" not in run.airflow.log()
+    end = run.attempt()
+    assert (end["state"], end["kind"]) == ("failed", "JobFailedForGood")
+    assert "Hold it on Kubernetes" in end["error"]
+    assert run.job() is None
 
 
 @both
