@@ -17,6 +17,7 @@ from kubeflow_training.jobs import avoid
 from kubeflow_training.jobs.budgets import BACKOFFS, Backoff, Budgets, Failure, Ledger, Verdict
 from kubeflow_training.jobs.observation import Observation, Phase
 from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.memory import STATE_KEY
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -117,8 +118,6 @@ class RetryByCause(RetryPolicy):
 
         :param job: the gang's uid and number; what the operator stored last, unless given.
         """
-        from kubeflow_training.operators import STATE_KEY
-
         store: Any = context["task_state_store"]
         known = job if job.get("uid") else (store.get(STATE_KEY) or {})
         uid, gang = str(known.get("uid") or ""), int(known.get("gang") or 0)

@@ -10,6 +10,7 @@ from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.manifest import API_VERSION, KIND, longest_name
 from kubeflow_training.jobs.namechecks import metadata_problems
 from kubeflow_training.jobs.podchecks import Problem, pod_problems, quantity
+from kubeflow_training.jobs.shapes import mapping
 
 __all__ = ["Problem", "check", "quantity", "require_valid"]
 
@@ -31,7 +32,7 @@ def require_valid(manifest: Mapping[str, Any]) -> None:
     """:raises ManifestError: naming every problem and its mend."""
     problems = check(manifest)
     if problems:
-        name = _mapping(_mapping(manifest).get("metadata")).get("name")
+        name = mapping(mapping(manifest).get("metadata")).get("name")
         cause = "; ".join(f"`{problem.where}`: {problem.cause}" for problem in problems)
         raise ManifestError(f"PyTorchJob {name}", cause, " ".join(f"{problem.mend}." for problem in problems))
 
@@ -40,17 +41,17 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
     if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, KIND):
         yield Problem("kind", f"it is not a {API_VERSION} {KIND}", "Build it with pytorch_job()")
         return
-    metadata, spec = _mapping(manifest.get("metadata")), _mapping(manifest.get("spec"))
-    replicas = _mapping(spec.get("pytorchReplicaSpecs"))
+    metadata, spec = mapping(manifest.get("metadata")), mapping(manifest.get("spec"))
+    replicas = mapping(spec.get("pytorchReplicaSpecs"))
     yield from metadata_problems(metadata, longest_name({"kind": KIND, "spec": {"pytorchReplicaSpecs": replicas}}))
     yield from _gang(spec, replicas)
-    yield from _policy(_mapping(spec.get("runPolicy")))
+    yield from _policy(mapping(spec.get("runPolicy")))
     for kind, replica in replicas.items():
         where = f"spec.pytorchReplicaSpecs.{kind}"
-        restart = _mapping(replica).get("restartPolicy")
+        restart = mapping(replica).get("restartPolicy")
         if restart is not None and restart not in _RESTARTS:
             yield Problem(f"{where}.restartPolicy", f"it is {restart!r}", f"Choose one of {', '.join(_RESTARTS)}")
-        pod = _mapping(_mapping(_mapping(replica).get("template")).get("spec"))
+        pod = mapping(mapping(mapping(replica).get("template")).get("spec"))
         yield from pod_problems(f"{where}.template.spec", pod)
 
 
@@ -61,18 +62,18 @@ def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Prob
         yield Problem("spec.nprocPerNode", f"{processes!r} is not a string", f'Write it as "{processes}"')
     if unknown := sorted(set(replicas) - {"Master", "Worker"}, key=str):
         yield Problem(where, f"it has {unknown[0]!r}", "Only Master and Worker exist")
-    elastic = _mapping(spec.get("elasticPolicy"))
+    elastic = mapping(spec.get("elasticPolicy"))
     is_elastic = spec.get("elasticPolicy") is not None  # an empty one is one too
     if "Master" not in replicas and not is_elastic:
         yield Problem(f"{where}.Master", "it is missing", "Every gang has exactly one master")
-    elif "Master" in replicas and _mapping(replicas["Master"]).get("replicas") != 1:
+    elif "Master" in replicas and mapping(replicas["Master"]).get("replicas") != 1:
         yield Problem(f"{where}.Master.replicas", "it is not 1", "Every gang has exactly one master")
     for kind, replica in replicas.items():
         if not isinstance(replica, Mapping):
             yield Problem(f"{where}.{kind}", "it is empty", "Give it replicas and a template, or leave the key out")
         elif "replicas" in replica and _count(replica["replicas"], -1) < 0:
             yield Problem(f"{where}.{kind}.replicas", f"{replica['replicas']!r} is no number", "Give a whole number")
-    if "Worker" in replicas and _count(_mapping(replicas["Worker"]).get("replicas"), 1) < 1:
+    if "Worker" in replicas and _count(mapping(replicas["Worker"]).get("replicas"), 1) < 1:
         yield Problem(f"{where}.Worker.replicas", "it is less than 1", "Leave the Worker key out for a single node")
     if is_elastic and "Worker" not in replicas:
         yield Problem("spec.elasticPolicy", "an elastic job needs workers", "Add workers or remove elasticPolicy")
@@ -95,14 +96,6 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{where}.{key}", f"{policy[key]!r} is no number of it", "Give a whole number from 0")
     if policy.get("suspend") is not None and not isinstance(policy["suspend"], bool):
         yield Problem(f"{where}.suspend", f"{policy['suspend']!r} is neither true nor false", "Write true or false")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _count(value: Any, default: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kubeflow_training.jobs.manifest import CONTAINER
+from kubeflow_training.jobs.shapes import items, mapping
 
 _SECRET_WORDS: Final = frozenset({"SECRET", "PASSWORD", "PASSWD", "TOKEN", "CREDENTIAL", "CREDENTIALS"})
 _SECRET_PARTS: Final = ("ACCESS_KEY", "API_KEY", "PRIVATE_KEY", "APIKEY")
@@ -57,18 +58,18 @@ def quantity(value: Any) -> float:
 
 
 def pod_problems(where: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
-    containers = [item for item in _list(pod.get("containers")) if isinstance(item, Mapping)]
+    containers = items(pod.get("containers"))
     mains = [item for item in containers if item.get("name") == CONTAINER]
     if len(mains) != 1:
         yield Problem(f"{where}.containers", f"no single container is called `{CONTAINER}`", f"Name it `{CONTAINER}`")
     grace = pod.get("terminationGracePeriodSeconds", 30)
     if not isinstance(grace, int) or isinstance(grace, bool) or grace < 0:
         yield Problem(f"{where}.terminationGracePeriodSeconds", f"{grace!r} is not seconds", "Give a whole number")
-    everybody = [*containers, *(item for item in _list(pod.get("initContainers")) if isinstance(item, Mapping))]
+    everybody = [*containers, *items(pod.get("initContainers"))]
     for name, count in Counter(str(item.get("name")) for item in everybody).items():
         if count > 1:
             yield Problem(f"{where}.containers", f"{count} containers are called {name!r}", "Give each its own name")
-    volumes = [str(_mapping(item).get("name")) for item in _list(pod.get("volumes"))]
+    volumes = [str(mapping(item).get("name")) for item in _list(pod.get("volumes"))]
     for name, count in Counter(volumes).items():
         if count > 1:
             yield Problem(f"{where}.volumes", f"{count} volumes are called {name!r}", "Give each its own name")
@@ -84,10 +85,10 @@ def _container(inside: str, container: Mapping[str, Any], volumes: list[str]) ->
     pull = container.get("imagePullPolicy")
     if pull is not None and pull not in _PULLS:
         yield Problem(f"{inside}.imagePullPolicy", f"it is {pull!r}", f"Choose one of {', '.join(_PULLS)}")
-    yield from _resources(inside, _mapping(container.get("resources")))
+    yield from _resources(inside, mapping(container.get("resources")))
     paths = []
     for mount in _list(container.get("volumeMounts")):
-        name, path = _mapping(mount).get("name"), _mapping(mount).get("mountPath")
+        name, path = mapping(mount).get("name"), mapping(mount).get("mountPath")
         paths.append(path)
         if str(name) not in volumes:
             yield Problem(f"{inside}.volumeMounts", f"there is no volume {name!r}", "Add it to `volumes`")
@@ -97,7 +98,7 @@ def _container(inside: str, container: Mapping[str, Any], volumes: list[str]) ->
         if count > 1:
             yield Problem(f"{inside}.volumeMounts", f"{count} volumes are mounted at {path}", "Mount one there")
     for variable in _list(container.get("env")):
-        name, value = _mapping(variable).get("name"), _mapping(variable).get("value")
+        name, value = mapping(variable).get("name"), mapping(variable).get("value")
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             yield Problem(f"{inside}.env", f"{name!r} is no variable's name", "Use letters, digits and underscores")
         if value is not None and not isinstance(value, str):
@@ -114,7 +115,7 @@ def _container(inside: str, container: Mapping[str, Any], volumes: list[str]) ->
 def secret_problems(inside: str, container: Mapping[str, Any]) -> Iterator[Problem]:
     """Values and arguments that look like secrets: whoever may read the job could read them."""
     for variable in _list(container.get("env")):
-        name, value = _mapping(variable).get("name"), _mapping(variable).get("value")
+        name, value = mapping(variable).get("name"), mapping(variable).get("value")
         if isinstance(value, str) and value and (_secret_name(str(name)) or _SECRET_VALUE.search(value)):
             yield Problem(
                 f"{inside}.env.{name}",
@@ -129,7 +130,7 @@ def secret_problems(inside: str, container: Mapping[str, Any]) -> Iterator[Probl
 def _resources(inside: str, resources: Mapping[str, Any]) -> Iterator[Problem]:
     found: dict[str, dict[str, float]] = {"requests": {}, "limits": {}}
     for part, values in found.items():
-        for resource, value in _mapping(resources.get(part)).items():
+        for resource, value in mapping(resources.get(part)).items():
             try:
                 values[resource] = quantity(value)
             except ValueError:
@@ -146,13 +147,13 @@ def _resources(inside: str, resources: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _shared_memory(where: str, pod: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[Problem]:
     """A memory-backed volume counts as the container's own memory: what it may hold must fit into the limit."""
-    mounted = {str(_mapping(mount).get("name")) for mount in _list(main.get("volumeMounts"))}
-    limit = _mapping(_mapping(main.get("resources")).get("limits")).get("memory")
+    mounted = {str(mapping(mount).get("name")) for mount in _list(main.get("volumeMounts"))}
+    limit = mapping(mapping(main.get("resources")).get("limits")).get("memory")
     total = 0.0
     try:
         for volume in _list(pod.get("volumes")):
-            empty = _mapping(_mapping(volume).get("emptyDir"))
-            name = str(_mapping(volume).get("name"))
+            empty = mapping(mapping(volume).get("emptyDir"))
+            name = str(mapping(volume).get("name"))
             if empty.get("medium") == "Memory" and name in mounted and "sizeLimit" in empty:
                 total += quantity(empty["sizeLimit"])
         allowed = quantity(limit) if limit is not None else None
@@ -167,10 +168,6 @@ def _shared_memory(where: str, pod: Mapping[str, Any], main: Mapping[str, Any]) 
 def _secret_name(name: str) -> bool:
     upper = name.upper()
     return bool(_SECRET_WORDS & set(upper.split("_"))) or any(part in upper for part in _SECRET_PARTS)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> list[Any]:
