@@ -14,6 +14,7 @@ from kubeflow_training import outcome, retries
 from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
 from kubeflow_training.gangs import Gangs, ends_by_itself, last_observation
+from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.instance import this_instance
 from kubeflow_training.jobs.avoid import away_from
 from kubeflow_training.jobs.elastic import require_sizes, resized
@@ -186,12 +187,12 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         if stored is not None and stored.uid is not None and stored.uid != job["uid"]:
             # The number of a trigger whose task was cleared may be given again while that trigger still speaks.
             return self._watch_anew(context, f"the trigger told of gang {job['gang']}, not of gang {stored.gang}")
+        known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
         if event["kind"] == "timeout":
             seen = Observation.from_dict(event["observation"]) if event.get("observation") else None
-            self._too_long(context, job, seen, str(event.get("why") or "it took longer than it may"))
+            self._too_long(context, known, seen, str(event.get("why") or "it took longer than it may"))
         if event["kind"] == "broken":
             return self._watch_anew(context, str(event.get("why") or ""))
-        known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
         tails = event.get("tails") or {}
         seen = Observation.from_dict(event["observation"])
         found = self._finish(context, seen, known, tails.get(seen.replica) or [])
@@ -254,7 +255,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         if job is None or job.uid is not None:
             return job
         try:
-            found = self.hook(job.kind).connect().read(job.name, job.namespace)
+            found = self.hook(job.kind, job.backend).connect().read(job.name, job.namespace)
         except JobError as error:
             self.log.error("job %s/%s may have been created and may run: %s", job.namespace, job.name, error)
             return None
@@ -389,7 +390,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             return told
         snapshot, alive = None, False
         try:
-            backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
+            backend = self._hook_of(job).connect()
             snapshot = backend.read(job["name"], job["namespace"])
             if snapshot is not None and snapshot.uid != job["uid"]:
                 snapshot = None
@@ -418,7 +419,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     def _delete(self, job: Mapping[str, Any]) -> bool:
         where = f"job {job['namespace']}/{job['name']}"
         try:
-            backend = self.hook(str(job.get("kind") or "PyTorchJob")).connect()
+            backend = self._hook_of(job).connect()
             backend.delete(job["name"], job["namespace"], uid=job["uid"])
             self.log.info("%s is deleted", where)
             return True
@@ -429,7 +430,11 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     @staticmethod
     def _event_job(job: Identity) -> dict[str, Any]:
         values = job.to_dict()
-        return {key: values.get(key) for key in ("name", "namespace", "uid", "gang", "kind", "created")}
+        return {key: values.get(key) for key in ("name", "namespace", "uid", "gang", "kind", "backend", "created")}
+
+    def _hook_of(self, job: Mapping[str, Any]) -> PyTorchJobHook:
+        """Where that job is: the task may have become another kind, or moved, while it was deferred."""
+        return self.hook(str(job.get("kind") or "PyTorchJob"), job.get("backend"))
 
 
 def _owner(context: Context) -> Owner:

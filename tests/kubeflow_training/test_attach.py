@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout
 from kubeflow_training import gangs
 from kubeflow_training.gangs import Gangs
+from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.ownership import Owner
-from kubeflow_training.reattach import Action, Identity
+from kubeflow_training.memory import STATE_KEY
+from kubeflow_training.operators import PyTorchJobOperator
+from kubeflow_training.reattach import Action, Identity, identity
 
 MANIFEST = pytorch_job(name="job", image="x", command=["true"])
 OWNER = Owner("dag", "run", "train")
@@ -164,3 +171,24 @@ def test_another_job_in_the_old_place_is_left_alone(quick):
     old.jobs_there["job"] = Snapshot({**job, "metadata": {**job["metadata"], "uid": "another", "annotations": notes}})
     found(new, memory, place="kubernetes", elsewhere=lambda _: old).attach(MANIFEST, "1.0")
     assert (list(old.jobs_there), old.deleted) == (["job"], [])
+
+
+def test_a_deferred_job_that_took_too_long_is_deleted_as_what_it_was(monkeypatch):
+    """The trigger's event has no kind, and the task may be another kind by now, or elsewhere."""
+    deleted = []
+
+    class Cluster:
+        def __init__(self, hook):
+            self.hook = hook
+
+        def delete(self, name, namespace, *, uid):
+            deleted.append((self.hook.backend, self.hook.kind, name, uid))
+
+    monkeypatch.setattr(PyTorchJobHook, "connect", lambda hook: Cluster(hook))
+    job = replace(identity({**MANIFEST, "kind": "TrainJob"}, OWNER, "1.0"), uid="u", backend="kubernetes")
+    event_job = {"name": "job", "namespace": "default", "uid": "u", "gang": 1}
+    task = PyTorchJobOperator(task_id="train", manifest=MANIFEST, backend="local")
+    context = {"task_state_store": {STATE_KEY: job.to_dict()}, "ti": SimpleNamespace(try_number=1)}
+    with pytest.raises(AirflowTaskTimeout):
+        task.resume(context, {"kind": "timeout", "job": event_job, "why": "it took too long"})
+    assert deleted == [("kubernetes", "TrainJob", "job", "u")]
