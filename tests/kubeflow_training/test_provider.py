@@ -62,6 +62,8 @@ def test_the_trigger_is_stored_as_this_and_nothing_else(airflow):
         "deadline": 5.0,
         "queue_until": None,
         "run_seconds": None,
+        "min_nodes": None,
+        "place_seconds": None,
         "owned": True,
         "must_exist": True,
     }
