@@ -15,6 +15,7 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 _SHARING = ("e2e", "cluster", "kills", "airflow_side")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the workers read the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file is run whole by one worker, and so is a folder whose files share services."""
     places = {}
