@@ -15,8 +15,8 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 _SHARING = ("e2e", "cluster", "kills", "airflow_side")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the workers read the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before pytest-xdist reads the groups, which it does very early
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """A file is run whole by one worker, and so is a folder whose files share services."""
     places = {}
     for item in items:
@@ -25,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         places[item] = _SHARING.index(folder) if shared else len(_SHARING)
         item.add_marker(pytest.mark.xdist_group(folder if shared else str(item.path)))
     items.sort(key=places.__getitem__)
+    return (yield)
 
 
 @pytest.fixture(scope="session")
