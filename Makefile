@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Half a GB each: more workers than this only help where memory does not count.
-WORKERS := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 SOURCES := dropforge curation trainer plugins dags tests bench
 
 .DEFAULT_GOAL := help

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
@@ -15,17 +17,24 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 _SHARING = ("e2e", "cluster", "kills", "airflow_side")
 
 
-@pytest.hookimpl(wrapper=True)  # before pytest-xdist reads the groups, which it does very early
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """A file is run whole by one worker, and so is a folder whose files share services."""
-    places = {}
-    for item in items:
-        folder = item.path.parent.name
-        shared = folder in _SHARING
-        places[item] = _SHARING.index(folder) if shared else len(_SHARING)
-        item.add_marker(pytest.mark.xdist_group(folder if shared else str(item.path)))
-    items.sort(key=places.__getitem__)
-    return (yield)
+class ByPlace(LoadScopeScheduling):
+    """A file is run whole by one worker, and so is a folder whose files share services.
+
+    A scheduler of our own, because the `xdist_group` marks of pytest-xdist 3.8 are without effect in pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePosixPath(nodeid.partition("::")[0])
+        return path.parent.name if path.parent.name in _SHARING else str(path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
+    return ByPlace(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: number for number, name in enumerate(_SHARING)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
 
 
 @pytest.fixture(scope="session")
