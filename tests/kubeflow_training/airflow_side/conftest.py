@@ -187,6 +187,30 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     supervisor.wait(60)
 
 
+@pytest.fixture(autouse=True)
+def free_machine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves running would take the room of the next."""
+    yield
+    if "airflow" not in request.fixturenames:
+        return
+    cluster: LocalCluster = request.getfixturevalue("airflow").cluster
+
+    def busy() -> list[str]:
+        jobs = [item.job for item in cluster.jobs() if not observe(item.job, item.pods).ended or _running(item)]
+        return [job["metadata"]["name"] for job in jobs]
+
+    for name in busy():
+        cluster.delete(name, "default", grace_seconds=0)
+    end = time.monotonic() + 30
+    while left := busy():
+        assert time.monotonic() < end, f"{left} still run"
+        time.sleep(0.02)
+
+
+def _running(item: Snapshot) -> bool:
+    return any(pod["status"].get("phase") == "Running" for pod in item.pods)
+
+
 @pytest.fixture
 def new_run(airflow: Airflow, request: pytest.FixtureRequest) -> Callable[..., Run]:
     """Makes a DAG run whose task runs a Python script as its job."""
