@@ -58,14 +58,19 @@ class PodLog:
         self.done = bool(left and left.get("done"))
         self._restarts = 0
         self.ended = False
+        self._gone = False
         self._showing = False
         self._news = asyncio.Event()
         self.bytes = 0
         """Bytes read so far; rises as long as there is something to wait for."""
         self.update(pod)
 
-    def update(self, pod: Mapping[str, Any] | None) -> None:
-        """The pod as it is now; None if it is gone."""
+    def update(self, pod: Mapping[str, Any] | None, replaced: bool = False) -> None:
+        """The pod as it is now; None if it is gone.
+
+        :param replaced: whether another pod has its name now, whose log is what the API would give.
+        """
+        self._replaced = replaced
         state = _container(pod, self._container)
         over = bool(mapping(state.get("state")).get("terminated"))
         # A container that ended may be started again, and then its log begins anew.
@@ -73,6 +78,7 @@ class PodLog:
         self.ended = (
             pod is None or (over and last) or mapping(pod.get("status")).get("phase") in ("Succeeded", "Failed")
         )
+        self._gone = pod is None
         self._pausing = not self.ended and "running" not in mapping(state.get("state"))
         self._restarts = int(state.get("restartCount") or 0)
         self._news.set()
@@ -86,6 +92,9 @@ class PodLog:
         while not self.done:
             if self._log.full:
                 await self._read_progress()
+                return
+            if self._gone and self._replaced:
+                self._removed(whole)
                 return
             ended, before = self.ended, self.bytes
             try:
@@ -103,19 +112,28 @@ class PodLog:
                     pause = _LOOK_SECONDS[0] if self.bytes > before else min(pause * 1.5, _LOOK_SECONDS[1])
                     await self._wait(pause)
             except NotThereError:
-                # A log that was followed to its end is whole although its pod is gone.
-                if not whole:
-                    self._gap("the pod was removed before its log was read to the end")
-                self._finish()
+                self._removed(whole)
             except BackendUnavailableError:
                 whole = False
                 await backoff.wait()
             except JobRefusedError as error:
+                if self._gone:
+                    self._removed(whole)
+                    return
                 if "(400)" in error.cause and not self.ended:
                     await self._wait(_LOOK_SECONDS[0])  # the container waits to start
                     continue
                 self._log.say(f"[{self.replica}] -- its log cannot be shown: {error} --")
                 self._finish()
+
+    def _removed(self, whole: bool) -> None:
+        # A log that was followed to its end is whole although its pod is gone.
+        if not whole:
+            self._gap("the pod was removed before its log was read to the end")
+        if self._replaced:
+            self.done = True  # the place under this name is the other pod's
+        else:
+            self._finish()
 
     async def _follow(self) -> None:
         """Follow the log, but not much longer than its container lives: a connection may outlast it."""
@@ -251,8 +269,9 @@ class KubernetesLogs:
         if self._ranks == "none":
             return
         pods = {str(pod["metadata"]["uid"]): pod for pod in snapshot.pods} if snapshot else {}
+        names = {str(pod["metadata"]["name"]) for pod in pods.values()}
         for uid, reader in self._readers.items():
-            reader.update(pods.get(uid))
+            reader.update(pods.get(uid), replaced=reader.name in names)
         for uid, pod in pods.items():
             if uid in self._readers or not _has_begun(pod, self._kind.training_container(pod)):
                 continue
