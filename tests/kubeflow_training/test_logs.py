@@ -55,7 +55,7 @@ def test_each_line_of_each_rank_comes_once_though_the_connection_breaks(place):
     assert waiter.log.gaps == []
 
 
-def test_followed_logs_cost_two_requests_per_pod(place):
+def test_followed_logs_cost_two_or_three_requests_per_pod(place):
     async def main():
         job = await asyncio.to_thread(place.script, SLOWLY.format(count=300, each=50, pause=0.6) + AFTER_THE_OTHERS, 2)
         waiter = Waiter(place, name(job), job.uid, ranks="all")
@@ -63,7 +63,7 @@ def test_followed_logs_cost_two_requests_per_pod(place):
         return waiter
 
     waiter = asyncio.run(main())
-    assert waiter.feed.cluster.requests["log"] <= 4
+    assert waiter.feed.cluster.requests["log"] <= 6
     assert waiter.of("worker-0") == numbers(1, 300)
 
 

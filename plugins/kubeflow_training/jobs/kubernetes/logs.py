@@ -271,7 +271,7 @@ class KubernetesLogs:
         pods = {str(pod["metadata"]["uid"]): pod for pod in snapshot.pods} if snapshot else {}
         names = {str(pod["metadata"]["name"]) for pod in pods.values()}
         for uid, reader in self._readers.items():
-            reader.update(pods.get(uid), replaced=reader.name in names)
+            reader.update(pods.get(uid), replaced=uid not in pods and reader.name in names)
         for uid, pod in pods.items():
             if uid in self._readers or not _has_begun(pod, self._kind.training_container(pod)):
                 continue
