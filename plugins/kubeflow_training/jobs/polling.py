@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -16,6 +15,7 @@ from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnava
 from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.shapes import items, mapping
+from kubeflow_training.jobs.signals import happens
 
 _FULL: Final = 2000  # lines of one pod at a look
 _FINISH_LOOKS: Final = 2  # without a new line, before an ended job's log counts as read
@@ -64,12 +64,10 @@ class PollSubscription:
         return self.seen
 
     async def changed(self, within: float | None = None) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await self._event.wait()
-                self._event.clear()
-                return True
-        return False
+        news = await happens(self._event, within)
+        if news:
+            self._event.clear()
+        return news
 
     async def refresh(self) -> None:
         """Wait for a look that begins from now on."""
@@ -129,9 +127,7 @@ class Poll:
 
     async def _run(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min((who.interval for who in self._subscribers), default=1.0)):
-                    await self._soon.wait()
+            await happens(self._soon, min((who.interval for who in self._subscribers), default=1.0))
             self._soon.clear()
             everyone = list(self._subscribers)
             found = await asyncio.to_thread(self._look_at, everyone)

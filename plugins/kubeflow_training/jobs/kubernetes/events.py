@@ -16,6 +16,7 @@ from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, NotThereError
 from kubeflow_training.jobs.kubernetes.reflector import PAGE, slim
 from kubeflow_training.jobs.shapes import labels, mapping
+from kubeflow_training.jobs.signals import happens
 
 _PATIENCE: Final = 2.0  # seconds: most jobs start without a word being needed
 _SECONDS: Final = (5.0, 60.0)  # between two lists; twice as long each time
@@ -61,9 +62,7 @@ class EventReader:
                         await self._list(snapshots)
                     await self._list_workloads([item.job for item in snapshots if kueue.worth_asking(item.job)])
                     tell()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self.wanted.wait()
+                if await happens(self.wanted, pause):
                     break
                 pause = min(pause * 2, _SECONDS[1])
             else:

@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,6 +22,7 @@ from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotT
 from kubeflow_training.jobs.kubernetes.events import EventReader
 from kubeflow_training.jobs.kubernetes.reflector import Handler, Reflector, slim
 from kubeflow_training.jobs.shapes import labels, mapping
+from kubeflow_training.jobs.signals import happens
 
 _GATHER: Final = 0.05  # seconds in which those who begin to wait are gathered into one list
 _SINGLE_READS: Final = 8  # more new names than this are had cheaper by a list
@@ -65,12 +65,10 @@ class Subscription:
 
     async def changed(self, within: float | None = None) -> bool:
         """Wait for a change since the last call; whether there was one in time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await self._event.wait()
-                self._event.clear()
-                return True
-        return False
+        news = await happens(self._event, within)
+        if news:
+            self._event.clear()
+        return news
 
     async def last_words(self, uid: str) -> list[Mapping[str, Any]]:
         """Events of a job that is gone, which may tell how it ended.

@@ -23,6 +23,7 @@ from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
 from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines, instant
 from kubeflow_training.jobs.shapes import items, mapping
+from kubeflow_training.jobs.signals import happens
 
 FOLLOWED: Final = 256
 """Logs that one process follows at a time; those beyond are read again and again, ever more rarely while quiet."""
@@ -249,9 +250,7 @@ class PodLog:
 
     async def _wait(self, seconds: float) -> None:
         self._news.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
+        await happens(self._news, seconds)
 
 
 class KubernetesLogs:
