@@ -10,31 +10,32 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training import outcome, retries
+from kubeflow_training import retries
+from kubeflow_training.asking.instance import this_instance
+from kubeflow_training.asking.task import ended_by_user, task_state
 from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
-from kubeflow_training.gangs import Gangs, ends_by_itself, last_observation
+from kubeflow_training.gangs import outcome
+from kubeflow_training.gangs.attach import Gangs, ends_by_itself, last_observation
+from kubeflow_training.gangs.memory import STATE_KEY, Memory
+from kubeflow_training.gangs.reattach import Action, Identity, created_for
 from kubeflow_training.hooks import PyTorchJobHook
-from kubeflow_training.instance import this_instance
 from kubeflow_training.jobs.avoid import away_from
 from kubeflow_training.jobs.elastic import require_sizes, resized
 from kubeflow_training.jobs.errors import JobError, JobRefusedError, ManifestError
-from kubeflow_training.jobs.experiments import held, launch_lines
-from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.kinds import kind_of
-from kubeflow_training.jobs.limits import Limits, size_to_be_had
-from kubeflow_training.jobs.manifest import MLFLOW_RUN_ANNOTATION
+from kubeflow_training.jobs.manifest.experiments import held, launch_lines
+from kubeflow_training.jobs.manifest.ownership import Owner
+from kubeflow_training.jobs.manifest.words import MLFLOW_RUN_ANNOTATION
 from kubeflow_training.jobs.observation import Observation, Phase, Reason
-from kubeflow_training.jobs.orphans import marked
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.reaping.orphans import marked
 from kubeflow_training.jobs.source import job_of
 from kubeflow_training.jobs.spec import TrainingJobSpec
-from kubeflow_training.jobs.waiting import End, run_blocking
-from kubeflow_training.jobs.watch import LogRanks, last_lines
+from kubeflow_training.jobs.waiting.job import End, run_blocking
+from kubeflow_training.jobs.waiting.joblog import JobLog, LogLimit
+from kubeflow_training.jobs.waiting.limits import Limits, size_to_be_had
+from kubeflow_training.jobs.waiting.podlog import LogRanks, last_lines
 from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink, addresses
-from kubeflow_training.memory import STATE_KEY, Memory
-from kubeflow_training.reattach import Action, Identity, created_for
-from kubeflow_training.taskstate import ended_by_user, task_state
 
 if TYPE_CHECKING:
     import jinja2

@@ -6,12 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from kubeflow_training.jobs import kueue
 from kubeflow_training.jobs.errors import JobRefusedError, ManifestError
 from kubeflow_training.jobs.kinds import INDEXED_JOB, KINDS, TRAIN_JOB, kind_named, kind_of, kind_seen
 from kubeflow_training.jobs.kinds.compile import compiled, indexed_job, train_job
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
-from kubeflow_training.jobs.manifest import pytorch_job, renamed
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.naming import renamed
+from kubeflow_training.jobs.observation import kueue
 
 from tests.kubeflow_training.rights import Rights, admin
 

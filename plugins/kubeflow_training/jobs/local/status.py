@@ -9,7 +9,7 @@ from typing import Any
 
 from kubeflow_training.jobs.elastic import FITS_REASON
 from kubeflow_training.jobs.local.layout import timestamp
-from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
 
 NODE = socket.gethostname()
 
