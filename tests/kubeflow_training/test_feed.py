@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from kubeflow_training.jobs.errors import JobRefusedError
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
-from kubeflow_training.jobs.kubernetes import reflector
 from kubeflow_training.jobs.kubernetes.client import ExpiredError
+from kubeflow_training.jobs.kubernetes.watching import reflector
 from kubeflow_training.jobs.kubernetes.watching.feed import Feed
 from kubeflow_training.jobs.kubernetes.watching.reflector import Handler, Reflector
 from kubeflow_training.jobs.observation import Phase

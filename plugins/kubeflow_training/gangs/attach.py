@@ -13,7 +13,7 @@ from kubeflow_training.gangs import outcome
 from kubeflow_training.gangs.memory import Memory
 from kubeflow_training.gangs.reattach import Action, Decision, Identity, created_for, decide, identity
 from kubeflow_training.jobs.backend import Backend, Snapshot
-from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
+from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobError, JobExistsError
 from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.manifest.naming import longest_name
 from kubeflow_training.jobs.manifest.ownership import OWNER_LABEL, Owner
@@ -198,6 +198,22 @@ class Gangs:
         apart = old.job["metadata"]["name"] != following.name
         over = seen.ended and not seen.pods_running and kind_seen(old.job).ended(old.job)
         return self._keep_failed and apart and over
+
+
+def cut_off(stored: Identity | None, backend: Callable[[Identity], Backend]) -> Identity | None:
+    """The task's job, also if its creation was cut off before its answer was here; None if there is none.
+
+    :param stored: what the task remembers as its newest gang.
+    """
+    if stored is None or stored.uid is not None:
+        return stored
+    where = f"{stored.namespace}/{stored.name}"
+    try:
+        found = backend(stored).read(stored.name, stored.namespace)
+    except JobError as error:
+        log.error("job %s may have been created and may run: %s", where, error)
+        return None
+    return stored.of(found) if found is not None and created_for(stored, found) else None
 
 
 def ends_by_itself(backend: Backend, seen: Snapshot) -> bool:
