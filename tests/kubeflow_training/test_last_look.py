@@ -11,7 +11,7 @@ from kubeflow_training.jobs.elastic import elastic
 from kubeflow_training.jobs.kinds import PYTORCH_JOB, TRAIN_JOB
 from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
 from kubeflow_training.jobs.kubernetes.watching.events import EventReader
-from kubeflow_training.jobs.kubernetes.watching.feed import Look
+from kubeflow_training.jobs.kubernetes.watching.subscription import Look
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Phase, observe
 from kubeflow_training.jobs.observation.reasons import Reason

@@ -151,7 +151,7 @@ def test_a_revoked_token_is_no_failed_job_and_a_new_one_is_taken(fewer_rights, t
 
 
 def test_an_account_that_may_not_watch_lists_instead(fewer_rights, tmp_path, monkeypatch):
-    from kubeflow_training.jobs.kubernetes import reflector
+    from kubeflow_training.jobs.kubernetes.watching import reflector
 
     monkeypatch.setattr(reflector, "_REFUSED_SECONDS", 1.0)
     rights = fewer_rights()

@@ -138,6 +138,11 @@ def has(status: Mapping[str, Any], kind: str) -> bool:
     return any(item["type"] == kind and item["status"] == "True" for item in status.get("conditions", []))
 
 
+def over(status: Mapping[str, Any]) -> bool:
+    """Whether the job has succeeded or failed."""
+    return has(status, "Succeeded") or has(status, "Failed")
+
+
 def event(reason: str, message: str, name: str, *, warning: bool = False, kind: str = "PyTorchJob") -> dict[str, Any]:
     now = timestamp()
     return {

@@ -27,7 +27,7 @@ _REFUSED_SECONDS: Final = (
 
 
 class Look(Protocol):
-    """What is known of a job at a moment; see `jobs.kubernetes.watching.feed.Look`."""
+    """What is known of a job at a moment; see `jobs.kubernetes.watching.subscription.Look`."""
 
     @property
     def known(self) -> bool: ...

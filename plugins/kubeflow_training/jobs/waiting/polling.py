@@ -24,7 +24,7 @@ _POLLS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, Poll]] = Wea
 
 @dataclass(frozen=True)
 class Seen:
-    """What was last seen of a job; see `jobs.kubernetes.watching.feed.Look`."""
+    """What was last seen of a job; see `jobs.kubernetes.watching.subscription.Look`."""
 
     known: bool
     snapshot: Snapshot | None = None

@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,77 +20,11 @@ from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
 from kubeflow_training.jobs.kubernetes.watching.events import EventReader
 from kubeflow_training.jobs.kubernetes.watching.reflector import Handler, Reflector, slim
+from kubeflow_training.jobs.kubernetes.watching.subscription import Look, Subscription
 from kubeflow_training.jobs.shapes import labels, mapping
-from kubeflow_training.jobs.waiting.signals import happens
 
 _GATHER: Final = 0.05  # seconds in which those who begin to wait are gathered into one list
 _SINGLE_READS: Final = 8  # more new names than this are had cheaper by a list
-
-
-@dataclass(frozen=True)
-class Look:
-    """What is known of a job at this moment.
-
-    :param known: whether the cluster has been asked about it since the waiting began.
-    :param snapshot: the job with its pods and events; None if there is no such job.
-    :param trouble: why the cluster cannot be asked at the moment.
-    """
-
-    known: bool
-    snapshot: Snapshot | None = None
-    trouble: JobError | None = None
-
-
-class Subscription:
-    """One who waits for one job. Made by `Feed.subscribe`; has to be closed."""
-
-    def __init__(self, feed: Feed, name: str, uid: str | None) -> None:
-        self._feed, self.name, self.uid = feed, name, uid
-        self._event = asyncio.Event()
-        self.since = time.monotonic()
-        self.waiting = False
-        self.final: Snapshot | None = None
-        """The job as it was when it was deleted."""
-
-    @property
-    def cluster(self) -> AsyncCluster:
-        return self._feed.cluster
-
-    def look(self) -> Look:
-        return self._feed.look(self)
-
-    def notify(self) -> None:
-        self._event.set()
-
-    async def changed(self, within: float | None = None) -> bool:
-        """Wait for a change since the last call; whether there was one in time."""
-        news = await happens(self._event, within)
-        if news:
-            self._event.clear()
-        return news
-
-    async def last_words(self, uid: str) -> list[Mapping[str, Any]]:
-        """Events of a job that is gone, which may tell how it ended.
-
-        :raises JobError: if the cluster cannot be asked.
-        """
-        return await self._feed.events.last_words(uid)
-
-    async def refresh(self) -> None:
-        """Read job, pods and events now; what a watch has not told yet may explain a failure.
-
-        :raises JobError: if the cluster cannot be asked.
-        """
-        await self._feed.refresh(self)
-
-    def waits(self, waiting: bool) -> None:
-        """Whether the job waits for something: then events are read, which may say for what."""
-        if waiting and not self.waiting:
-            self._feed.events.wanted.set()
-        self.waiting = waiting
-
-    async def close(self) -> None:
-        await self._feed.unsubscribe(self)
 
 
 class Feed:
