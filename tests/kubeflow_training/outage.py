@@ -54,6 +54,8 @@ class Proxy:
                 pair = (client, socket.create_connection(self._target))
                 with self._lock:
                     self._pairs.add(pair)
+                    if self._cut:  # since it was accepted
+                        self._break(pair)
                 threading.Thread(target=self._forward, args=[pair], daemon=True).start()
 
     def _forward(self, pair: tuple[socket.socket, socket.socket]) -> None:

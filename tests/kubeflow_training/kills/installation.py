@@ -167,6 +167,22 @@ class Installation:
     def kill(self, name: str) -> None:
         self.signal(name, signal.SIGKILL)
 
+    def stop(self, name: str) -> None:
+        """Stop a part with SIGSTOP, at a point at which it holds no lock of the database that all parts share."""
+
+        def stopped() -> bool:
+            self.signal(name, signal.SIGSTOP)
+            until(lambda: psutil.Process(self.pids[name]).status() == psutil.STATUS_STOPPED)
+            try:
+                with contextlib.closing(sqlite3.connect(self.home / "airflow.db", timeout=2)) as database:
+                    database.execute("begin exclusive").execute("rollback")
+                return True
+            except sqlite3.OperationalError:
+                self.signal(name, signal.SIGCONT)
+                return False
+
+        until(stopped)
+
     def mend(self) -> None:
         """Start what does not run."""
         for name in PARTS:

@@ -27,7 +27,7 @@ def test_a_stopped_triggerer_loses_its_trigger_and_wakes_up_without_harm(airflow
     run = new_run("deferred")
     run.deferred()
     uid, first = run.uid(), run.triggerer
-    airflow.signal(first, signal.SIGSTOP)
+    airflow.stop(first)
     run.until(lambda: run.triggerer not in (None, first))
     airflow.signal(first, signal.SIGCONT)
     # It finds that its trigger is another's, and asks Airflow before it deletes anything.

@@ -89,6 +89,11 @@ class Cursor:
         """Whether the anchor has not come back yet."""
         return self._looking
 
+    @property
+    def holding(self) -> bool:
+        """Whether lines are held back until the anchor comes, or is given up."""
+        return bool(self._held)
+
     def take(self, raw: Iterable[str]) -> Batch:
         """Lines of the API, with their stamps; those that are new."""
         batch = Batch()

@@ -33,6 +33,7 @@ _PREVIOUS_TRIES: Final = 3
 _LOOK_SECONDS: Final = (2.0, 15.0)
 _LINE: Final = 1 << 16  # bytes of a line shown in one piece
 _AFTER_END: Final = 5.0  # seconds that a follow may stay quiet after its container ended
+_HELD_SECONDS: Final = 0.5  # without a byte, after which lines are no longer held back
 _PROGRESS_SECONDS: Final = 30.0
 _FINISH_SECONDS: Final = 15.0  # without a byte from any pod of an ended job
 _SURVIVOR_SECONDS: Final = 5.0  # for pods that still run when their job has ended
@@ -168,7 +169,7 @@ class PodLog:
             params.append(("sinceTime", self._cursor.since))
         async with self._cluster.stream("log", self._path, params, _SILENCE if follow else _READ_SILENCE) as blocks:
             lines = Lines(_LINE)
-            async for block in blocks:
+            while block := await self._next(blocks):
                 self.bytes += len(block)
                 await self._show(self._cursor.take(lines.take(block)))
                 if self._log.full:
@@ -177,6 +178,23 @@ class PodLog:
                 # The last words of an ended container may lack their line's end.
                 await self._show(self._cursor.take(lines.rest()))
             await self._show(self._cursor.end())
+
+    async def _next(self, blocks: AsyncIterator[bytes]) -> bytes:
+        """The next block; none at the end.
+
+        Old lines come without a pause. If one comes while the last known line has not come back, it will not: the
+        container is another one, and what the one before said last can be had as long as this one lives.
+        """
+        if not self._cursor.holding:
+            return await anext(blocks, b"")
+        reading = asyncio.ensure_future(anext(blocks, b""))
+        try:
+            await asyncio.wait({reading}, timeout=_HELD_SECONDS)
+            if not reading.done():
+                await self._show(self._cursor.end())
+            return await reading
+        finally:
+            reading.cancel()
 
     async def _show(self, batch: Batch) -> None:
         if batch.gap is not None and not await self._close_gap(batch.gap[1]):
