@@ -36,7 +36,7 @@ PUBLIC = (
     "jobs.kinds.compile.train_job",
     "jobs.kinds.compile.training_runtime",
     "jobs.local.cluster.LocalCluster",
-    "jobs.observation.observe",
+    "jobs.observation.reader.observe",
     "jobs.render.render",
 )
 
