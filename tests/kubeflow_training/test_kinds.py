@@ -32,6 +32,15 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_plain_secret_in_an_init_container_is_refused_with_its_place(kind):
+    manifest = compiled(pytorch_job(**SPEC), kind)
+    init = {"name": "fetch", "image": "tools:1", "env": [{"name": "HF_TOKEN", "value": "x"}]}
+    kind.pod_specs(manifest)[-1]["initContainers"] = [init]
+    with pytest.raises(ManifestError, match=r"containers\.fetch\.env\.HF_TOKEN`: its value looks like a secret"):
+        kind.require_valid(manifest)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_one_description_for_every_kind(kind):
     manifest = compiled(pytorch_job(**SPEC), kind)
     assert kind_of(manifest) is kind is kind_named(kind.name) is kind_seen(manifest)
