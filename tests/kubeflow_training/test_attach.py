@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout
-from kubeflow_training import gangs
-from kubeflow_training.gangs import Gangs
+from kubeflow_training.gangs import attach as gangs
+from kubeflow_training.gangs.attach import Gangs
+from kubeflow_training.gangs.memory import STATE_KEY
+from kubeflow_training.gangs.reattach import Action, Identity, identity
 from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
 from kubeflow_training.jobs.manifest import pytorch_job
-from kubeflow_training.jobs.ownership import Owner
-from kubeflow_training.memory import STATE_KEY
+from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.operators import PyTorchJobOperator
-from kubeflow_training.reattach import Action, Identity, identity
 
 MANIFEST = pytorch_job(name="job", image="x", command=["true"])
 OWNER = Owner("dag", "run", "train")

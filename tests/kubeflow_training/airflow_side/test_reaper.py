@@ -12,11 +12,11 @@ import time
 import urllib.request
 
 import pytest
-from kubeflow_training.instance import STORED_NAME
+from kubeflow_training.asking.instance import STORED_NAME
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
+from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.observation import Phase, observe
-from kubeflow_training.jobs.orphans import INSTANCE_KEY, marked
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.reaping.orphans import INSTANCE_KEY, marked
 
 from tests.kubeflow_training.outage import Proxy
 
