@@ -102,6 +102,10 @@ class Run:
         names = {job: name for name, job in self.airflow.triggerer_jobs.items()}
         return names.get(found[0][0]) if found else None
 
+    def watches(self) -> int:
+        """How often a triggerer has begun to wait for the job. A slow machine's may lose it to another at any time."""
+        return self.text().count(") starting")
+
     def text(self) -> str:
         """The task's log of all tries, as files: worker's and triggerers'."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self._logs.glob("attempt=*.log*")))
