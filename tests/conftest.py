@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +13,35 @@ from xdist.scheduler import LoadScopeScheduling
 
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
-# Folders whose files share services that take long to start; those that take longest begin first.
-_SHARING = ("e2e", "cluster", "kills", "airflow_side")
+# Where the time goes, the longest first: a worker that begins one of these late ends last. A folder is run whole by one
+# worker, because its files share services that take long to start; each line of a folder has services of its own.
+_LONGEST = (
+    "tests/e2e/test_whole_way.py",
+    "tests/e2e/",
+    "tests/kubeflow_training/airflow_side/",
+    "tests/trainer/test_launch.py",
+    "tests/kubeflow_training/kills/",
+    "tests/dropforge/",
+    "tests/kubeflow_training/contract/test_elastic.py",
+    "tests/kubeflow_training/examples/",
+    "tests/cluster/",
+)
+
+
+def scope(nodeid: str) -> str:
+    """What one worker runs whole: the first line of `_LONGEST` that fits, else the file."""
+    path = nodeid.partition("::")[0]
+    return next((found for found in _LONGEST if path.startswith(found)), path)
 
 
 class ByPlace(LoadScopeScheduling):
-    """A file is run whole by one worker, and so is a folder whose files share services.
+    """Hands out files and folders whole.
 
     A scheduler of our own, because the `xdist_group` marks of pytest-xdist 3.8 are without effect in pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = PurePosixPath(nodeid.partition("::")[0])
-        return path.parent.name if path.parent.name in _SHARING else str(path)
+        return scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
@@ -33,8 +49,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: number for number, name in enumerate(_SHARING)}
-    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    order = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(scope(item.nodeid), len(order)))
 
 
 @pytest.fixture(scope="session")
