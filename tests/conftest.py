@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -18,12 +19,16 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 _LONGEST = (
     "tests/e2e/test_whole_way.py",
     "tests/e2e/",
-    "tests/kubeflow_training/airflow_side/",
     "tests/trainer/test_launch.py",
-    "tests/kubeflow_training/kills/",
+    "tests/kubeflow_training/airflow_side/",
     "tests/dropforge/",
-    "tests/kubeflow_training/contract/test_elastic.py",
+    "tests/kubeflow_training/kills/",
     "tests/kubeflow_training/examples/",
+    "tests/kubeflow_training/contract/test_elastic.py",
+    "tests/trainer/test_loop.py",
+    "tests/curation/test_memory.py",
+    "tests/kubeflow_training/test_provider.py",
+    "tests/dags/",
     "tests/cluster/",
 )
 
@@ -42,6 +47,11 @@ class ByPlace(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return scope(nodeid)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than there are cores, because much of the time is waiting; each with its services takes up to 3 GB."""
+    return max(1, min((os.cpu_count() or 1) * 3 // 2, psutil.virtual_memory().total // 3_000_000_000))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
