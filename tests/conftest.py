@@ -14,6 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
+# As in a rank (trainer.launch), and before torch is imported: threads that spin while they wait take the others' cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Where the time goes, the longest first: a worker that begins one of these late ends last. A folder is run whole by one
 # worker, because its files share services that take long to start; each line of a folder has services of its own.
 _LONGEST = (
