@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Where the time goes, the longest first: a worker that begins one of these late ends last. A folder is run whole by one
 # worker, because its files share services that take long to start; each line of a folder has services of its own.
 _LONGEST = (
+    "tests/cluster/",
     "tests/e2e/test_whole_way.py",
     "tests/e2e/",
     "tests/trainer/test_launch.py",
@@ -32,7 +33,6 @@ _LONGEST = (
     "tests/curation/test_memory.py",
     "tests/kubeflow_training/test_provider.py",
     "tests/dags/",
-    "tests/cluster/",
 )
 
 
@@ -54,7 +54,7 @@ class ByPlace(LoadScopeScheduling):
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """More than there are cores, because much of the time is waiting; each with its services takes up to 3 GB."""
-    return max(1, min((os.cpu_count() or 1) * 3 // 2, psutil.virtual_memory().total // 3_000_000_000))
+    return max(1, min(len(os.sched_getaffinity(0)) * 3 // 2, psutil.virtual_memory().total // 3_000_000_000))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
