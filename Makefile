@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Half a GB each: more workers than this only help where memory does not count.
+# How many `auto` is for cores and memory says tests/conftest.py.
 WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 SOURCES := dropforge curation trainer plugins dags tests bench
 

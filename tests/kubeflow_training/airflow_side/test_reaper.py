@@ -158,8 +158,7 @@ def test_a_kill_while_the_clusters_api_is_away_is_made_good_by_the_reaper(new_ru
     path = rights.write(rights.kubeconfig.with_suffix(".proxied"), proxy.url)
     extra = {"kube_config_path": str(path)}
     airflow.env["AIRFLOW_CONN_RESTRICTED"] = json.dumps({"conn_type": "kubernetes", "extra": extra})
-    if airflow.process and airflow.process.poll() is None:
-        airflow.signal(signal.SIGKILL)  # the next one has the connection
+    airflow.end()  # the next one has the connection
 
     def phase():
         seen = cluster.read(run.name, rights.namespace)

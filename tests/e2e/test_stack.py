@@ -1,4 +1,4 @@
-"""The whole stack with the real Airflow and MLflow: what listens, what is told, what dies and comes back."""
+"""The stack itself: what listens, what is told, what dies and comes back. It is stopped here: nothing comes after."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from dropforge.stack import control, processes
+from dropforge.job import SECRET
+from dropforge.stack import control, health, processes
 from dropforge.stack.state import StackState, read_state
 from dropforge.store import S3Store
+from tests.e2e.harness import Stack
+from tests.stack.test_pod_host import PODS, dropforge
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    found = tmp_path_factory.mktemp("stack") / "state"
-    assert control.start(found)
-    try:
-        control.wait_ready(found)
-        yield found
-    finally:
-        control.stop(found)
+def folder(stack: Stack) -> Path:
+    return stack.folder
 
 
 def state(folder: Path) -> StackState:
@@ -123,22 +121,54 @@ def test_a_killed_service_comes_back_with_its_data(folder: Path, monkeypatch: py
     assert S3Store("dropforge").get("kept") == b"bytes"
 
 
-def test_down_leaves_no_process_and_the_next_up_is_the_same_stack(folder: Path) -> None:
-    first = state(folder)
+def all_of(folder: Path) -> list[processes.Process]:
     table = processes.table()
-    before = [table[pid] for pid in descendants(folder) if pid in table]
-    assert len(before) > 8
-    # As after a crash: nobody is left to clean up.
-    supervisor = processes.look(first.supervisor[0])
+    found = [table[pid] for pid in descendants(folder) if pid in table]
+    assert len(found) > 8
+    return found
+
+
+def test_down_after_a_crash_leaves_no_process(folder: Path) -> None:
+    before = all_of(folder)
+    supervisor = processes.look(state(folder).supervisor[0])
     assert supervisor is not None
     processes.send(supervisor, signal.SIGKILL)
     until(lambda: not processes.alive(supervisor), 10)
     assert control.stop(folder)
     assert [process for process in before if processes.alive(process)] == []
-    assert control.start(folder)
-    again = control.wait_ready(folder)
+
+
+@pytest.fixture(scope="module")
+def next_up(folder: Path) -> tuple[StackState, StackState]:
+    """The stack before it is stopped, and after the next `up`, which opens it to a cluster's pods."""
+    first = state(folder)
+    control.stop(folder)
+    assert control.start(folder, pod_host=PODS)
+    return first, control.wait_ready(folder)
+
+
+def test_the_next_up_is_the_same_stack(next_up: tuple[StackState, StackState]) -> None:
+    first, again = next_up
     assert (again.ports, again.secrets) == (first.ports, first.secrets)
     assert "airflow-db" not in again.services
-    before = [table[pid] for pid in descendants(folder) if pid in (table := processes.table())]
+
+
+def test_the_secret_leads_pods_to_this_stack(folder: Path, next_up: tuple[StackState, StackState]) -> None:
+    _, found = next_up
+    done = dropforge("secret", "--state", str(folder), "--namespace", "training")
+    assert done.returncode == 0, done.stderr
+    secret = yaml.safe_load(done.stdout)
+    assert (secret["kind"], secret["metadata"]) == ("Secret", {"name": SECRET, "namespace": "training"})
+    values = secret["stringData"]
+    assert values["AWS_ACCESS_KEY_ID"] == found.secrets.access_key
+    assert values["MLFLOW_TRACKING_URI"] == f"http://{PODS}:{found.ports['mlflow']}"
+    for url in (values["MLFLOW_TRACKING_URI"] + "/health", values["AWS_ENDPOINT_URL"] + "/-/health"):
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert answer.status == 200
+    assert health.answers(found.ports["mlflow"], "/health")
+
+
+def test_down_leaves_no_process(folder: Path, next_up: tuple[StackState, StackState]) -> None:
+    before = all_of(folder)
     assert control.stop(folder)
     assert [process for process in before if processes.alive(process)] == []
