@@ -235,7 +235,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             ),
             numbered=self.number_gangs,
             keep_failed=self.keep_failed,
-            place=self.backend,
+            place=self.place,
             elsewhere=self._backend_of,
         )
 

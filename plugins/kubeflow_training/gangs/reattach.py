@@ -39,7 +39,8 @@ class Identity:
     :param owner: dag, run, task and map index.
     :param generation: the same in all retries, another after a clear.
     :param token: random, new for each gang: what carries it was created for this identity.
-    :param backend: where its job is; None in what earlier versions stored, and wherever nobody says.
+    :param backend: where its job is, like `kubernetes:CONN` (`ClusterArguments.place`); what is not said counts as the
+        same: earlier versions stored none, or the backend alone.
     """
 
     name: str
@@ -74,7 +75,10 @@ class Identity:
 
     def same_place(self, other: Identity) -> bool:
         """Whether the job of the one is found where that of the other is looked for."""
-        return self.kind == other.kind and (None in (self.backend, other.backend) or self.backend == other.backend)
+        mine, its = (self.backend or "").partition(":"), (other.backend or "").partition(":")
+        return self.kind == other.kind and all(
+            one == two or not (one and two) for one, two in zip(mine, its, strict=True)
+        )
 
     def numbered(self, gang: int, longest: int | None) -> Identity:
         """The identity of another gang of the same work.
