@@ -136,7 +136,7 @@ class Gangs:
         if old is None or (old.uid != stored.uid and old.annotations.get(TOKEN_ANNOTATION) != stored.token):
             return
         if not self._may_stay(old, following):
-            log.info("job %s/%s: removed, as the task's job is of another kind or place now", stored.namespace, stored.name)
+            log.info("job %s/%s: removed, as the task's job is elsewhere now", stored.namespace, stored.name)
             self.remove(old, there)
 
     def _asked(self, call: Callable[[], T]) -> T:

@@ -6,15 +6,24 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster
+from kubeflow_training.jobs.kubernetes.watching.events import EventReader
 from kubeflow_training.jobs.waiting.signals import happens
 
-if TYPE_CHECKING:
-    from kubeflow_training.jobs.kubernetes.watching.feed import Feed
+
+class Source(Protocol):
+    """Where the news come from: see `feed.Feed`."""
+
+    cluster: AsyncCluster
+    events: EventReader
+
+    def look(self, who: Subscription) -> Look: ...
+    async def refresh(self, who: Subscription) -> None: ...
+    async def unsubscribe(self, who: Subscription) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Look:
 class Subscription:
     """One who waits for one job. Made by `Feed.subscribe`; has to be closed."""
 
-    def __init__(self, feed: Feed, name: str, uid: str | None) -> None:
+    def __init__(self, feed: Source, name: str, uid: str | None) -> None:
         self._feed, self.name, self.uid = feed, name, uid
         self._event = asyncio.Event()
         self.since = time.monotonic()
