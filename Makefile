@@ -46,7 +46,8 @@ test-fast: $(READY)  ## Run the tests that start neither the stack nor several t
 
 test-cluster: $(READY)  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
 	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
-	@$(BIN)/pytest $(WORKERS) -m cluster $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "cluster and not outage" $(ARGS)
+	@$(BIN)/pytest -m "cluster and outage" $(ARGS)
 
 e2e: $(READY)  ## Run only the tests that start the whole stack
 	@$(BIN)/pytest -m e2e $(ARGS)

@@ -14,15 +14,14 @@ import gc
 import json
 import logging
 import os
-import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from bench.reader import reader
 
 LINE = 100  # bytes
 IMAGE = os.environ.get("KUBEFLOW_TRAINING_TEST_IMAGE", "test.local/shell:1")
@@ -59,35 +58,13 @@ def _run(who: str, lines: int, ranks: int, microseconds: float) -> dict[str, Any
     namespace = f"bench-logs-{uuid.uuid4().hex[:6]}"
     core.create_namespace({"metadata": {"name": namespace}})
     try:
-        with tempfile.TemporaryDirectory(prefix="dropforge-bench-") as home:
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "bench.logs",
-                    "--child",
-                    who,
-                    namespace,
-                    str(lines),
-                    str(ranks),
-                    str(microseconds),
-                ],
-                env={
-                    **{key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")},
-                    "AIRFLOW_HOME": home,
-                    "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
-                    "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
-                        {"conn_type": "kubernetes", "extra": {"kube_config_path": os.environ["KUBECONFIG"]}}
-                    ),
-                },
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                cwd=Path(__file__).parents[1],
-            )
+        with reader("bench.logs", who, namespace, str(lines), str(ranks), str(microseconds)) as process:
+            out, _ = process.communicate()
     finally:
         core.delete_namespace(namespace)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise SystemExit(f"{NAMES[who]} reader ended without figures")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 
@@ -219,8 +196,8 @@ async def _child(who: str, namespace: str, lines: int, ranks: int, microseconds:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        reader, where, *numbers = sys.argv[2:]
-        figures = _child(reader, where, int(numbers[0]), int(numbers[1]), float(numbers[2]))
+        who, where, *numbers = sys.argv[2:]
+        figures = _child(who, where, int(numbers[0]), int(numbers[1]), float(numbers[2]))
         print(json.dumps(asyncio.run(figures)), flush=True)
     else:
         typer.run(main)

@@ -13,21 +13,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
+
+from bench.reader import reader
 
 NAMES = {"ours": "PyTorchJobTrigger", "pod": "KubernetesPodTrigger", "job": "KubernetesJobTrigger"}
 COLLECTIONS = {
@@ -103,45 +101,17 @@ class _Stage:
         self._core.delete_namespace(self.namespace)
 
     def run(self, seconds: float) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(prefix="dropforge-bench-") as home:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "bench.triggers",
-                    "--child",
-                    self.who,
-                    self.namespace,
-                    str(seconds),
-                    *self.names,
-                ],
-                env={
-                    **{key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")},
-                    "AIRFLOW_HOME": home,
-                    "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
-                    "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(
-                        {"conn_type": "kubernetes", "extra": {"kube_config_path": os.environ["KUBECONFIG"]}}
-                    ),
-                },
-                stdout=subprocess.PIPE,
-                stdin=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parents[1],
-            )
+        with reader("bench.triggers", self.who, self.namespace, str(seconds), *self.names) as process:
             assert process.stdout
-            try:
-                for line in process.stdout:
-                    if line == "end the warm one\n":
-                        self._end([WARM])
-                    elif line == "end all\n":
-                        self._end(self.names)
-                    elif line.startswith("{"):
-                        found: dict[str, Any] = json.loads(line)
-                        return found
-                raise SystemExit(f"{self.who}: it ended without figures")
-            finally:
-                process.kill()
-                process.wait()
+            for line in process.stdout:
+                if line == "end the warm one\n":
+                    self._end([WARM])
+                elif line == "end all\n":
+                    self._end(self.names)
+                elif line.startswith("{"):
+                    found: dict[str, Any] = json.loads(line)
+                    return found
+            raise SystemExit(f"{self.who}: it ended without figures")
 
     def _create(self, name: str) -> None:
         from kubeflow_training.jobs.manifest import pytorch_job

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 from rich.text import Text
 
@@ -33,12 +36,26 @@ app.command("plan")(recipes.plan)
 def main() -> None:
     """Run the command; an error that a person can mend is told in one paragraph, without a traceback."""
     try:
-        app()
+        try:
+            app()
+        except (BotoCoreError, Boto3Error, ClientError) as error:
+            raise _of_s3(error) from error
     except DropforgeError as error:
         # As plain text: names from outside may look like markup.
         told = Text.assemble(("error:", "red"), f" {error.thing}: {_sentence(error.cause)}\n{_sentence(error.mend)}")
         Console(stderr=True).print(told)
         sys.exit(2)
+
+
+def _of_s3(error: Exception) -> DropforgeError:
+    where = os.environ.get("AWS_ENDPOINT_URL", "AWS")
+    if isinstance(error, ClientError):
+        mend = "Check the bucket, and what the credentials may do with it"
+        return DropforgeError(f"S3 at {where}", str(error), mend)
+    mend = (
+        "See with `dropforge doctor` whether the stack runs, then give the command again: nothing half-uploaded starts"
+    )
+    return DropforgeError(f"S3 at {where}", f"it does not answer ({error})", mend)
 
 
 def _sentence(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,10 +23,10 @@ from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.recipes import load_recipe, presets
 
 
-def dropforge(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def dropforge(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     code = "from dropforge.cli.app import main; main()"
     command = [sys.executable, "-c", code, *words]
-    env = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "TERM": "dumb", "HOME": "/nonexistent"}
+    env = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "TERM": "dumb", "HOME": "/nonexistent", **more}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
 
@@ -59,6 +60,21 @@ def test_without_a_stack_the_mend_is_said(tmp_path: Path) -> None:
     done = dropforge("runs", "--state", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2
     assert "dropforge up" in done.stderr
+
+
+@pytest.mark.parametrize(("bucket", "said"), [(None, "does not answer"), ("none-of-ours", "NoSuchBucket")])
+def test_an_upload_that_s3_does_not_take_is_told(aws: str, tmp_path: Path, bucket: str | None, said: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
+    env = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+    where = {"AWS_ENDPOINT_URL": aws if bucket else "http://127.0.0.1:9", "DROPFORGE_BUCKET": bucket or "any"}
+    services = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "DROPFORGE_STATE": str(tmp_path / "none")}
+    done = dropforge(
+        "drop", "rows.jsonl", "--family", "fam", cwd=tmp_path, AWS_MAX_ATTEMPTS="2", **(env | where | services)
+    )
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert where["AWS_ENDPOINT_URL"] in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_every_command_has_help() -> None:

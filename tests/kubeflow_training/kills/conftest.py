@@ -175,8 +175,8 @@ class Run:
         self.place.release(self.name)
         self.told_once(uid)
 
-    def told_once(self, uid: str) -> None:
-        self.until(lambda: self.state == "success")
+    def told_once(self, uid: str, seconds: float = 40) -> None:
+        self.until(lambda: self.state == "success", seconds)
         assert self.uid() == uid
         result = self.result()
         assert result["uid"] == uid

@@ -133,6 +133,14 @@ class OnKubernetes(Place):
         command = ["/bin/sh", "-c", SCRIPT.format(go="/go")]
         return pytorch_job(name=name, namespace=self.namespace, image=IMAGE, command=command, **values)
 
+    def timed(self, name: str) -> dict[str, Any]:
+        """A job that ends by itself, after 30 seconds."""
+        found = self.manifest(name)
+        for replica in found["spec"]["pytorchReplicaSpecs"].values():
+            (container,) = replica["template"]["spec"]["containers"]
+            container["command"] = ["/bin/sh", "-c", "(sleep 30; touch /go) & " + SCRIPT.format(go="/go")]
+        return found
+
     def too_large(self, name: str) -> dict[str, Any]:
         return self.manifest(name, cpus=5000)
 
