@@ -117,7 +117,10 @@ def test_the_same_pod_started_again_adds_to_its_log(store: Store, begin: Callabl
 
 
 def test_lines_wait_for_a_store_that_is_away(
-    s3_store: S3Store, begin: Callable[..., Archive], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    s3_store: S3Store,
+    begin: Callable[..., Archive],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     there = os.environ["AWS_ENDPOINT_URL"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", NOWHERE)
