@@ -28,7 +28,7 @@ from kubeflow_training.jobs.reasons import Ending, Reason, ending, first
 from kubeflow_training.jobs.shapes import items, mapping, moment, name, text
 from kubeflow_training.jobs.waits import container_wait, creation_wait, scheduling_wait, volume_wait
 
-__all__ = ["Observation", "Phase", "Reason", "observe", "told_best"]
+__all__ = ["Observation", "Phase", "Reason", "may_replace", "observe", "told_best"]
 
 
 _WAITS_FOR_MASTER: Final = "init-pytorch"
@@ -71,6 +71,19 @@ def observe(
         or _observe_waiting(seen)
         or _observe_pods(seen)
     )
+
+
+def may_replace(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a pod was made after another one ran, in a gang that takes in none: events tell whether it is a new one.
+
+    Running pods have no need of events otherwise, so this says when to read them all the same.
+    """
+    kind = kind_seen(job)
+    if kind.restarts(job):
+        return False
+    begun = min((start for pod in pods if (start := _started(pod, kind))), default=None)
+    born = (moment(mapping(pod.get("metadata")).get("creationTimestamp")) for pod in pods)
+    return begun is not None and any(when is not None and when > begun for when in born)
 
 
 class _Seen:

@@ -12,7 +12,7 @@ from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.limits import Limits, exceeded, next_check
-from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
+from kubeflow_training.jobs.observation import Observation, Phase, may_replace, observe, told_best
 from kubeflow_training.jobs.shapes import storable
 from kubeflow_training.jobs.turns import turn
 
@@ -153,7 +153,7 @@ class Waiting:
             self._log.where = look.snapshot.annotations.get(LOG_ANNOTATION)
         self._logs.update(look.snapshot)
         seen = self._observe(look.snapshot)
-        self._subscription.waits(seen.phase in _WAITING)
+        self._subscription.waits(seen.phase in _WAITING or _may_replace(look.snapshot))
         self._say(seen.phase, seen.message)
         if seen != self.observation:
             self.observation = seen
@@ -247,6 +247,10 @@ class Waiting:
                 if time.monotonic() - self._refused_since > _REFUSED_SECONDS:
                     raise trouble
         self._told_trouble = trouble
+
+
+def _may_replace(snapshot: Snapshot | None) -> bool:
+    return snapshot is not None and may_replace(snapshot.job, snapshot.pods)
 
 
 def run_blocking(work: Coroutine[Any, Any, T], check: Callable[[], None], every: float = 0.2) -> T:

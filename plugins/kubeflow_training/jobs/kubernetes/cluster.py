@@ -21,6 +21,7 @@ from kubeflow_training.jobs.kubernetes import services
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
 from kubeflow_training.jobs.kubernetes.cursor import Lines, nanoseconds
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
+from kubeflow_training.jobs.observation import may_replace
 from kubeflow_training.jobs.shapes import mapping, moment
 
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
@@ -275,7 +276,7 @@ class KubernetesCluster:
         missing = len(pods) < (self.kind.wanted(job) or 0)
         pending = any(mapping(pod.get("status")).get("phase") == "Pending" for pod in pods)
         found: list[Mapping[str, Any]] = []
-        if missing or pending:
+        if missing or pending or may_replace(job, pods):
             found += self._list_events(namespace, f"involvedObject.name={self.kind.creator(str(metadata['name']))}")
             for pod in created_twice(pods, found):
                 found += self._list_events(namespace, f"involvedObject.name={pod}")
