@@ -263,6 +263,15 @@ def handlers() -> Any:
     signal.signal(signal.SIGTERM, before)
 
 
+def test_a_stop_at_the_very_end_changes_no_verdict_and_makes_the_rest_short(handlers: None) -> None:
+    terminator = launch.Terminator()
+    terminator.install(5)
+    assert terminator.left() == float("inf")
+    terminator.over = True
+    os.kill(os.getpid(), signal.SIGTERM)  # would be SystemExit before
+    assert 0 < terminator.left() <= 5
+
+
 @pytest.mark.parametrize(
     ("harm", "code", "words"),
     [
