@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Half a GB each: more workers than this only help where memory does not count.
+# How many `auto` is for cores and memory says tests/conftest.py.
 WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 SOURCES := dropforge curation trainer plugins dags tests bench
 
@@ -46,7 +46,7 @@ test-fast: $(READY)  ## Run the tests that start neither the stack nor several t
 
 test-cluster: $(READY)  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
 	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
-	@$(BIN)/pytest $(WORKERS) -m "cluster and not outage" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
 	@$(BIN)/pytest -m "cluster and outage" $(ARGS)
 
 e2e: $(READY)  ## Run only the tests that start the whole stack

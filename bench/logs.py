@@ -109,7 +109,7 @@ def _submit(namespace: str, lines: int, ranks: int) -> str:
 
 async def _ours(namespace: str, uid: str, _: int, sink: _Sink) -> None:
     from kubeflow_training.hooks import PyTorchJobHook
-    from kubeflow_training.jobs.joblog import JobLog
+    from kubeflow_training.jobs.waiting.joblog import JobLog
 
     log = JobLog(sink.show)
     async with PyTorchJobHook().waiting("logs", namespace, log, uid=uid) as waiting:

@@ -54,7 +54,7 @@ PRELOAD = (
     "airflow.providers.cncf.kubernetes.operators.pod",
     "airflow.sdk.execution_time.task_runner",
     "airflow.sdk.execution_time.xcom",
-    "kubeflow_training.jobs.kubernetes.sharing",
+    "kubeflow_training.jobs.kubernetes.watching.sharing",
     "kubeflow_training.operators",
     "kubeflow_training.triggers",
 )

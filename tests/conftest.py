@@ -5,27 +5,56 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
-# Folders whose files share services that take long to start; those that take longest begin first.
-_SHARING = ("e2e", "cluster", "kills", "airflow_side")
+# As in a rank (trainer.launch), and before torch is imported: threads that spin while they wait take the others' cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Where the time goes, the longest first: a worker that begins one of these late ends last. A folder is run whole by one
+# worker, because its files share services that take long to start; each line of a folder has services of its own.
+_LONGEST = (
+    "tests/cluster/",
+    "tests/e2e/test_whole_way.py",
+    "tests/e2e/",
+    "tests/trainer/test_launch.py",
+    "tests/kubeflow_training/airflow_side/",
+    "tests/dropforge/",
+    "tests/kubeflow_training/kills/",
+    "tests/kubeflow_training/examples/",
+    "tests/kubeflow_training/contract/test_elastic.py",
+    "tests/trainer/test_loop.py",
+    "tests/curation/test_memory.py",
+    "tests/kubeflow_training/test_provider.py",
+    "tests/dags/",
+)
+
+
+def scope(nodeid: str) -> str:
+    """What one worker runs whole: the first line of `_LONGEST` that fits, else the file."""
+    path = nodeid.partition("::")[0]
+    return next((found for found in _LONGEST if path.startswith(found)), path)
 
 
 class ByPlace(LoadScopeScheduling):
-    """A file is run whole by one worker, and so is a folder whose files share services.
+    """Hands out files and folders whole.
 
     A scheduler of our own, because the `xdist_group` marks of pytest-xdist 3.8 are without effect in pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = PurePosixPath(nodeid.partition("::")[0])
-        return path.parent.name if path.parent.name in _SHARING else str(path)
+        return scope(nodeid)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than there are cores, because much of the time is waiting; each with its services takes up to 3 GB."""
+    return max(1, min(len(os.sched_getaffinity(0)) * 3 // 2, psutil.virtual_memory().total // 3_000_000_000))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
@@ -33,8 +62,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: number for number, name in enumerate(_SHARING)}
-    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    order = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(scope(item.nodeid), len(order)))
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,8 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
     if len(arguments) != 1:
         warn("usage: python -m trainer.evaluate ADDRESS_OF_EVALUATE_JSON")
         return 2
+    # As for ranks, and before torch is imported: threads that spin while they wait take the others' cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     stop = StopSignal()
     stop.install()
     try:

@@ -22,7 +22,14 @@ class ClusterArguments:
     kubernetes_conn_id: str
     home: str | None
 
-    def hook(self, kind: str = "PyTorchJob", backend: str | None = None) -> PyTorchJobHook:
-        """The hook for jobs of that kind, on this backend or another."""
-        place = backend or self.backend
-        return PyTorchJobHook(place, kind=kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)
+    @property
+    def place(self) -> str:
+        """Where this task's jobs are, as it is stored with each: `kubernetes:CONNECTION`, or `local:HOME`."""
+        return f"{self.backend}:{(self.home or '') if self.backend == 'local' else self.kubernetes_conn_id}"
+
+    def hook(self, kind: str = "PyTorchJob", place: str | None = None) -> PyTorchJobHook:
+        """The hook for jobs of that kind, where this task's jobs are or in another place."""
+        backend, _, which = (place or self.backend).partition(":")
+        connection = which if which and backend != "local" else self.kubernetes_conn_id
+        home = which if which and backend == "local" else self.home
+        return PyTorchJobHook(backend, kind=kind, kubernetes_conn_id=connection, home=home)

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.errors import JobError
-from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.kinds import INDEXED_JOB, Kind, kind_named
-from kubeflow_training.jobs.limits import Limits
-from kubeflow_training.jobs.waiting import Waiting
+from kubeflow_training.jobs.waiting.job import Waiting
+from kubeflow_training.jobs.waiting.joblog import JobLog
+from kubeflow_training.jobs.waiting.limits import Limits
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.kubernetes.client import AsyncCluster
@@ -81,7 +81,7 @@ class PyTorchJobHook:
         more: dict[str, Any] = {"limits": limits, "must_exist": must_exist}
         if self.backend == "kubernetes":
             from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
-            from kubeflow_training.jobs.kubernetes.sharing import shared_feed
+            from kubeflow_training.jobs.kubernetes.watching.sharing import shared_feed
 
             kind = kind_named(self.kind)
             feed = shared_feed(self.kubernetes_conn_id, self.async_client, namespace, kind)
@@ -91,7 +91,7 @@ class PyTorchJobHook:
             finally:
                 await news.close()
         else:
-            from kubeflow_training.jobs.polling import PolledLogs, shared_poll
+            from kubeflow_training.jobs.waiting.polling import PolledLogs, shared_poll
 
             await asyncio.to_thread(self.connect)  # a backend that cannot be is told now
             look = shared_poll((self.backend, self.home), self.connect).subscribe(name, namespace, uid, poll_interval)
@@ -167,7 +167,7 @@ class AsyncPyTorchJobHook:
         :param namespace: where to look.
         :param labels: that the jobs must have.
         """
-        from kubeflow_training.jobs.kubernetes.reflector import PAGE
+        from kubeflow_training.jobs.kubernetes.watching.reflector import PAGE
 
         select = [("labelSelector", ",".join(f"{key}={value}" for key, value in labels.items()))] if labels else []
         more = ""
@@ -184,7 +184,7 @@ class AsyncPyTorchJobHook:
 
         :param name, namespace: the job.
         """
-        from kubeflow_training.jobs.kubernetes.feed import Feed
+        from kubeflow_training.jobs.kubernetes.watching.feed import Feed
 
         feed = Feed(self._open, namespace, self._kind)
         news = feed.subscribe(name)

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training import outcome, retries
+from kubeflow_training import retries
+from kubeflow_training.asking.instance import this_instance
 from kubeflow_training.connection import ClusterArguments
-from kubeflow_training.exceptions import JobFailedForGood, JobNotReached, TaskStopped
-from kubeflow_training.gangs import Gangs, ends_by_itself, last_observation
-from kubeflow_training.hooks import PyTorchJobHook
-from kubeflow_training.instance import this_instance
+from kubeflow_training.ending import Ending
+from kubeflow_training.exceptions import JobFailedForGood, JobNotReached
+from kubeflow_training.gangs.attach import Gangs, cut_off
+from kubeflow_training.gangs.memory import STATE_KEY, Memory
+from kubeflow_training.gangs.reattach import Action, Identity
 from kubeflow_training.jobs.avoid import away_from
+from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.elastic import require_sizes, resized
 from kubeflow_training.jobs.errors import JobError, JobRefusedError, ManifestError
-from kubeflow_training.jobs.experiments import held, launch_lines
-from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.kinds import kind_of
-from kubeflow_training.jobs.limits import Limits, size_to_be_had
-from kubeflow_training.jobs.manifest import MLFLOW_RUN_ANNOTATION
-from kubeflow_training.jobs.observation import Observation, Phase, Reason
-from kubeflow_training.jobs.orphans import marked
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.manifest.experiments import held
+from kubeflow_training.jobs.manifest.ownership import Owner
+from kubeflow_training.jobs.observation import Observation
+from kubeflow_training.jobs.reaping.orphans import marked
 from kubeflow_training.jobs.source import job_of
 from kubeflow_training.jobs.spec import TrainingJobSpec
-from kubeflow_training.jobs.waiting import End, run_blocking
-from kubeflow_training.jobs.watch import LogRanks, last_lines
-from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink, addresses
-from kubeflow_training.memory import STATE_KEY, Memory
-from kubeflow_training.reattach import Action, Identity, created_for
-from kubeflow_training.taskstate import ended_by_user, task_state
+from kubeflow_training.jobs.waiting.job import End, run_blocking
+from kubeflow_training.jobs.waiting.joblog import JobLog, LogLimit
+from kubeflow_training.jobs.waiting.limits import Limits
+from kubeflow_training.jobs.waiting.podlog import LogRanks
+from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink
+from kubeflow_training.published import JOB_KEY, publish, whereabouts
 
 if TYPE_CHECKING:
     import jinja2
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JOB_KEY", "STATE_KEY", "PyTorchJobOperator"]
 
-JOB_KEY: Final = "pytorch_job"
-"""XCom with the job's name, namespace, uid, gang, kind and backend, pushed as soon as the job exists."""
 _TRIGGER_FAILURES: Final = 3
 _TRIGGER_FAILED: Final = "__fail__"  # Airflow's own sign
 _NAP: Final = 0.2  # seconds; how soon a kill is noticed
@@ -170,10 +167,10 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
                 self._stop_if_killed(context, job)
                 self.defer(trigger=self._trigger(job, limits), method_name=self.resume.__name__)
             seen, tail = self._watch_here(context, job, limits)
-            return self._finish(context, seen, self._event_job(job), tail)
+            return Ending(self, context).ended(seen, whereabouts(job), tail)
         except AirflowTaskTimeout:
-            if (job := job or self._cut_off(context)) is not None:
-                self._delete(self._event_job(job))
+            if (job := job or cut_off(Memory(context).job, self._backend_of)) is not None:
+                Ending(self, context).delete(whereabouts(job))
             raise
         except (JobRefusedError, ManifestError) as error:
             raise JobFailedForGood(str(error)) from error
@@ -187,7 +184,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         if stored is not None and stored.uid is not None and stored.uid != job["uid"]:
             # The number of a trigger whose task was cleared may be given again while that trigger still speaks.
             return self._watch_anew(context, f"the trigger told of gang {job['gang']}, not of gang {stored.gang}")
-        known = self._event_job(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
+        known = whereabouts(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
         if event["kind"] == "timeout":
             seen = Observation.from_dict(event["observation"]) if event.get("observation") else None
             self._too_long(context, known, seen, str(event.get("why") or "it took longer than it may"))
@@ -195,7 +192,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             return self._watch_anew(context, str(event.get("why") or ""))
         tails = event.get("tails") or {}
         seen = Observation.from_dict(event["observation"])
-        found = self._finish(context, seen, known, tails.get(seen.replica) or [])
+        found = Ending(self, context).ended(seen, known, tails.get(seen.replica) or [])
         # Killed in these last moments: success is told by the retry, which finds the job ended well.
         self._stop_if_killed(context, None)
         return found
@@ -238,9 +235,12 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             ),
             numbered=self.number_gangs,
             keep_failed=self.keep_failed,
-            place=self.backend,
-            elsewhere=lambda job: self.hook(job.kind, job.backend).connect(),
+            place=self.place,
+            elsewhere=self._backend_of,
         )
+
+    def _backend_of(self, job: Identity) -> Backend:
+        return self.hook(job.kind, job.backend).connect()
 
     def _sized(self, context: Context, manifest: dict[str, Any], job: Identity) -> dict[str, Any]:
         nodes = Memory(context).size(job)
@@ -249,33 +249,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         self.log.info("job %s/%s: gang %d starts with %d nodes", job.namespace, job.name, job.gang, nodes)
         return resized(manifest, nodes)
 
-    def _cut_off(self, context: Context) -> Identity | None:
-        """The job of this task whose creation was cut off before its answer was here; None if there is none."""
-        job = Memory(context).job
-        if job is None or job.uid is not None:
-            return job
-        try:
-            found = self.hook(job.kind, job.backend).connect().read(job.name, job.namespace)
-        except JobError as error:
-            self.log.error("job %s/%s may have been created and may run: %s", job.namespace, job.name, error)
-            return None
-        return job.of(found) if found is not None and created_for(job, found) else None
-
     def _publish(self, context: Context, manifest: Mapping[str, Any], job: Identity) -> None:
-        ti = context["ti"]
-        if self.do_xcom_push:
-            value = {**self._event_job(job), "kind": manifest["kind"], "backend": self.backend}
-            ti.xcom_push(key=JOB_KEY, value=value)
-        urls = {"job": self.job_url, "logs": self.logs_url, "mlflow": self.mlflow_url}
-        notes = manifest["metadata"].get("annotations") or {}
-        values = {**self._event_job(job), "run": self.mlflow_run or notes.get(MLFLOW_RUN_ANNOTATION)}
-        for key, url in addresses(urls, values).items():
-            ti.xcom_push(key=key, value=url)
-        if self.hold:
-            self.log.info("The gang is held. What starts the training in each pod, and what ends the hold:")
-            named = {**manifest, "metadata": {**manifest["metadata"], "name": job.name}}
-            for line in launch_lines(named):
-                self.log.info("    %s", line)
+        publish(self, context, manifest, job)
 
     # Waiting
 
@@ -330,7 +305,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
 
         end = run_blocking(wait(), lambda: self._stop_if_killed(context, job), every=_NAP)
         if end.kind == "timeout" or end.observation is None:
-            self._too_long(context, self._event_job(job), end.observation, end.why)
+            self._too_long(context, whereabouts(job), end.observation, end.why)
         assert end.observation is not None
         self._stop_if_killed(context, job)
         return end.observation, end.tails.get(end.observation.replica or "") or []
@@ -343,98 +318,11 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         return self.execute(context)
 
     def _stop_if_killed(self, context: Context, job: Identity | None) -> None:
-        """Raise after a kill. The job goes if a person ended the task, or if no try is left that could find it."""
-        if not self._killed:
-            return
-        ti, state, why = context["ti"], None, ""
-        try:
-            state = task_state(ti)
-        except Exception as error:
-            why = f"Airflow does not say why: {error!r}"
-        ended = not why and ended_by_user(state, deferred=False)
-        last = ti.try_number > ti.max_tries
-        if job is not None and (ended or last):
-            self._delete(self._event_job(job))
-        if ended:
-            raise TaskStopped(f"the task was ended ({state}), and its job with it")
-        found = "its job with it, as no try is left" if last else "the job goes on, and a retry finds it"
-        raise TaskStopped(f"this worker was stopped, {why or f'while the task was {state}'}; {found}")
+        if self._killed:
+            Ending(self, context).stopped(whereabouts(job) if job is not None else None)
 
     def _too_long(self, context: Context, job: Mapping[str, Any], seen: Observation | None, why: str) -> NoReturn:
-        """Delete the job that has passed a limit. If so many nodes are there as will do, the next gang has these."""
-        from airflow.sdk.exceptions import AirflowTaskTimeout
-
-        name, memory = f"job {job['namespace']}/{job['name']}", Memory(context)
-        stored, deleted = memory.job, self._delete(job)
-        size = None
-        if stored is not None and stored.uid == job["uid"]:
-            size = size_to_be_had(self._limits(context, stored), seen, time.time())
-        if seen is None or stored is None or size is None:
-            raise AirflowTaskTimeout(f"{name}: {why}")
-        if deleted:
-            memory.keep_size(stored, size)
-        failed = replace(seen, phase=Phase.FAILED, reason=Reason.TOO_FEW_NODES, message=why)
-        raise retries.failure(outcome.failure_text(name, job["gang"], failed, ()), self, failed, job)
-
-    # The end
-
-    def _finish(
-        self, context: Context, observation: Observation, job: Mapping[str, Any], tail: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """The result, or the failure's exception.
-
-        :param tail: the last lines of the rank that failed, if the trigger read them.
-        """
-        name, memory = f"job {job['namespace']}/{job['name']}", Memory(context)
-        if observation.phase is Phase.LOST and (told := memory.result(job["uid"])) is not None:
-            return told
-        snapshot, alive = None, False
-        try:
-            backend = self._hook_of(job).connect()
-            snapshot = backend.read(job["name"], job["namespace"])
-            if snapshot is not None and snapshot.uid != job["uid"]:
-                snapshot = None
-            if observation.phase is Phase.LOST:
-                # A time to live may have removed it before anybody looked: its events may still tell the end.
-                observation = last_observation(backend, job["namespace"], job["uid"])
-            elif observation.phase is not Phase.SUCCEEDED:
-                tail = tail or last_lines(backend, snapshot, observation.pod)
-                alive = snapshot is not None and not ends_by_itself(backend, snapshot)
-        except JobError as error:
-            self.log.warning("%s: its last words cannot be read: %s", name, error)
-        if observation.phase is not Phase.SUCCEEDED:
-            # Survivors would hold their GPUs until the collective's own timeout, pods that wait for an image for ever.
-            if alive or self.on_finish == "delete" or (observation.pods_running and not self.keep_failed):
-                self._delete(job)
-            text = outcome.failure_text(name, job["gang"], observation, tail)
-            raise retries.failure(text, self, observation, job)
-        found = outcome.result(observation, job, outcome.last_words(snapshot))
-        # The job may be removed, by us or by its time to live, before the result is told.
-        memory.keep_result(job["uid"], found)
-        self.log.info("%s succeeded", name)
-        if self.on_finish != "keep":
-            self._delete(job)
-        return found
-
-    def _delete(self, job: Mapping[str, Any]) -> bool:
-        where = f"job {job['namespace']}/{job['name']}"
-        try:
-            backend = self._hook_of(job).connect()
-            backend.delete(job["name"], job["namespace"], uid=job["uid"])
-            self.log.info("%s is deleted", where)
-            return True
-        except JobError as error:
-            self.log.error("%s could not be deleted and may still run: %s", where, error)
-            return False
-
-    @staticmethod
-    def _event_job(job: Identity) -> dict[str, Any]:
-        values = job.to_dict()
-        return {key: values.get(key) for key in ("name", "namespace", "uid", "gang", "kind", "backend", "created")}
-
-    def _hook_of(self, job: Mapping[str, Any]) -> PyTorchJobHook:
-        """Where that job is: the task may have become another kind, or moved, while it was deferred."""
-        return self.hook(str(job.get("kind") or "PyTorchJob"), job.get("backend"))
+        Ending(self, context).too_long(job, seen, why, lambda stored: self._limits(context, stored))
 
 
 def _owner(context: Context) -> Owner:

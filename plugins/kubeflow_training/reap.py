@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from kubeflow_training.airflow_states import FromRest
+from kubeflow_training.asking.states import FromRest
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.kinds import KINDS, kind_named
-from kubeflow_training.jobs.reaper import GRACE, AirflowSilentError, JobReaper, Summary
+from kubeflow_training.jobs.reaping.reaper import GRACE, AirflowSilentError, JobReaper, Summary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator
 
-from kubeflow_training.airflow_states import FromTask
+from kubeflow_training.asking.states import FromTask
 from kubeflow_training.exceptions import JobNotReached
 from kubeflow_training.jobs.backend import Backend
-from kubeflow_training.jobs.reaper import GRACE, JobReaper, Summary
+from kubeflow_training.jobs.reaping.reaper import GRACE, JobReaper, Summary
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -13,11 +13,11 @@ from airflow.sdk import RetryPolicy
 from airflow.sdk.definitions.retry_policy import RetryDecision
 
 from kubeflow_training.exceptions import JobFailed, JobFailedForGood
+from kubeflow_training.gangs.memory import STATE_KEY
 from kubeflow_training.jobs import avoid
 from kubeflow_training.jobs.budgets import BACKOFFS, Backoff, Budgets, Failure, Ledger, Verdict
 from kubeflow_training.jobs.observation import Observation, Phase
-from kubeflow_training.jobs.reasons import Reason
-from kubeflow_training.memory import STATE_KEY
+from kubeflow_training.jobs.observation.reasons import Reason
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
 
-from kubeflow_training import outcome
 from kubeflow_training.connection import ClusterArguments
 from kubeflow_training.exceptions import JobFailedForGood, JobNotReached
-from kubeflow_training.gangs import last_observation
+from kubeflow_training.gangs import outcome
+from kubeflow_training.gangs.attach import last_observation
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, observe

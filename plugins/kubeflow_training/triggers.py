@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from kubeflow_training.asking.task import ended_by_user, task_state
 from kubeflow_training.hooks import PyTorchJobHook
-from kubeflow_training.jobs.joblog import JobLog, LogLimit
-from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.observation import Observation
 from kubeflow_training.jobs.shapes import storable
-from kubeflow_training.jobs.turns import turn
-from kubeflow_training.jobs.waiting import Waiting
-from kubeflow_training.taskstate import ended_by_user, task_state
+from kubeflow_training.jobs.waiting.job import Waiting
+from kubeflow_training.jobs.waiting.joblog import JobLog, LogLimit
+from kubeflow_training.jobs.waiting.limits import Limits
+from kubeflow_training.jobs.waiting.turns import turn
 
 POSITION_KEY: Final = "pytorch_job_log"
 """XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
@@ -41,7 +41,7 @@ class PyTorchJobTrigger(BaseTrigger):
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
     :param queue_until: Unix time by which the job must have left its queue.
     :param run_seconds: how long the job may run; time in the queue or suspended does not count.
-    :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.limits.Limits`.
+    :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.waiting.limits.Limits`.
     :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
     :param must_exist: whether a job that was never seen is lost, or waited for.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kubeflow_training.jobs.joblog import LOG_ANNOTATION
-from kubeflow_training.jobs.manifest import fingerprint, pytorch_job
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.canonical import fingerprint
+from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
 
 from dropforge import layout
 from dropforge.job import evaluate_job, train_job

@@ -29,6 +29,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         control.stop(folder)
 
 
+def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> None:
+    """The stack ends with its last test: an idle one would take other tests' cores until the session ends."""
+    if "stack" in item.funcargs and (nextitem is None or nextitem.path.parent != item.path.parent):
+        control.stop(item.funcargs["stack"].folder)
+
+
 @pytest.fixture(autouse=True)
 def environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack's addresses, for these tests and no others."""

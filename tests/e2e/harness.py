@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, connect
 from dropforge.cli.upload import upload
 from dropforge.drop import Drop, read_drop
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 # Two models on all rows of the sample would take longer than the training.
 EVALUATE = "evaluate: {max_rows: 40}\n"

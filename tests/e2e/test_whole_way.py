@@ -23,8 +23,8 @@ FIRST = f"{RECIPE}train: {{max_steps: 60, checkpoint_every: 5}}\n"
 
 
 @pytest.fixture(scope="module")
-def first(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
-    """The run of the first drop, one of whose ranks is killed in the middle."""
+def killed(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
+    """The run of the first drop, one of whose ranks was killed; the next try begins half a minute later."""
     drop = stack.drop(FAMILY, "one", samples[1], FIRST)
     run = wait_for_run(stack.connection, drop)
     store = stack.connection.store
@@ -36,8 +36,73 @@ def first(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
     wait("the first checkpoint", past_a_checkpoint)
     victims = wait("a training process", stack.ranks)
     victims[0].send_signal(signal.SIGKILL)
-    assert stack.end(run) == "success", stack.log(run, "train")
     return run
+
+
+@pytest.fixture(scope="module")
+def first(stack: Stack, killed: str) -> str:
+    """The same run, which has ended."""
+    assert stack.end(killed) == "success", stack.log(killed, "train")
+    return killed
+
+
+# These do not wait for the run; it goes on meanwhile.
+
+
+def test_a_recipe_with_an_unknown_key_fails_at_once_and_names_the_nearest(
+    stack: Stack, killed: str, samples: dict[int, dict[str, Path]]
+) -> None:
+    drop = stack.drop("bad-recipe", "d", samples[1], "extends: tiny\ntrain: {learning_rat: 0.1}\n")
+    run = wait_for_run(stack.connection, drop)
+    assert stack.end(run) == "failed"
+    assert stack.tasks(run)["plan"]["try_number"] == 1
+    assert "Did you mean `train.learning_rate`?" in stack.log(run, "plan")
+
+
+@pytest.fixture(scope="module")
+def unreadable(stack: Stack, killed: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A file without a readable row, and the run that failed for it."""
+    path = tmp_path_factory.mktemp("unreadable") / "rows.jsonl"
+    path.write_text("not json\n{broken\n" * 20)
+    drop = stack.drop("bad-data", "d", {path.name: path}, None)
+    run = wait_for_run(stack.connection, drop)
+    assert stack.end(run) == "failed"
+    return path, run
+
+
+def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command, as a person types it."""
+    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", *words, "--state", str(stack.folder)]
+    env = {**os.environ, "COLUMNS": "300"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+
+
+def test_a_drop_with_no_readable_row_says_so(stack: Stack, unreadable: tuple[Path, str]) -> None:
+    log = stack.log(unreadable[1], "curate")
+    assert "rows.jsonl" in log
+    assert stack.tasks(unreadable[1])["curate"]["try_number"] == 1
+
+
+def test_a_run_that_failed_before_training_is_listed(stack: Stack, unreadable: tuple[Path, str]) -> None:
+    done = typed(stack, "runs", "--family", "bad-data")
+    (line,) = [line for line in done.stdout.splitlines() if "bad-data/d" in line]
+    assert line.split()[:2] == ["bad-data/d", "FAILED"]
+    assert "curate failed: " in line
+    assert "rows.jsonl" in line
+
+
+def test_following_a_drop_of_known_bytes_follows_the_run_that_took_them(
+    stack: Stack, unreadable: tuple[Path, str]
+) -> None:
+    path, run = unreadable
+    done = typed(stack, "drop", str(path), "--family", "bad-data", "--name", "again", "--follow")
+    assert done.returncode == 1, done.stderr
+    assert f"The same data was dropped before; as bad-data/d, taken by {run}." in done.stdout
+    assert "curate: failed" in done.stdout
+    assert "curate failed: " in done.stdout
+
+
+# These do.
 
 
 def test_a_killed_rank_still_ends_in_a_registered_model(stack: Stack, first: str) -> None:
@@ -122,59 +187,6 @@ def test_the_form_starts_the_same_dag_with_another_preset(
     assert tracked.data.params["train.max_steps"] == "3"
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion")
     assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
-
-
-def test_a_recipe_with_an_unknown_key_fails_at_once_and_names_the_nearest(
-    stack: Stack, samples: dict[int, dict[str, Path]]
-) -> None:
-    drop = stack.drop("bad-recipe", "d", samples[1], "extends: tiny\ntrain: {learning_rat: 0.1}\n")
-    run = wait_for_run(stack.connection, drop)
-    assert stack.end(run) == "failed"
-    assert stack.tasks(run)["plan"]["try_number"] == 1
-    assert "Did you mean `train.learning_rate`?" in stack.log(run, "plan")
-
-
-@pytest.fixture(scope="module")
-def unreadable(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A file without a readable row, and the run that failed for it."""
-    path = tmp_path_factory.mktemp("unreadable") / "rows.jsonl"
-    path.write_text("not json\n{broken\n" * 20)
-    drop = stack.drop("bad-data", "d", {path.name: path}, None)
-    run = wait_for_run(stack.connection, drop)
-    assert stack.end(run) == "failed"
-    return path, run
-
-
-def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command, as a person types it."""
-    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", *words, "--state", str(stack.folder)]
-    env = {**os.environ, "COLUMNS": "300"}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
-
-
-def test_a_drop_with_no_readable_row_says_so(stack: Stack, unreadable: tuple[Path, str]) -> None:
-    log = stack.log(unreadable[1], "curate")
-    assert "rows.jsonl" in log
-    assert stack.tasks(unreadable[1])["curate"]["try_number"] == 1
-
-
-def test_a_run_that_failed_before_training_is_listed(stack: Stack, unreadable: tuple[Path, str]) -> None:
-    done = typed(stack, "runs", "--family", "bad-data")
-    (line,) = [line for line in done.stdout.splitlines() if "bad-data/d" in line]
-    assert line.split()[:2] == ["bad-data/d", "FAILED"]
-    assert "curate failed: " in line
-    assert "rows.jsonl" in line
-
-
-def test_following_a_drop_of_known_bytes_follows_the_run_that_took_them(
-    stack: Stack, unreadable: tuple[Path, str]
-) -> None:
-    path, run = unreadable
-    done = typed(stack, "drop", str(path), "--family", "bad-data", "--name", "again", "--follow")
-    assert done.returncode == 1, done.stderr
-    assert f"The same data was dropped before; as bad-data/d, taken by {run}." in done.stdout
-    assert "curate: failed" in done.stdout
-    assert "curate failed: " in done.stdout
 
 
 def test_a_half_uploaded_drop_waits_for_its_repair(stack: Stack, tmp_path: Path) -> None:

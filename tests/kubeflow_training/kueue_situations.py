@@ -8,7 +8,7 @@ from typing import Any
 
 from kubeflow_training.jobs.kinds import PYTORCH_JOB, Kind
 from kubeflow_training.jobs.observation import Phase
-from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.observation.reasons import Reason
 
 from tests.kubeflow_training.situations import PRETEND, SLEEP, Job, Situation, Stage
 

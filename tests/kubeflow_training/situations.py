@@ -21,7 +21,7 @@ from kubeflow_training.jobs.kinds.compile import compiled, training_runtime
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Observation, Phase, observe
-from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.observation.reasons import Reason
 
 IMAGE = os.environ.get("KUBEFLOW_TRAINING_TEST_IMAGE", "test.local/shell:1")
 RUNTIME = "gang"

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout
-from kubeflow_training import gangs
-from kubeflow_training.gangs import Gangs
+from kubeflow_training.gangs import attach as gangs
+from kubeflow_training.gangs.attach import Gangs
+from kubeflow_training.gangs.memory import STATE_KEY
+from kubeflow_training.gangs.reattach import Action, Identity, identity
 from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
 from kubeflow_training.jobs.manifest import pytorch_job
-from kubeflow_training.jobs.ownership import Owner
-from kubeflow_training.memory import STATE_KEY
+from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.operators import PyTorchJobOperator
-from kubeflow_training.reattach import Action, Identity, identity
 
 MANIFEST = pytorch_job(name="job", image="x", command=["true"])
 OWNER = Owner("dag", "run", "train")
@@ -161,6 +161,40 @@ def test_a_job_that_moved_to_another_backend_leaves_none_behind(quick):
     moved = found(new, memory, place="kubernetes", elsewhere=lambda job: {"local": old}[job.backend])
     assert moved.attach(MANIFEST, "1.0").identity.backend == "kubernetes"
     assert (old.jobs_there, new.made) == ({}, 1)
+
+
+def test_a_job_whose_connection_changed_between_tries_leaves_none_behind(quick):
+    old, new, memory = Place(), Place(), Memory()
+    found(old, memory, place="kubernetes:staging").attach(MANIFEST, "1.0")
+    moved = found(
+        new, memory, place="kubernetes:production", elsewhere=lambda job: {"kubernetes:staging": old}[job.backend]
+    )
+    moved.attach(MANIFEST, "1.0")
+    assert (old.jobs_there, new.made) == ({}, 1)
+
+
+@pytest.mark.parametrize("stored", [None, "kubernetes", "kubernetes:production"])
+def test_what_an_earlier_version_stored_is_found_again(quick, stored):
+    place, memory = Place(), Memory()
+    first = found(place, memory, place=stored).attach(MANIFEST, "1.0").identity
+    again = found(place, memory, place="kubernetes:production").attach(MANIFEST, "1.0")
+    assert (again.action, again.identity.uid, place.made) == (Action.ADOPT, first.uid, 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "backend", "connection", "home"),
+    [
+        (None, "kubernetes", "mine", None),
+        ("kubernetes", "kubernetes", "mine", None),
+        ("kubernetes:other", "kubernetes", "other", None),
+        ("local:/a:b", "local", "mine", "/a:b"),
+    ],
+)
+def test_the_hook_goes_to_the_place_that_was_stored(place, backend, connection, home):
+    operator = PyTorchJobOperator(task_id="train", manifest=MANIFEST, kubernetes_conn_id="mine")
+    hook = operator.hook("PyTorchJob", place)
+    assert (hook.backend, hook.kubernetes_conn_id, hook.home) == (backend, connection, home)
+    assert operator.place == "kubernetes:mine"
 
 
 def test_another_job_in_the_old_place_is_left_alone(quick):

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubeflow_training.jobs.checks import check
 from kubeflow_training.jobs.elastic import (
     elastic,
     is_away,
@@ -22,6 +21,7 @@ from kubeflow_training.jobs.elastic import (
 )
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.checks.pytorch import check
 from kubeflow_training.jobs.observation import Phase, observe
 
 

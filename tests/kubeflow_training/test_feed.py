@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 from kubeflow_training.jobs.errors import JobRefusedError
-from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
-from kubeflow_training.jobs.kubernetes import reflector
 from kubeflow_training.jobs.kubernetes.client import ExpiredError
-from kubeflow_training.jobs.kubernetes.feed import Feed
-from kubeflow_training.jobs.kubernetes.reflector import Handler, Reflector
+from kubeflow_training.jobs.kubernetes.watching import reflector
+from kubeflow_training.jobs.kubernetes.watching.feed import Feed
+from kubeflow_training.jobs.kubernetes.watching.reflector import Handler, Reflector
 from kubeflow_training.jobs.observation import Phase
-from kubeflow_training.jobs.waiting import Waiting
+from kubeflow_training.jobs.waiting.job import Waiting
+from kubeflow_training.jobs.waiting.joblog import JobLog
 
 from tests.kubeflow_training.test_elastic import elastic, manifest, succeeded
 

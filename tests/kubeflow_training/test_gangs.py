@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kubeflow_training import gangs
-from kubeflow_training.gangs import ends_by_itself
+from kubeflow_training.gangs import attach as gangs
+from kubeflow_training.gangs.attach import ends_by_itself
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.observation import Phase, observe
 

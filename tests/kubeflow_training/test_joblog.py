@@ -8,7 +8,7 @@ import time
 
 import pytest
 from kubeflow_training.jobs.errors import JobError
-from kubeflow_training.jobs.joblog import JobLog, LogLimit
+from kubeflow_training.jobs.waiting.joblog import JobLog, LogLimit
 
 
 def add(log, *lines, pod="p", replica="worker-0"):

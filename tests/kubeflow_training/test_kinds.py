@@ -6,12 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from kubeflow_training.jobs import kueue
 from kubeflow_training.jobs.errors import JobRefusedError, ManifestError
 from kubeflow_training.jobs.kinds import INDEXED_JOB, KINDS, TRAIN_JOB, kind_named, kind_of, kind_seen
 from kubeflow_training.jobs.kinds.compile import compiled, indexed_job, train_job
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
-from kubeflow_training.jobs.manifest import pytorch_job, renamed
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.naming import renamed
+from kubeflow_training.jobs.observation import kueue
 
 from tests.kubeflow_training.rights import Rights, admin
 
@@ -28,6 +29,15 @@ SPEC: dict[str, Any] = {
     "deadline_seconds": 60,
     "grace_seconds": 9,
 }
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_plain_secret_in_an_init_container_is_refused_with_its_place(kind):
+    manifest = compiled(pytorch_job(**SPEC), kind)
+    init = {"name": "fetch", "image": "tools:1", "env": [{"name": "HF_TOKEN", "value": "x"}]}
+    kind.pod_specs(manifest)[-1]["initContainers"] = [init]
+    with pytest.raises(ManifestError, match=r"containers\.fetch\.env\.HF_TOKEN`: its value looks like a secret"):
+        kind.require_valid(manifest)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 import pytest
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.elastic import elastic
-from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.kinds import PYTORCH_JOB, TRAIN_JOB
-from kubeflow_training.jobs.kubernetes.events import EventReader
-from kubeflow_training.jobs.kubernetes.feed import Look
 from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
+from kubeflow_training.jobs.kubernetes.watching.events import EventReader
+from kubeflow_training.jobs.kubernetes.watching.subscription import Look
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Phase, observe
-from kubeflow_training.jobs.reasons import Reason
-from kubeflow_training.jobs.waiting import Waiting
+from kubeflow_training.jobs.observation.reasons import Reason
+from kubeflow_training.jobs.waiting.job import Waiting
+from kubeflow_training.jobs.waiting.joblog import JobLog
 
 from tests.kubeflow_training.test_observation import ended, job, running
 

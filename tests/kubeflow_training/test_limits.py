@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from kubeflow_training.jobs.limits import Limits, exceeded, next_check, size_to_be_had
 from kubeflow_training.jobs.observation import Observation, Phase
+from kubeflow_training.jobs.waiting.limits import Limits, exceeded, next_check, size_to_be_had
 
 STARTED = datetime.fromtimestamp(1000, UTC)
 

@@ -6,10 +6,12 @@ import copy
 
 import pytest
 from kubeflow_training.jobs import spec as spec_module
-from kubeflow_training.jobs.checks import check, quantity, require_valid
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.local.capacity import Resources, gang_resources
-from kubeflow_training.jobs.manifest import fingerprint, pytorch_job
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.canonical import fingerprint
+from kubeflow_training.jobs.manifest.checks.pod import quantity
+from kubeflow_training.jobs.manifest.checks.pytorch import check, require_valid
 
 
 def build(**more):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kubeflow_training.jobs.checks import check
+from kubeflow_training.jobs.manifest.checks.pytorch import check
 from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
-from kubeflow_training.jobs.progress import Progress, last, parse
-from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason
+from kubeflow_training.jobs.observation.progress import Progress, last, parse
+from kubeflow_training.jobs.observation.reasons import MENDS, RETRYABLE, Reason
 
 
 def job(*conditions: Any, workers: int = 0, policy: str = "Never", **status: Any) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kubeflow_training.jobs.observation import Phase, observe
-from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.observation import Phase, Reason, observe
 
 from tests.kubeflow_training.kills.installation import until
 from tests.kubeflow_training.waiter import Place, Waiter

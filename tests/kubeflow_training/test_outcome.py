@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from kubeflow_training.gangs.outcome import failure_text, last_words
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.observation import Observation, Phase, Reason
-from kubeflow_training.outcome import failure_text, last_words
+from kubeflow_training.jobs.waiting.joblog import JobLog
 
 
 def words(*told: Any) -> Any:

@@ -8,12 +8,12 @@ import time
 
 import pytest
 from kubeflow_training.jobs.errors import BackendUnavailableError
-from kubeflow_training.jobs.joblog import LOG_ANNOTATION, JobLog, LogLimit
-from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.observation import Phase
-from kubeflow_training.jobs.polling import PolledLogs, shared_poll
-from kubeflow_training.jobs.waiting import Waiting, run_blocking
+from kubeflow_training.jobs.waiting.job import Waiting, run_blocking
+from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION, JobLog, LogLimit
+from kubeflow_training.jobs.waiting.limits import Limits
+from kubeflow_training.jobs.waiting.polling import PolledLogs, shared_poll
 
 
 class Counted(LocalCluster):

@@ -83,7 +83,7 @@ def test_parsing_a_dag_with_the_operator_imports_no_client(airflow):
 def test_the_job_library_needs_no_airflow():
     code = (
         "import sys; sys.modules['airflow'] = None;"
-        "import kubeflow_training.jobs.watch, kubeflow_training.jobs.local, kubeflow_training.jobs.kubernetes;"
+        "import kubeflow_training.jobs.waiting.podlog, kubeflow_training.jobs.local, kubeflow_training.jobs.kubernetes;"
         "import kubeflow_training.jobs.local.supervisor; assert 'kubernetes' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

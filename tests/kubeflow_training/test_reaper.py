@@ -10,14 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from kubeflow_training import reap
-from kubeflow_training.airflow_states import FromRest
+from kubeflow_training.asking.states import FromRest
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobRefusedError
 from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.observation import observe
-from kubeflow_training.jobs.orphans import GONE, INSTANCE_KEY, Task, marked
-from kubeflow_training.jobs.ownership import Owner
-from kubeflow_training.jobs.reaper import AirflowSilentError, JobReaper
+from kubeflow_training.jobs.reaping.orphans import GONE, INSTANCE_KEY, Task, marked
+from kubeflow_training.jobs.reaping.reaper import AirflowSilentError, JobReaper
 
 OWNER = Owner("dag", "manual__2026-01-01T00:00:00+00:00", "train", -1)
 WAIT = "import time; time.sleep(300)"

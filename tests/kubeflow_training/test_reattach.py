@@ -6,10 +6,10 @@ import json
 import re
 from dataclasses import replace
 
+from kubeflow_training.gangs.reattach import Action, Identity, created_for, decide, identity
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.manifest import pytorch_job
-from kubeflow_training.jobs.ownership import Owner, label_value
-from kubeflow_training.reattach import Action, Identity, created_for, decide, identity
+from kubeflow_training.jobs.manifest.ownership import Owner, label_value
 
 MANIFEST = pytorch_job(name="job", image="x", command=["true"])
 OWNER = Owner("dag", "run", "train")

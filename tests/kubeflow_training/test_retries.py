@@ -12,7 +12,8 @@ from kubeflow_training import retries
 from kubeflow_training.exceptions import JobFailed, JobFailedForGood, JobNotReached, TaskStopped
 from kubeflow_training.jobs.avoid import Avoided, away_from, current, extended, stored
 from kubeflow_training.jobs.budgets import Backoff, Budgets, Failure, Ledger
-from kubeflow_training.jobs.manifest import fingerprint, pytorch_job
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.observation import Observation, Phase, Reason
 from kubeflow_training.operators import PyTorchJobOperator
 from kubeflow_training.retries import AVOID_KEY, LEDGER_KEY, RetryByCause, SharedBudget

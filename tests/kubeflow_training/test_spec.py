@@ -8,19 +8,19 @@ from contextlib import suppress
 from copy import deepcopy
 
 import pytest
+from kubeflow_training.gangs.reattach import identity
 from kubeflow_training.jobs.avoid import away_from
-from kubeflow_training.jobs.checks import check
 from kubeflow_training.jobs.errors import ManifestError
-from kubeflow_training.jobs.experiments import held, launch_lines
 from kubeflow_training.jobs.kinds import KINDS, kind_of
 from kubeflow_training.jobs.kinds.compile import compiled
 from kubeflow_training.jobs.manifest import made_name
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.manifest.checks.pytorch import check
+from kubeflow_training.jobs.manifest.experiments import held, launch_lines
+from kubeflow_training.jobs.manifest.ownership import Owner
+from kubeflow_training.jobs.manifest.text import manifest_from_text, manifest_to_text
 from kubeflow_training.jobs.render import render
 from kubeflow_training.jobs.source import job_of, manifest_of
 from kubeflow_training.jobs.spec import ElasticPolicy, TrainingJobSpec
-from kubeflow_training.jobs.text import manifest_from_text, manifest_to_text
-from kubeflow_training.reattach import identity
 
 OWNER = Owner("My DAG", "manual__2026-01-01T00:00:00+00:00", "train.step")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubeflow_training.jobs.observation import Reason, observe
-from kubeflow_training.jobs.torchrun import root_cause
+from kubeflow_training.jobs.observation.torchrun import root_cause
 
 TABLE = """    raise ChildFailedError(
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:

@@ -7,9 +7,9 @@ import time
 
 import pytest
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
-from kubeflow_training.jobs.limits import Limits
 from kubeflow_training.jobs.observation import Phase
-from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.observation.reasons import Reason
+from kubeflow_training.jobs.waiting.limits import Limits
 
 from tests.kubeflow_training.waiter import Place, Waiter
 
@@ -155,7 +155,7 @@ def test_a_revoked_token_is_no_failed_job_and_a_new_one_is_taken(fewer_rights, t
 
 
 def test_an_account_that_may_not_watch_lists_instead(fewer_rights, tmp_path, monkeypatch):
-    from kubeflow_training.jobs.kubernetes import reflector
+    from kubeflow_training.jobs.kubernetes.watching import reflector
 
     monkeypatch.setattr(reflector, "_REFUSED_SECONDS", 1.0)
     rights = fewer_rights()
@@ -240,7 +240,7 @@ def test_when_the_last_one_leaves_all_is_closed(place):
 @pytest.mark.parametrize("kind", [PYTORCH_JOB], ids=str)
 def test_a_namespace_that_does_not_exist_says_so(place, kind):
     from kubeflow_training.jobs.kubernetes.client import from_kubeconfig
-    from kubeflow_training.jobs.kubernetes.sharing import shared_feed
+    from kubeflow_training.jobs.kubernetes.watching.sharing import shared_feed
 
     async def main():
         feed = shared_feed("nowhere", lambda: from_kubeconfig(str(place.path)), "no-such-namespace", kind)

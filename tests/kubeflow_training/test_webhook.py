@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kubeflow_training.jobs.checks import check
 from kubeflow_training.jobs.errors import JobRefusedError
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
 from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.checks.pytorch import check
+from kubeflow_training.jobs.manifest.text import manifest_to_text
 from kubeflow_training.jobs.observation import Phase, Reason, observe
 from kubeflow_training.jobs.render import render
 from kubeflow_training.jobs.spec import ElasticPolicy
-from kubeflow_training.jobs.text import manifest_to_text
 
 pytestmark = pytest.mark.cluster
 

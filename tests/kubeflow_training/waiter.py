@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
 from kubeflow_training.jobs.kubernetes.client import from_kubeconfig
-from kubeflow_training.jobs.kubernetes.feed import Feed
 from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
-from kubeflow_training.jobs.kubernetes.sharing import shared_feed
-from kubeflow_training.jobs.limits import Limits
+from kubeflow_training.jobs.kubernetes.watching.feed import Feed
+from kubeflow_training.jobs.kubernetes.watching.sharing import shared_feed
 from kubeflow_training.jobs.manifest import pytorch_job
-from kubeflow_training.jobs.waiting import End, Waiting
+from kubeflow_training.jobs.waiting.job import End, Waiting
+from kubeflow_training.jobs.waiting.joblog import JobLog, LogLimit
+from kubeflow_training.jobs.waiting.limits import Limits
 
 from tests.kubeflow_training.outage import Proxy
 from tests.kubeflow_training.rights import Rights

@@ -5,18 +5,14 @@ from __future__ import annotations
 import http.client
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
 
 from dropforge.errors import DropforgeError
-from dropforge.job import SECRET
-from dropforge.stack import control, health
+from dropforge.stack import control
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.services import services
-from dropforge.stack.state import read_state
 from tests.stack.conftest import Server
 
 PODS = "127.0.0.2"  # another address of every Linux machine
@@ -75,26 +71,3 @@ def test_a_stack_that_does_not_run_has_no_secret_for_pods(tmp_path: Path) -> Non
     done = dropforge("secret", "--state", str(tmp_path))
     assert done.returncode == 2
     assert "up --pod-host" in done.stderr
-
-
-@pytest.mark.e2e
-def test_the_secret_leads_pods_to_this_stack(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    control.start(folder, pod_host=PODS)
-    try:
-        control.wait_ready(folder)
-        found = read_state(folder)
-        assert found is not None
-        done = dropforge("secret", "--state", str(folder), "--namespace", "training")
-        assert done.returncode == 0, done.stderr
-        secret = yaml.safe_load(done.stdout)
-        assert (secret["kind"], secret["metadata"]) == ("Secret", {"name": SECRET, "namespace": "training"})
-        values = secret["stringData"]
-        assert values["AWS_ACCESS_KEY_ID"] == found.secrets.access_key
-        assert values["MLFLOW_TRACKING_URI"] == f"http://{PODS}:{found.ports['mlflow']}"
-        for url in (values["MLFLOW_TRACKING_URI"] + "/health", values["AWS_ENDPOINT_URL"] + "/-/health"):
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                assert answer.status == 200
-        assert health.answers(found.ports["mlflow"], "/health")
-    finally:
-        control.stop(folder)

@@ -129,7 +129,7 @@ def end_jobs(opened: Opened, owner: str) -> None:
     """
     from kubeflow_training.hooks import PyTorchJobHook
     from kubeflow_training.jobs.errors import JobError
-    from kubeflow_training.jobs.manifest import OWNER_ANNOTATION
+    from kubeflow_training.jobs.manifest.words import OWNER_ANNOTATION
     from kubeflow_training.jobs.observation import observe
 
     namespace, label = opened["train"]["metadata"]["namespace"], {"dropforge/run": opened["run"]}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kubeflow_training.jobs.kinds import kind_seen
-from kubeflow_training.jobs.reasons import Reason
+from kubeflow_training.jobs.observation.reasons import Reason
 from kubeflow_training.jobs.shapes import items, mapping
 
 HARDWARE: Final = frozenset({Reason.NODE_LOST, Reason.COLLECTIVE_TIMEOUT})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from kubeflow_training.jobs.reasons import MENDS, RETRYABLE, Reason
+from kubeflow_training.jobs.observation.reasons import MENDS, RETRYABLE, Reason
 from kubeflow_training.jobs.shapes import items, mapping
 
 BUDGETS: Final[Mapping[Reason, int]] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.kinds import kind_of
+from kubeflow_training.jobs.manifest.text import manifest_from_text, manifest_to_text
 from kubeflow_training.jobs.source import manifest_of
-from kubeflow_training.jobs.text import manifest_from_text, manifest_to_text
 
 
 def render(text: str, what: str = "the manifest") -> str:

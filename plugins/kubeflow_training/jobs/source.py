@@ -9,10 +9,11 @@ from typing import Any
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.kinds import kind_named, kind_of
 from kubeflow_training.jobs.kinds.compile import compiled
-from kubeflow_training.jobs.manifest import longest_name, made_name, renamed, without_nulls
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.manifest.canonical import without_nulls
+from kubeflow_training.jobs.manifest.naming import longest_name, made_name, renamed
+from kubeflow_training.jobs.manifest.ownership import Owner
+from kubeflow_training.jobs.manifest.text import manifest_from_text
 from kubeflow_training.jobs.spec import TrainingJobSpec
-from kubeflow_training.jobs.text import manifest_from_text
 
 
 def job_of(manifest: Any, spec: Any, kind: str | None, owner: Owner) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
 from kubeflow_training.jobs.elastic import elastic
-from kubeflow_training.jobs.manifest import (
+from kubeflow_training.jobs.manifest.values import checked, default_of
+from kubeflow_training.jobs.manifest.words import (
     API_VERSION,
     AWAIT_MASTER,
     CONTAINER,
@@ -17,7 +18,6 @@ from kubeflow_training.jobs.manifest import (
     KIND,
     MLFLOW_RUN_ANNOTATION,
 )
-from kubeflow_training.jobs.values import checked, default_of
 
 JOIN_SECONDS: Final = 20 * 60
 """How long ranks wait for one another: longer than a node's start and the pull of a large image."""

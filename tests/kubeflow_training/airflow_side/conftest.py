@@ -42,6 +42,7 @@ class Airflow:
             "NO_COLOR": "1",
         }
         self.process: subprocess.Popen[str] | None = None
+        self.pid = 0  # of the fork that does the work
         self.answers: Any = None
         self._log_from = 0
 
@@ -59,8 +60,22 @@ class Airflow:
             )
         os.close(write)
         self.answers = os.fdopen(read)
-        if not self.answers.readline():
-            raise AssertionError((self.folder / "airflow.log").read_text()[-4000:])
+        self._meet()
+
+    def _meet(self) -> None:
+        """Wait until the process, or the next after a killed one, tells who it is."""
+        for line in self.answers:
+            if "pid" in (told := json.loads(line)):
+                self.pid = told["pid"]
+                return
+        raise AssertionError((self.folder / "airflow.log").read_text()[-4000:])
+
+    def end(self) -> None:
+        """The next one starts from nothing, with `env` as it is then."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+            os.kill(self.pid, signal.SIGKILL)
 
     def begin(self, do: str, **more: Any) -> None:
         """Send a request and do not wait for its answer."""
@@ -75,6 +90,7 @@ class Airflow:
         line = self.answers.readline()
         assert line, "the process is gone"
         answer = json.loads(line)
+        assert "pid" not in answer, "the process is gone, and another came"
         assert "error" not in answer, answer["error"]
         return answer["value"]
 
@@ -83,10 +99,9 @@ class Airflow:
         return self.answer()
 
     def signal(self, number: int) -> None:
-        assert self.process
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
         if number == signal.SIGKILL:
-            self.process.wait()
+            self._meet()
 
     def state_from_outside(self, dag: str, run: str, state: str | None) -> None:
         """What the API server does when a person marks a task, while the task runs."""
@@ -180,9 +195,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     yield airflow
     for job in airflow.cluster.jobs():
         airflow.cluster.delete(job.job["metadata"]["name"], "default", grace_seconds=0)
-    if airflow.process and airflow.process.poll() is None:
-        airflow.process.kill()
-        airflow.process.wait()
+    airflow.end()
     supervisor.terminate()
     supervisor.wait(60)
 

@@ -1,11 +1,13 @@
 """A process with a real Airflow database that does on request what scheduler, worker and triggerer do.
 
-One request per line on standard input, one answer per line on the file descriptor given as argument.
+One request per line on standard input, one answer per line on the file descriptor given as argument. A killed one is
+back at once, as the fork of a process that has Airflow loaded; each tells its process number first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -243,9 +245,17 @@ class Worker:
         return json.loads(self.answers.readline())
 
 
-def main() -> None:
-    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
-    driver = Driver()
+def make_api() -> None:
+    """The API's routes, which each process would take seconds to make at its first request; starts no thread."""
+    from airflow.sdk.execution_time.supervisor import in_process_api_server
+
+    in_process_api_server().app._cadwyn_initialize()
+
+
+def serve(driver: Driver, answers: Any) -> None:
+    """Do what is asked for until there are no more requests."""
+    settings.engine.dispose(close=False)
+    settings.Session.remove()
     driver.attempt_in_fork = Worker(driver).attempt
     answers.write(json.dumps({"pid": os.getpid()}) + "\n")
     for line in sys.stdin:
@@ -255,6 +265,21 @@ def main() -> None:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer, default=str) + "\n")
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    driver = Driver()
+    make_api()
+    gc.collect()
+    gc.freeze()
+    while True:
+        if (pid := os.fork()) == 0:
+            serve(driver, answers)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            return
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.manifest.ownership import Owner
 
 both = pytest.mark.parametrize("mode", ["deferred", "sync"])
 

@@ -12,11 +12,11 @@ import time
 import urllib.request
 
 import pytest
-from kubeflow_training.instance import STORED_NAME
+from kubeflow_training.asking.instance import STORED_NAME
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
+from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.observation import Phase, observe
-from kubeflow_training.jobs.orphans import INSTANCE_KEY, marked
-from kubeflow_training.jobs.ownership import Owner
+from kubeflow_training.jobs.reaping.orphans import INSTANCE_KEY, marked
 
 from tests.kubeflow_training.outage import Proxy
 
@@ -158,8 +158,7 @@ def test_a_kill_while_the_clusters_api_is_away_is_made_good_by_the_reaper(new_ru
     path = rights.write(rights.kubeconfig.with_suffix(".proxied"), proxy.url)
     extra = {"kube_config_path": str(path)}
     airflow.env["AIRFLOW_CONN_RESTRICTED"] = json.dumps({"conn_type": "kubernetes", "extra": extra})
-    if airflow.process and airflow.process.poll() is None:
-        airflow.signal(signal.SIGKILL)  # the next one has the connection
+    airflow.end()  # the next one has the connection
 
     def phase():
         seen = cluster.read(run.name, rights.namespace)

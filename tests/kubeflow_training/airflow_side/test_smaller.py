@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 
 import pytest
+from kubeflow_training.gangs.memory import SIZE_KEY
 from kubeflow_training.jobs.elastic import elastic, nodes_to_be_had
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
-from kubeflow_training.jobs.manifest import FINGERPRINT_ANNOTATION, TOKEN_ANNOTATION, pytorch_job
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.words import FINGERPRINT_ANNOTATION, TOKEN_ANNOTATION
 from kubeflow_training.jobs.observation import Phase, observe
-from kubeflow_training.memory import SIZE_KEY
 from kubeflow_training.retries import LEDGER_KEY
 
 from tests.kubeflow_training.rights import admin

@@ -7,8 +7,8 @@ import re
 
 import pytest
 from kubeflow_training.jobs.budgets import BACKOFFS, BUDGETS
-from kubeflow_training.jobs.phases import Phase
-from kubeflow_training.jobs.reasons import EXIT_CODES, RETRYABLE, Reason
+from kubeflow_training.jobs.observation.phases import Phase
+from kubeflow_training.jobs.observation.reasons import EXIT_CODES, RETRYABLE, Reason
 
 from tests.kubeflow_training.docs.pages import PACKAGE, PAGES, Signature, pages, quoted, tables, with_excerpts
 
@@ -36,7 +36,7 @@ PUBLIC = (
     "jobs.kinds.compile.train_job",
     "jobs.kinds.compile.training_runtime",
     "jobs.local.cluster.LocalCluster",
-    "jobs.observation.observe",
+    "jobs.observation.reader.observe",
     "jobs.render.render",
 )
 

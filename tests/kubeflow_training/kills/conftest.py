@@ -1,4 +1,4 @@
-"""One whole Airflow per session, and the places for its jobs."""
+"""One whole Airflow for the tests of this folder's only file, and the places for its jobs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.kubeflow_training.kills.installation import Installation, until
 from tests.kubeflow_training.kills.places import OnKubernetes, OnThisMachine, Place, connection
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kills_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kills")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def airflow(kills_folder: Path, request: pytest.FixtureRequest) -> Iterator[Installation]:
     env = {"KUBEFLOW_TRAINING_HOME": str(kills_folder / "cluster")}
     wanted = any(item.get_closest_marker("cluster") and "kills" in item.nodeid for item in request.session.items)
@@ -35,14 +35,14 @@ def airflow(kills_folder: Path, request: pytest.FixtureRequest) -> Iterator[Inst
         found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def on_this_machine(kills_folder: Path) -> Iterator[OnThisMachine]:
     found = OnThisMachine(kills_folder, dict(os.environ))
     yield found
     found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def on_kubernetes(request: pytest.FixtureRequest) -> OnKubernetes:
     return OnKubernetes(request.getfixturevalue("rights"))
 
@@ -50,7 +50,7 @@ def on_kubernetes(request: pytest.FixtureRequest) -> OnKubernetes:
 BOTH = ["on_this_machine", pytest.param("on_kubernetes", marks=pytest.mark.cluster)]
 
 
-@pytest.fixture(scope="session", autouse=True, params=BOTH, ids=["local", "kubernetes"])
+@pytest.fixture(scope="module", autouse=True, params=BOTH, ids=["local", "kubernetes"])
 def place(request: pytest.FixtureRequest) -> Place:
     found: Place = request.getfixturevalue(request.param)
     return found
@@ -101,6 +101,10 @@ class Run:
         found = self.airflow.rows("select triggerer_id from trigger where id = ?", self._task("trigger_id"))
         names = {job: name for name, job in self.airflow.triggerer_jobs.items()}
         return names.get(found[0][0]) if found else None
+
+    def watches(self) -> int:
+        """How often a triggerer has begun to wait for the job. A slow machine's may lose it to another at any time."""
+        return self.text().count(") starting")
 
     def text(self) -> str:
         """The task's log of all tries, as files: worker's and triggerers'."""

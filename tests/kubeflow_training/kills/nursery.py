@@ -29,9 +29,9 @@ MODULES = (
     "airflow.sdk.execution_time.task_runner",
     "airflow.sdk.execution_time.xcom",
     "kubeflow_training.jobs.kubernetes.logs",
-    "kubeflow_training.jobs.kubernetes.sharing",
+    "kubeflow_training.jobs.kubernetes.watching.sharing",
     "kubeflow_training.jobs.local",
-    "kubeflow_training.jobs.polling",
+    "kubeflow_training.jobs.waiting.polling",
     "kubeflow_training.operators",
     "kubeflow_training.triggers",
 )

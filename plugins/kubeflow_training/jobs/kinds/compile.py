@@ -11,7 +11,8 @@ from kubeflow_training.jobs.kinds.indexed import INDEXED_JOB
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.kinds.pytorch import PYTORCH_JOB
 from kubeflow_training.jobs.kinds.train import NODE, TRAIN_JOB
-from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, pytorch_job
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL
 from kubeflow_training.jobs.shapes import items, mapping
 
 RUNTIME: Final = "torch-distributed"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kubeflow_training.jobs.kinds.checks import Problem, name_problems, require_none, secret_problems
 from kubeflow_training.jobs.kinds.kind import Kind
-from kubeflow_training.jobs.manifest import CONTAINER
+from kubeflow_training.jobs.manifest.checks.metadata import name_problems
+from kubeflow_training.jobs.manifest.checks.pod import pod_secret_problems
+from kubeflow_training.jobs.manifest.checks.problems import Problem, require_none
+from kubeflow_training.jobs.manifest.words import CONTAINER
 from kubeflow_training.jobs.shapes import items, labels, mapping, whole
 
 _INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
@@ -75,8 +77,7 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("spec.template.spec.restartPolicy", "a Job takes Never or OnFailure", "Write Never")
     if not any(item.get("image") for item in items(pod.get("containers"))):
         yield Problem("spec.template.spec.containers", "no container has an image", "Name one")
-    for container in [*items(pod.get("containers")), *items(pod.get("initContainers"))]:
-        yield from secret_problems(f"spec.template.spec.containers.{container.get('name')}", container)
+    yield from pod_secret_problems("spec.template.spec", pod)
 
 
 INDEXED_JOB: Final = _IndexedJob(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubeflow_training.jobs.checks import require_valid
 from kubeflow_training.jobs.kinds.kind import Kind
-from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+from kubeflow_training.jobs.manifest.checks.pytorch import require_valid
+from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
 from kubeflow_training.jobs.shapes import labels, mapping, whole
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
-from kubeflow_training.jobs.kinds.checks import Problem, name_problems, require_none, secret_problems
 from kubeflow_training.jobs.kinds.kind import Kind
+from kubeflow_training.jobs.manifest.checks.metadata import name_problems
+from kubeflow_training.jobs.manifest.checks.pod import pod_secret_problems, secret_problems
+from kubeflow_training.jobs.manifest.checks.problems import Problem, require_none
 from kubeflow_training.jobs.shapes import items, labels, mapping, moment, whole
 
 NODE: Final = "node"
@@ -83,8 +85,7 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
         pod = None
     if not isinstance(pod, dict):
         yield Problem("spec.runtimePatches", "it is no list of patches", "Look at `kubectl explain trainjob.spec`")
-    for container in items(mapping(pod).get("containers")):
-        yield from secret_problems("spec.runtimePatches", container)
+    yield from pod_secret_problems("spec.runtimePatches", mapping(pod))
 
 
 TRAIN_JOB: Final = _TrainJob(

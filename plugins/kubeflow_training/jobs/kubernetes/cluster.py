@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any, Final
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
-from kubeflow_training.jobs.disruptions import created_twice
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError, ManifestError
 from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes import services
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
 from kubeflow_training.jobs.kubernetes.cursor import Lines, nanoseconds
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
-from kubeflow_training.jobs.observation import may_replace
+from kubeflow_training.jobs.observation.disruptions import created_twice
+from kubeflow_training.jobs.observation.reader import may_replace
 from kubeflow_training.jobs.shapes import mapping, moment
 
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)

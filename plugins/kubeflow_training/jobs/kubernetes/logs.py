@@ -18,12 +18,12 @@ from weakref import WeakKeyDictionary
 
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError, JobRefusedError
-from kubeflow_training.jobs.joblog import JobLog
 from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
 from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines, instant
 from kubeflow_training.jobs.shapes import items, mapping
-from kubeflow_training.jobs.signals import happens
+from kubeflow_training.jobs.waiting.joblog import JobLog
+from kubeflow_training.jobs.waiting.signals import happens
 
 FOLLOWED: Final = 256
 """Logs that one process follows at a time; those beyond are read again and again, ever more rarely while quiet."""
@@ -272,7 +272,7 @@ class PodLog:
 
 
 class KubernetesLogs:
-    """Reads the logs of a job's pods. See `jobs.waiting.Logs` for the calls.
+    """Reads the logs of a job's pods. See `jobs.waiting.job.Logs` for the calls.
 
     :param ranks: "all", "first" or "none".
     """

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kubeflow_training.jobs import kueue
 from kubeflow_training.jobs.errors import JobRefusedError
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, sorted_errors
+from kubeflow_training.jobs.observation import kueue
 from kubeflow_training.jobs.shapes import items, mapping, name
 
 _POSITION_SECONDS: Final = 10.0

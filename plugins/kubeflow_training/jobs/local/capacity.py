@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kubeflow_training.jobs.checks import quantity
 from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.local.devices import devices
-from kubeflow_training.jobs.manifest import CONTAINER
+from kubeflow_training.jobs.manifest.checks.pod import quantity
+from kubeflow_training.jobs.manifest.words import CONTAINER
 
 CPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_CPUS"
 MEMORY_VARIABLE: Final = "KUBEFLOW_TRAINING_MEMORY_GB"

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
-from kubeflow_training.jobs.checks import require_valid
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
 from kubeflow_training.jobs.local import processes
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
 from kubeflow_training.jobs.local.status import event
-from kubeflow_training.jobs.manifest import AWAIT_MASTER, JOB_NAME_LABEL, without_nulls
+from kubeflow_training.jobs.manifest.canonical import without_nulls
+from kubeflow_training.jobs.manifest.checks.pytorch import require_valid
+from kubeflow_training.jobs.manifest.words import AWAIT_MASTER, JOB_NAME_LABEL
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _READ = 1 << 20  # bytes of log read at once

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.local.devices import VISIBLE_VARIABLE
 from kubeflow_training.jobs.local.status import PodPlan
-from kubeflow_training.jobs.manifest import CONTAINER, DEFAULT_GRACE_SECONDS
+from kubeflow_training.jobs.manifest.words import CONTAINER, DEFAULT_GRACE_SECONDS
 
 POD_MARK: Final = "KUBEFLOW_TRAINING_POD_UID"
 _HOST: Final = "127.0.0.1"

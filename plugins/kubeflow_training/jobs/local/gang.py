@@ -17,6 +17,7 @@ from kubeflow_training.jobs.local import processes, status
 from kubeflow_training.jobs.local.capacity import Resources, gang_resources, pod_resources, size_that_fits
 from kubeflow_training.jobs.local.environment import POD_MARK, grace_seconds, pod_spec, template
 from kubeflow_training.jobs.local.layout import read_json, timestamp, write_json
+from kubeflow_training.jobs.local.pods import Pods
 from kubeflow_training.jobs.shapes import moment
 
 _KEEPER_START_SECONDS: Final = 60
@@ -41,13 +42,12 @@ class Gang:
         self.name: str = self.manifest["metadata"]["name"]
         self.key = f"{self.manifest['metadata']['namespace']}/{self.name}"
         self.least: Resources = gang_resources(self.manifest, node_range(self.manifest)[0])
-        self.plans = status.pod_plans(self.manifest, self.uid)
-        self.elastic = bool(self.manifest["spec"].get("elasticPolicy"))
         empty: dict[str, Any] = {"status": {}, "pods": [], "events": [], "plan": None, "ending": None}
         empty |= {"lost": {}, "restarts": {}}
         self.state = empty | (read_json(folder / "state.json") or {})
+        self.pods = Pods(folder, self.manifest, self.uid, self.state)
+        self.plans, self.elastic = self.pods.plans, self.pods.elastic
         self._written = json.dumps(self.state, sort_keys=True)
-        self._records: dict[str, dict[str, Any]] = {}
         self._keepers: dict[str, subprocess.Popen[bytes]] = {}
         self._spawned: dict[str, float] = {}
         self._ordered: set[tuple[str, str]] = set()
@@ -59,7 +59,7 @@ class Gang:
 
     @property
     def ended(self) -> bool:
-        return status.has(self.state["status"], "Succeeded") or status.has(self.state["status"], "Failed")
+        return status.over(self.state["status"])
 
     @property
     def queued(self) -> bool:
@@ -72,17 +72,17 @@ class Gang:
     @property
     def holds(self) -> bool:
         """Whether it uses the machine: it was started, and not all of its pods have ended."""
-        return any(not self._over(plan) for plan in self._placed())
+        return any(not self.pods.over(plan) for plan in self.pods.placed())
 
     @property
     def held(self) -> Resources:
         """What it uses, until its last pod has ended."""
-        return gang_resources(self.manifest, len(self._placed())) if self.holds else Resources()
+        return gang_resources(self.manifest, len(self.pods.placed())) if self.holds else Resources()
 
     @property
     def growing(self) -> bool:
         """Whether it runs with fewer pods than it asked for, and takes more."""
-        room = self.elastic and len(self._placed()) < len(self.plans)
+        room = self.elastic and len(self.pods.placed()) < len(self.plans)
         return room and self.holds and not self.ended and self.state["ending"] is None
 
     @property
@@ -95,7 +95,7 @@ class Gang:
 
     @property
     def pods_placed(self) -> int:
-        return len(self._placed())
+        return len(self.pods.placed())
 
     def placeable(self, free: Resources) -> int:
         """How many of its pods there would be room for, one by one."""
@@ -143,7 +143,7 @@ class Gang:
 
     def grow(self, gpus: Sequence[str] | None, pods: int) -> None:
         """Start as many more of its pods."""
-        placed = len(self._placed())
+        placed = len(self.pods.placed())
         new, free = self.plans[placed : placed + pods], list(gpus or ())
         for plan in new:
             if gpus is not None:
@@ -153,15 +153,15 @@ class Gang:
         self.state["plan"]["pods"] = [plan.name for plan in self.plans[: placed + pods]]
         if placed:
             self._event("Grown", f"{', '.join(plan.name for plan in new)} joins")
-        self._show()
+        self.state["pods"] = self.pods.shown()
         self.save()
         for plan in new:
             self._spawn(plan)
 
     def adopt(self) -> None:
         """After a restart of the supervisor: start keepers that had not begun; one that has holds its lock."""
-        for plan in self._placed():
-            folder = self._pod_folder(plan)
+        for plan in self.pods.placed():
+            folder = self.pods.folder(plan)
             if not (folder / "spec.json").exists():
                 self._prepare(plan)
             if not (folder / "status.json").exists() and plan.name not in self.state["lost"]:
@@ -184,14 +184,14 @@ class Gang:
             self.end("deleted", order.get("grace"))
         if self.state["plan"] is None:
             return
-        for plan in self._placed():
+        for plan in self.pods.placed():
             self._look(plan)
         if not self.ended:
             self._judge()
         self._revive()
         if self.state["ending"]:
             self._order_pods()
-        self._show()
+        self.state["pods"] = self.pods.shown()
         self.save()
 
     def reap(self) -> None:
@@ -211,9 +211,9 @@ class Gang:
     def _judge(self) -> None:
         """Set the job's end, once its pods, the clock or an order give one."""
         job, ending = self.state["status"], self.state["ending"]
-        leader = self._leader()
-        master = self._code(leader) if leader else None
-        failed = [plan.name for plan in self._placed() if self._over(plan) and self._code(plan) != 0]
+        leader = self.pods.leader()
+        master = self.pods.code(leader) if leader else None
+        failed = [plan.name for plan in self.pods.placed() if self.pods.over(plan) and self.pods.code(plan) != 0]
         started = moment(job.get("startTime"))
         deadline = (self.manifest["spec"].get("runPolicy") or {}).get("activeDeadlineSeconds")
         if ending and ending["why"] == "deleted":
@@ -228,7 +228,7 @@ class Gang:
             # Workers leave with the master; whoever stays longer than the grace period is ended.
             if not self.holds:
                 status.condition(job, "Succeeded", "PyTorchJobSucceeded", f"{leader.name} succeeded")
-            elif (since := self._finished(leader)) and time.time() - since > grace_seconds(leader, self.manifest):
+            elif (since := self.pods.finished(leader)) and time.time() - since > grace_seconds(leader, self.manifest):
                 self.end("succeeded")
         elif failed:
             self._event("PodFailed", f"{', '.join(failed)} failed; the others are ended", warning=True)
@@ -240,29 +240,23 @@ class Gang:
                 job, "Failed", "DeadlineExceeded", f"the job ran longer than its deadline of {deadline} seconds"
             )
             self.end("deadline")
-        elif all(self._records.get(plan.name) for plan in self._placed()) and not status.has(job, "Running"):
+        elif all(self.pods.records.get(plan.name) for plan in self.pods.placed()) and not status.has(job, "Running"):
             status.condition(job, "Running", "PyTorchJobRunning", "its pods run")
-
-    def _leader(self) -> status.PodPlan | None:
-        """The pod whose success is the job's: the master, or any worker where there is none, as the operator has it."""
-        if self.plans[0].kind == "master":
-            return self.plans[0]
-        return next((plan for plan in self._placed() if self._code(plan) == 0), None)
 
     def _revive(self) -> None:
         """Start the pods of an elastic gang again, each after a pause that doubles with every time."""
-        for plan in self._placed():
-            if not self._returns(plan):
+        for plan in self.pods.placed():
+            if not self.pods.returns(plan):
                 continue
-            count, ended = self.state["restarts"].get(plan.name, 0), self._finished(plan) or 0.0
-            keeper = self._records.get(plan.name, {}).get("keeper")
+            count, ended = self.state["restarts"].get(plan.name, 0), self.pods.finished(plan) or 0.0
+            keeper = self.pods.records.get(plan.name, {}).get("keeper")
             if time.time() - ended < min(2.0 ** min(count, 10), _LONGEST_PAUSE) or processes.alive(keeper):
                 continue
-            folder = self._pod_folder(plan)
+            folder = self.pods.folder(plan)
             self.state["restarts"][plan.name] = count + 1
             self.state["lost"].pop(plan.name, None)
-            self._event("Restarted", f"{plan.name} ended with exit code {self._code(plan)} and is started again")
-            self._records.pop(plan.name, None)
+            self._event("Restarted", f"{plan.name} ended with exit code {self.pods.code(plan)} and is started again")
+            self.pods.records.pop(plan.name, None)
             self._keepers.pop(plan.name, None)
             self.save()
             # Whoever is killed here finds a pod without status, and starts it.
@@ -273,9 +267,9 @@ class Gang:
 
     def _look(self, plan: status.PodPlan) -> None:
         """Read what the pod's keeper wrote, and notice a keeper that died."""
-        if self._down(plan):
+        if self.pods.down(plan):
             return
-        folder = self._pod_folder(plan)
+        folder = self.pods.folder(plan)
         record = read_json(folder / "status.json")
         if record is None:
             keeper = self._keepers.get(plan.name)
@@ -289,7 +283,7 @@ class Gang:
             record = read_json(folder / "status.json") or record
             if "running" in record["state"]:
                 self._lose(plan, record.get("session"))
-        self._records[plan.name] = record
+        self.pods.records[plan.name] = record
 
     def _lose(self, plan: status.PodPlan, session: int | None) -> None:
         processes.kill_marked(f"{POD_MARK}={plan.uid}", session)
@@ -298,83 +292,22 @@ class Gang:
 
     def _order_pods(self) -> None:
         ending = self.state["ending"]
-        for plan in self._placed():
-            record = self._records.get(plan.name)
+        for plan in self.pods.placed():
+            record = self.pods.records.get(plan.name)
             # Without a record its keeper is still starting and would die of the signal: the next look will do.
-            if record is None or self._down(plan):
+            if record is None or self.pods.down(plan):
                 continue
             order = (plan.name, str(ending["grace"]))
             if order in self._ordered:
                 continue
-            write_json(self._pod_folder(plan) / "stop.json", {"grace": ending["grace"]})
+            write_json(self.pods.folder(plan) / "stop.json", {"grace": ending["grace"]})
             try:
                 os.kill(record["keeper"]["pid"], signal.SIGTERM)
             except ProcessLookupError:
                 continue
             self._ordered.add(order)
 
-    # What a pod is
-
-    def _placed(self) -> list[status.PodPlan]:
-        """The pods that were given their place; an elastic gang may have fewer than it asked for."""
-        plan = self.state["plan"]
-        return [] if plan is None else self.plans[: len(plan.get("pods", self.plans))]
-
-    def _down(self, plan: status.PodPlan) -> bool:
-        return plan.name in self.state["lost"] or "terminated" in self._records.get(plan.name, {}).get("state", {})
-
-    def _returns(self, plan: status.PodPlan) -> bool:
-        """Whether the pod is down and will be started again."""
-        if not self.elastic or not self._down(plan) or self.state["ending"] or self.ended or self._code(plan) == 0:
-            return False
-        if (leader := self._leader()) and self._code(leader) == 0:
-            return False
-        replica = self.manifest["spec"]["pytorchReplicaSpecs"][plan.kind.capitalize()]
-        if replica.get("restartPolicy") == "Never":
-            return False
-        limit = self.manifest["spec"].get("runPolicy", {}).get("backoffLimit")
-        return limit is None or sum(self.state["restarts"].values()) < limit
-
-    def _over(self, plan: status.PodPlan) -> bool:
-        return self._down(plan) and not self._returns(plan)
-
-    def _code(self, plan: status.PodPlan) -> int | None:
-        terminated = self._records.get(plan.name, {}).get("state", {}).get("terminated")
-        if terminated is None:
-            return 137 if plan.name in self.state["lost"] else None
-        return int(terminated["exitCode"])
-
-    def _finished(self, plan: status.PodPlan) -> float | None:
-        ended = self._records.get(plan.name, {}).get("state", {}).get("terminated", {}).get("finishedAt")
-        at = moment(ended or self.state["lost"].get(plan.name))
-        return at.timestamp() if at else None
-
-    def _show(self) -> None:
-        shutdown = (self.state["ending"] or {}).get("why") == "shutdown"
-        waiting = "waiting for room; the gang runs without it"
-        placed = self._placed()
-        self.state["pods"] = [
-            status.pod(
-                plan,
-                self.manifest,
-                self.uid,
-                record=self._records.get(plan.name),
-                lost=self.state["lost"].get(plan.name),
-                shutdown=shutdown,
-                restarts=self.state["restarts"].get(plan.name, 0),
-                previous=self._previous(plan),
-                returns=self._returns(plan),
-            )
-            for plan in placed
-        ] + [status.pod(plan, self.manifest, self.uid, waiting=waiting) for plan in self.plans[len(placed) :]]
-
-    def _previous(self, plan: status.PodPlan) -> dict[str, Any] | None:
-        """How the pod's last life ended, if it was started again."""
-        if not self.state["restarts"].get(plan.name):
-            return None
-        record = read_json(self._pod_folder(plan) / "previous.json") or {}
-        found: dict[str, Any] | None = record.get("state", {}).get("terminated")
-        return found or {"exitCode": 137, "reason": "ContainerStatusUnknown"}
+    # What it writes and starts
 
     def _event(self, reason: str, message: str, *, warning: bool = False) -> None:
         self.state["events"] = [
@@ -382,17 +315,14 @@ class Gang:
             status.event(reason, message, self.name, warning=warning),
         ]
 
-    def _pod_folder(self, plan: status.PodPlan) -> Path:
-        return self.folder / "pods" / plan.name
-
     def _prepare(self, plan: status.PodPlan) -> None:
-        folder = self._pod_folder(plan)
+        folder = self.pods.folder(plan)
         (folder / "work").mkdir(parents=True, exist_ok=True)
         gpus = self.state["plan"]["gpus"].get(plan.name)
         write_json(folder / "spec.json", pod_spec(plan, self.manifest, folder, self.state["plan"]["port"], gpus))
 
     def _spawn(self, plan: status.PodPlan) -> None:
-        folder = self._pod_folder(plan)
+        folder = self.pods.folder(plan)
         with (folder / "keeper.log").open("ab") as errors:
             self._keepers[plan.name] = subprocess.Popen(
                 [sys.executable, "-m", "kubeflow_training.jobs.local.pod", str(folder)],

@@ -9,7 +9,7 @@ from typing import Any
 
 from kubeflow_training.jobs.elastic import FITS_REASON
 from kubeflow_training.jobs.local.layout import timestamp
-from kubeflow_training.jobs.manifest import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
 
 NODE = socket.gethostname()
 
@@ -136,6 +136,11 @@ def condition(status: dict[str, Any], kind: str, reason: str, message: str) -> N
 
 def has(status: Mapping[str, Any], kind: str) -> bool:
     return any(item["type"] == kind and item["status"] == "True" for item in status.get("conditions", []))
+
+
+def over(status: Mapping[str, Any]) -> bool:
+    """Whether the job has succeeded or failed."""
+    return has(status, "Succeeded") or has(status, "Failed")
 
 
 def event(reason: str, message: str, name: str, *, warning: bool = False, kind: str = "PyTorchJob") -> dict[str, Any]:

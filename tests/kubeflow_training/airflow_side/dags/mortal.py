@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG
+from kubeflow_training.gangs.memory import Memory
 from kubeflow_training.jobs.errors import BackendUnavailableError
-from kubeflow_training.memory import Memory
 from kubeflow_training.operators import PyTorchJobOperator
 
 

@@ -1,0 +1,1 @@
+"""What only Airflow knows: which Airflow this is, and the states of its tasks."""

@@ -1,0 +1,1 @@
+"""What would be refused, or would fail later: found before any pod exists, and told with the mend. Pure."""

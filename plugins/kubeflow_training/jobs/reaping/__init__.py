@@ -1,0 +1,1 @@
+"""Live jobs that nobody waits for any more: which they are, and their removal."""
