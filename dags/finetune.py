@@ -48,6 +48,7 @@ with DAG(
         manifest=opened["train"],
         backend=opened["backend"],
         mlflow_url=opened["mlflow_url"],
+        log_limit="20 MB",  # the whole log is in the run's folder
         retries=RETRIES.retries + 10,  # the rest pays for lost workers
         retry_policy=RETRIES,
     )

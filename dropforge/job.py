@@ -14,13 +14,17 @@ from dropforge.run import RunSpec, job_name
 
 # Names of the environment variables a pod may need; on Kubernetes they come from one secret, never from the manifest.
 SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
+# Annotation by which the operator knows where the trainer keeps the whole log.
+LOG = "kubeflow-training/log"
 
 
 def train_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     """Arguments for the job that trains the run."""
     compute = recipe.compute
+    common = _common(spec, recipe, "train")
     return {
-        **_common(spec, recipe, "train"),
+        **common,
+        "annotations": {**common["annotations"], LOG: f"{spec.root}/{layout.LOGS}"},
         "command": ["python", "-m", "trainer.launch", f"{spec.root}/run.json"],
         "nodes": compute.nodes,
         "processes_per_node": compute.processes_per_node,

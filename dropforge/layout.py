@@ -15,11 +15,13 @@
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
     runs/RUN/run.json, checkpoints/, report.json, model/
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
+    runs/RUN/logs/POD/START-NUMBER.log.gz    the whole log of a training pod, in pieces whose names sort in their order
     mlflow/                                  MLflow's artifacts
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -32,9 +34,11 @@ INBOX = "ledger/inbox/"
 PENDING = "ledger/pending/"
 REFUSED = "ledger/refused/"
 SEEN = "ledger/seen/"
+LOGS = "logs/"  # in a run's folder
 
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_POD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class DropName(NamedTuple):
@@ -150,6 +154,26 @@ def report_key(run: str) -> str:
 
 def evaluate_key(run: str) -> str:
     return run_prefix(run) + "evaluate.json"
+
+
+def logs_prefix(run: str) -> str:
+    return run_prefix(run) + LOGS
+
+
+def pod_folder(pod: str) -> str:
+    """A pod's name as one part of a key; what is no such name is bent until it is one, and told apart by its hash."""
+    if _POD.fullmatch(pod):
+        return pod
+    digest = hashlib.sha256(pod.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"pod-{re.sub(r'[^A-Za-z0-9._-]+', '-', pod)[:60].strip('-.')}-{digest}"
+
+
+def log_key(pod: str, began: str, number: int) -> str:
+    """Key, in the run's folder, of a piece of a pod's log.
+
+    :param began: when this life of the pod began, like `20261121T100000.123456Z`; a later one sorts behind.
+    """
+    return f"{LOGS}{pod_folder(pod)}/{began}-{number:06d}.log.gz"
 
 
 def verdict_key(run: str) -> str:

@@ -90,23 +90,26 @@ def split_uri(uri: str) -> tuple[str, str]:
     return root, key
 
 
-def open_store(uri: str) -> Store:
-    """Open the store at `s3://bucket[/prefix]`, `file:///folder` or a plain path."""
+def open_store(uri: str, *, hurried: bool = False) -> Store:
+    """Open the store at `s3://bucket[/prefix]`, `file:///folder` or a plain path.
+
+    :param hurried: give up soon; for those who try again themselves.
+    """
     parts = urlsplit(uri)
     if parts.scheme == "s3":
-        return S3Store(parts.netloc, parts.path.strip("/"))
+        return S3Store(parts.netloc, parts.path.strip("/"), s3_client(hurried=hurried))
     return FolderStore(Path(parts.path if parts.scheme == "file" else uri))
 
 
-def s3_client() -> S3Client:
-    """A boto3 client for the endpoint of the environment, with bounded time-outs and retries."""
+def s3_client(*, hurried: bool = False) -> S3Client:
+    """A boto3 client for the endpoint of the environment, with bounded time-outs and retries; few if `hurried`."""
     import boto3
     from botocore.config import Config
 
     config = Config(
-        connect_timeout=10,
-        read_timeout=60,
-        retries={"mode": "standard", "max_attempts": 6},
+        connect_timeout=3 if hurried else 10,
+        read_timeout=20 if hurried else 60,
+        retries={"mode": "standard", "max_attempts": 1 if hurried else 6},
         # Path style: an own S3 on 127.0.0.1 has no bucket subdomains.
         s3={"addressing_style": "path"} if os.environ.get("AWS_ENDPOINT_URL") else {},
     )

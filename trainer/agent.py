@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -125,12 +125,14 @@ def _pause(end: float, what: str) -> None:
 class Output:
     """Copies what ranks print, line by line, with the rank in front.
 
+    :param keep: is given every line with its rank, whether or not it can be printed.
     :param last: the last lines of each rank on stderr, for a failure's message.
     :param progress: the last progress line.
     """
 
     folder: Path
     first_rank: int
+    keep: Callable[[str], None]
     last: dict[int, deque[str]] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
     threads: list[threading.Thread] = field(default_factory=list)
@@ -161,10 +163,11 @@ class Output:
                     line = raw.decode(errors="replace")
                     if not line.strip():
                         continue
-                    if target is sys.stderr:
+                    if target is sys.__stderr__:
                         lines.append(line)
-                    # The job library looks for progress at the start of a line.
                     text = f"[rank {rank}] {line}"
+                    self.keep(text)
+                    # The job library looks for progress at the start of a line.
                     if line.startswith(_PROGRESS):
                         text = line
                         self._note(line.removeprefix(_PROGRESS))
@@ -199,8 +202,9 @@ class Pipes(DefaultLogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destination = super().reify(envs)
         for local_rank in envs:
-            destination.stdouts[local_rank] = self._output.pipe(local_rank, sys.stdout)
-            destination.stderrs[local_rank] = self._output.pipe(local_rank, sys.stderr)
+            # The process's own streams: what is written to `sys.stdout` is kept as the launcher's words.
+            destination.stdouts[local_rank] = self._output.pipe(local_rank, sys.__stdout__)
+            destination.stderrs[local_rank] = self._output.pipe(local_rank, sys.__stderr__)
         return destination
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,9 +27,11 @@ from typing import Any, Final
 from dropforge.errors import DropforgeError
 from dropforge.run import ExitCode, RunSpec, termination_message
 from dropforge.store import open_store, split_uri
+from trainer.report.archive import EVERY, Archive
 from trainer.report.console import warn
 
-_MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message
+_MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message and the last of the log
+_ARCHIVE: Final = 10.0  # seconds that the end waits for the store to take the rest of the log
 # Whoever has a reason of his own comes before those who only lost a peer.
 _CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED)
 
@@ -87,19 +92,32 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
 
 
 class Terminator:
-    """Passes SIGTERM on to the ranks, and ends them just before the grace does."""
+    """Passes SIGTERM on to the ranks, and ends them just before the grace does.
 
-    def __init__(self, grace: float) -> None:
-        self.grace = grace
-        self.stopped = False
+    :param over: the ranks have ended, and a SIGTERM only makes the rest short.
+    """
+
+    def __init__(self) -> None:
+        self.grace = 60.0
+        self.stopped = self.over = False
         self.agent: Any = None
+        self._end = math.inf
 
-    def install(self) -> None:
+    def install(self, grace: float) -> None:
+        self.grace = grace
         signal.signal(signal.SIGTERM, self._pass_on)
+
+    def left(self) -> float:
+        """Seconds until this pod is killed."""
+        return self._end - time.monotonic()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         first, self.stopped = not self.stopped, True
+        if first:
+            self._end = time.monotonic() + self.grace
+        if self.over:
+            return
         if self.agent is None or not self.agent.signal_ranks(signal.SIGTERM):
             raise SystemExit(ExitCode.PREEMPTED)
         if first:
@@ -108,19 +126,21 @@ class Terminator:
             timer.start()
 
 
-def launch(uri: str, env: Mapping[str, str]) -> Verdict:
+def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     """Run this node's ranks to their end."""
     root, key = split_uri(uri)
     spec = RunSpec.from_json(open_store(root).get(key))
-    terminator = Terminator(_grace(spec))
     try:
-        terminator.install()
-        return _run(uri, env, terminator)
+        terminator.install(_grace(spec))
+        archive.open(spec.root)
+        return _run(uri, env, terminator, archive)
     except SystemExit:
         return Verdict(ExitCode.PREEMPTED, "asked to stop before the ranks were started")
+    finally:
+        terminator.over = True
 
 
-def _run(uri: str, env: Mapping[str, str], terminator: Terminator) -> Verdict:
+def _run(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from trainer.agent import Output, make_agent, place_from_env
@@ -135,7 +155,7 @@ def _run(uri: str, env: Mapping[str, str], terminator: Terminator) -> Verdict:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        output = Output(scratch, place.first_rank)
+        output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]
         agent = make_agent(place, command, output)
         terminator.agent = agent
@@ -188,14 +208,15 @@ def write_termination_message(verdict: Verdict, env: Mapping[str, str]) -> None:
         return
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, archive_every: float = EVERY) -> int:
     """Entry point; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1:
         warn("usage: python -m trainer.launch ADDRESS_OF_RUN_JSON")
         return 2
+    terminator, archive = Terminator(), Archive(os.environ.get("POD_NAME") or socket.gethostname(), archive_every)
     try:
-        verdict = launch(arguments[0], os.environ)
+        verdict = launch(arguments[0], os.environ, terminator, archive)
     except (DropforgeError, ValueError) as error:
         verdict = Verdict(ExitCode.BAD_RECIPE, str(error))
     except Exception as error:  # a store that is away raises many kinds; whoever waits for the pod needs a word
@@ -204,6 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     if verdict.code:
         warn(f"run failed with exit code {verdict.code}: {verdict.message}")
     write_termination_message(verdict, os.environ)
+    archive.close(_ARCHIVE, terminator.left)
     return int(verdict.code)
 
 

@@ -32,10 +32,11 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.serialization.serialized_objects import DagSerialization
 bag = DagBag(sys.argv[1])
+limits = {task.task_id: task.log_limit for task in bag.dags["dropforge_finetune"].tasks if hasattr(task, "log_limit")}
 dags = {name: DagSerialization.to_dict(dag) for name, dag in sorted(bag.dags.items())}
 # Another hash is another DAG version to Airflow.
 hashes = {name: SerializedDagModel.hash(dag) for name, dag in dags.items()}
-print(json.dumps({"errors": bag.import_errors, "imported": imported, "dags": dags, "hashes": hashes}))
+print(json.dumps({"errors": bag.import_errors, "imported": imported, "dags": dags, "hashes": hashes, "limits": limits}))
 """
 
 
@@ -108,6 +109,11 @@ def test_the_chain_of_tasks(parsed: Any) -> None:
     assert tasks["close_run"]["is_teardown"]
     # The run's state is its teardown's: a run that a person ends has only skipped tasks before that.
     assert tasks["close_run"]["on_failure_fail_dagrun"]
+
+
+def test_the_log_of_the_training_has_a_limit(parsed: Any) -> None:
+    """Behind it lies what the trainer keeps; the evaluation keeps nothing and is shown whole."""
+    assert parsed["limits"] == {"train": "20 MB", "evaluate": None}
 
 
 LOAD_PLUGINS = """

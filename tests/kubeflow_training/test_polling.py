@@ -11,7 +11,7 @@ from kubeflow_training.jobs.errors import BackendUnavailableError
 from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.observation import Phase
 from kubeflow_training.jobs.waiting.job import Waiting, run_blocking
-from kubeflow_training.jobs.waiting.joblog import JobLog
+from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION, JobLog, LogLimit
 from kubeflow_training.jobs.waiting.limits import Limits
 from kubeflow_training.jobs.waiting.polling import PolledLogs, shared_poll
 
@@ -31,9 +31,9 @@ class Counted(LocalCluster):
 
 
 class Waiter:
-    def __init__(self, backend, snapshot, *, left=None, interval=0.1, limits=None):
+    def __init__(self, backend, snapshot, *, left=None, interval=0.1, limits=None, log_limit=None):
         self.lines = []
-        self.log = JobLog(self.lines.append, None, left)
+        self.log = JobLog(self.lines.append, LogLimit.of(log_limit), left)
         name = snapshot.job["metadata"]["name"]
         self.news = shared_poll(str(backend.layout.home), lambda: backend).subscribe(
             name, "default", snapshot.uid, interval
@@ -105,6 +105,19 @@ def test_another_process_goes_on_where_the_log_was_left_even_within_a_block(clus
     end, lines = asyncio.run(main())
     assert end.observation.phase is Phase.SUCCEEDED
     assert lines == [f"[master-0] {n}" for n in range(9000)]
+
+
+def test_a_log_beyond_its_limit_names_the_place_that_the_job_tells(cluster):
+    async def main():
+        job = cluster.submit("for n in range(9): print(n)", annotations={LOG_ANNOTATION: "s3://b/runs/r/logs/"})
+        waiter = Waiter(Counted(cluster.home), job, log_limit="5 lines")
+        await waiter.task
+        return waiter
+
+    waiter = asyncio.run(main())
+    assert waiter.ranks() == [f"[master-0] {n}" for n in range(5)]
+    [told] = [line for line in waiter.lines if "log_limit" in line]
+    assert "the rest is at s3://b/runs/r/logs/" in told
 
 
 def test_a_backend_that_is_away_says_nothing_about_the_job(cluster):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -27,7 +28,8 @@ from trainer.state.stop import PreemptedError, StopSignal
 
 from .toy import REPOSITORY, Toy
 
-ONE = {"OMP_NUM_THREADS": "1"}
+POD = "train-toy-master-0"
+ONE = {"OMP_NUM_THREADS": "1", "POD_NAME": POD}
 SLOW = {"max_steps": 4000, "checkpoint_every": 5}  # until it is stopped
 
 
@@ -98,6 +100,13 @@ def termination(tmp_path: Path) -> dict[str, Any]:
     return dict(json.loads((tmp_path / "termination.json").read_text()))
 
 
+def kept(toy: Toy, name: str) -> list[str]:
+    """The lines of the log in the run's folder, without their times."""
+    store = toy.files(name)
+    text = "".join(gzip.decompress(store.get(item.key)).decode() for item in store.list(f"logs/{POD}/"))
+    return [line.split(" ", 1)[1] for line in text.splitlines()]
+
+
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     """Process ids of the ranks, by rank."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -153,6 +162,8 @@ def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path
     assert termination(tmp_path) == {"exit_code": 0, "message": "done", "rank": None, "step": 12, "steps": 12}
     weights = load_file(Path(toy.files("one").uri) / "model" / "model.safetensors")
     assert "lm_head.weight" not in weights  # tied weights are written once
+    printed = [line if line.startswith("[rank 0] ") else f"[rank 0] {line}" for line in text.splitlines()]
+    assert sorted(kept(toy, "one")) == sorted(printed)  # stdout and stderr are two pipes
     assert "already done" in resume(toy.run("one"))  # a retry after success trains nothing
 
 
@@ -218,6 +229,7 @@ def test_sigterm_to_the_launcher_saves_and_a_broken_newest_is_walked_back(toy: T
     process.send_signal(signal.SIGTERM)
     finish(process, ExitCode.PREEMPTED)
     message = termination(tmp_path)
+    assert kept(toy, "stopped")[-1] == f"[pod {POD}] run failed with exit code 20: {message['message']}"
     stopped = int(re.search(r"at step (\d+)", message["message"]).group(1))  # type: ignore[union-attr]
     weights = Path(toy.files("stopped").uri) / "checkpoints" / f"step-{stopped}" / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -249,6 +261,15 @@ def handlers() -> Any:
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_at_the_very_end_changes_no_verdict_and_makes_the_rest_short(handlers: None) -> None:
+    terminator = launch.Terminator()
+    terminator.install(5)
+    assert terminator.left() == float("inf")
+    terminator.over = True
+    os.kill(os.getpid(), signal.SIGTERM)  # would be SystemExit before
+    assert 0 < terminator.left() <= 5
 
 
 @pytest.mark.parametrize(
@@ -308,6 +329,7 @@ def test_a_log_that_cannot_be_written_neither_stops_nor_fails_a_run(toy: Toy, tm
     assert done.returncode == 0
     assert termination(tmp_path)["message"] == "done"
     assert toy.files("mute").stat("report.json") is not None
+    assert any(line.startswith("[rank 0] step 4/4") for line in kept(toy, "mute"))
 
 
 @pytest.mark.dist
@@ -315,6 +337,7 @@ def test_divergence_ends_the_run_with_its_own_code(toy: Toy, start: Any, tmp_pat
     uri = toy.run("bad", train={"max_steps": 200, "learning_rate": 1e30, "clip": 1e30})
     finish(start(uri, 1, **ONE), ExitCode.DIVERGED)
     message = termination(tmp_path)
+    assert kept(toy, "bad")[-1] == f"[pod {POD}] run failed with exit code 12: {message['message']}"
     assert message["exit_code"] == 12
     assert message["rank"] == 0
     assert "in a row" in message["message"]

@@ -38,6 +38,8 @@ def test_render_prints_a_job(preset: str) -> None:
     assert (job["kind"], job["apiVersion"]) == ("PyTorchJob", "kubeflow.org/v1")
     master = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
     assert master["command"][:3] == ["python", "-m", "trainer.launch"]
+    run = master["command"][3].removesuffix("/run.json")
+    assert job["metadata"]["annotations"]["kubeflow-training/log"] == f"{run}/logs/"
 
 
 def test_plan_shows_what_would_happen(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""`dropforge logs` prints what the trainer kept, whole or its end."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dropforge import layout
+from dropforge.store import S3Store
+from tests.dropforge.cli.conftest import Terminal
+
+FIRST, SECOND = "20261121T100000.000000Z", "20261121T110000.000000Z"
+
+
+def line(second: int, text: str) -> str:
+    return f"2026-11-21T10:00:{second:02d}.000Z {text}\n"
+
+
+def keep(store: S3Store, pod: str, began: str, number: int, *lines: str, run: str = "fam-1") -> str:
+    key = layout.run_prefix(run) + layout.log_key(pod, began, number)
+    store.put(key, gzip.compress("".join(lines).encode()))
+    return key
+
+
+@pytest.fixture
+def run(s3_store: S3Store) -> str:
+    """A run of two pods, one of which was started again."""
+    s3_store.put(layout.run_key("fam-1"), b"{}")
+    keep(s3_store, "p-master-0", FIRST, 1, line(1, "[rank 0] a"), line(4, "[rank 0] b é \x0b \u2028"))
+    keep(s3_store, "p-master-0", FIRST, 2, line(5, "[rank 0] c"), line(5, "[rank 0] d"))
+    keep(s3_store, "p-master-0", SECOND, 1, line(9, "[rank 0] e"))
+    keep(s3_store, "p-worker-0", FIRST, 1, line(2, "[rank 1] a"), line(6, "[rank 1] b"))
+    keep(s3_store, "p-master-0", FIRST, 1, line(1, "of another run"), run="fam-12")
+    return "fam-1"
+
+
+def test_all_pods_are_printed_in_the_order_of_time(terminal: Terminal, run: str) -> None:
+    done = terminal("logs", run)
+    assert done.exit_code == 0
+    assert done.stdout_bytes.decode() == "".join(
+        [
+            line(1, "[rank 0] a"),
+            line(2, "[rank 1] a"),
+            line(4, "[rank 0] b é \x0b \u2028"),
+            line(5, "[rank 0] c"),
+            line(5, "[rank 0] d"),
+            line(6, "[rank 1] b"),
+            line(9, "[rank 0] e"),
+        ]
+    )
+
+
+def test_one_pod_and_the_last_lines(terminal: Terminal, run: str, s3_store: S3Store) -> None:
+    assert terminal("logs", run, "--pod", "p-worker-0").output == line(2, "[rank 1] a") + line(6, "[rank 1] b")
+    assert terminal("logs", run, "--tail", "2").output == line(6, "[rank 1] b") + line(9, "[rank 0] e")
+    broken = layout.run_prefix(run) + layout.log_key("p-master-0", FIRST, 1)
+    s3_store.put(broken, b"none")
+    done = terminal("logs", run, "--pod", "p-master-0", "-n", "2")  # what is older is not even fetched
+    assert done.output == line(5, "[rank 0] d") + line(9, "[rank 0] e")
+    assert broken in str(terminal("logs", run).exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nobody"], "run nobody: there is no such run"),
+        (["fam-1/logs"], "there is no such run"),
+        (["silent"], "run silent: it has no log yet"),
+        (["fam-1", "--pod", "p"], "the run has no log of it, but of p-master-0, p-worker-0"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    terminal: Terminal, run: str, s3_store: S3Store, words: list[str], told: str
+) -> None:
+    s3_store.put(layout.run_key("silent"), b"{}")
+    assert told in str(terminal("logs", *words).exception)
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(terminal: Terminal, run: str, s3_store: S3Store) -> None:
+    keep(s3_store, "p-master-0", SECOND, 2, *(line(10, f"[rank 0] {n}") for n in range(50_000)))
+    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", "logs", run]
+    process = subprocess.Popen(
+        [*command, "--state", str(terminal.state)], env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().decode() == line(1, "[rank 0] a")
+    process.stdout.close()
+    process.stdout = None
+    assert process.communicate(timeout=60)[1] == b""

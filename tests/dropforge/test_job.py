@@ -1,0 +1,31 @@
+"""What a run's jobs tell the operator about themselves."""
+
+from __future__ import annotations
+
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.canonical import fingerprint
+from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
+
+from dropforge import layout
+from dropforge.job import evaluate_job, train_job
+from dropforge.recipes import load_recipe
+from dropforge.run import RunSpec
+
+RECIPE = load_recipe("tiny")
+SPEC = RunSpec("fam-1", "fam", 1, "s3://b/runs/fam-1", "s3://b", "s3://b/m.json", "ab", RECIPE.plain(), "code")
+
+
+def test_the_training_names_the_folder_of_its_whole_log() -> None:
+    job = pytorch_job(**train_job(SPEC, RECIPE))
+    assert job["metadata"]["annotations"][LOG_ANNOTATION] == f"s3://b/{layout.logs_prefix('fam-1')}"
+
+
+def test_a_job_from_before_is_still_the_same_job() -> None:
+    job = pytorch_job(**train_job(SPEC, RECIPE))
+    arguments = train_job(SPEC, RECIPE)
+    del arguments["annotations"][LOG_ANNOTATION]
+    assert fingerprint(pytorch_job(**arguments)) == fingerprint(job)
+
+
+def test_the_evaluation_keeps_no_log_and_names_none() -> None:
+    assert LOG_ANNOTATION not in pytorch_job(**evaluate_job(SPEC, RECIPE))["metadata"]["annotations"]
