@@ -8,6 +8,7 @@ import json
 import pytest
 from kubeflow_training.jobs.observation import Phase
 
+from tests.kubeflow_training.kills.installation import until
 from tests.kubeflow_training.waiter import Place, Waiter
 
 pytestmark = pytest.mark.cluster
@@ -52,6 +53,31 @@ def test_each_line_of_each_rank_comes_once_though_the_connection_breaks(place):
     assert (end.observation.phase, breaks) == (Phase.SUCCEEDED, 4)
     assert waiter.of("master-0") == numbers(0, 3000)
     assert waiter.of("worker-0") == numbers(1, 3000)
+    assert waiter.log.gaps == []
+
+
+def test_a_job_that_ends_during_an_outage_is_read_to_its_end(place, monkeypatch):
+    """The readers' pauses have grown while the cluster was away; when it is back they go on at once."""
+    from kubeflow_training.jobs.kubernetes import logs
+    from kubeflow_training.jobs.kubernetes.client import Backoff
+
+    monkeypatch.setattr(logs, "Backoff", lambda: Backoff(first=60, most=60))
+    monkeypatch.setattr(logs, "_FINISH_SECONDS", 5.0)
+
+    async def main():
+        job = await asyncio.to_thread(place.script, SLOWLY.format(count=700, each=100, pause=1) + "exit 0")
+        waiter = Waiter(place, name(job), job.uid, ranks="all")
+        await waiter.until(lambda: waiter.log.lines > 100)
+        place.proxy.cut()
+        await asyncio.to_thread(
+            until, lambda: "completionTime" in place.backend.read(name(job), place.namespace).job.get("status", {})
+        )
+        place.proxy.mend()
+        return await waiter.end(), waiter
+
+    end, waiter = asyncio.run(main())
+    assert end.observation.phase is Phase.SUCCEEDED
+    assert waiter.of("master-0") == numbers(0, 700)
     assert waiter.log.gaps == []
 
 

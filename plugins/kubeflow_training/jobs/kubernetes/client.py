@@ -52,10 +52,14 @@ class Backoff:
     def reset(self) -> None:
         self._count = 0
 
-    async def wait(self) -> None:
-        seconds = min(self._most, self._first * 2**self._count)
+    def seconds(self) -> float:
+        """How long to wait this time."""
+        seconds: float = min(self._most, self._first * 2**self._count)
         self._count = min(self._count + 1, 16)
-        await asyncio.sleep(seconds * random.uniform(0.5, 1))  # noqa: S311 - jitter
+        return seconds * random.uniform(0.5, 1)  # noqa: S311 - jitter
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self.seconds())
 
 
 class AsyncCluster:

@@ -35,7 +35,7 @@ _LINE: Final = 1 << 16  # bytes of a line shown in one piece
 _AFTER_END: Final = 5.0  # seconds that a follow may stay quiet after its container ended
 _HELD_SECONDS: Final = 0.5  # without a byte, after which lines are no longer held back
 _PROGRESS_SECONDS: Final = 30.0
-_FINISH_SECONDS: Final = 15.0  # without a byte from any pod of an ended job
+_FINISH_SECONDS: Final = 30.0  # without a byte from any pod of an ended job
 _SURVIVOR_SECONDS: Final = 5.0  # for pods that still run when their job has ended
 _ROTATED: Final = "the node has rotated it away or removed it (it keeps about 10 MiB of a container)"
 _FOLLOWERS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -63,6 +63,7 @@ class PodLog:
         self._gone = False
         self._showing = False
         self._news = asyncio.Event()
+        self._backoff = Backoff()
         self.bytes = 0
         """Bytes read so far; rises as long as there is something to wait for."""
         self.update(pod)
@@ -87,7 +88,7 @@ class PodLog:
 
     async def run(self) -> None:
         """Until all of the log has been read, or what is missing has been said."""
-        backoff, pause, whole = Backoff(), _LOOK_SECONDS[0], False
+        pause, whole = _LOOK_SECONDS[0], False
         if not self._cursor.at and self._restarts and not self.done:
             with suppress(JobError):
                 await self._read_previous()
@@ -102,7 +103,7 @@ class PodLog:
             try:
                 async with _follows(not ended) as follow:
                     await (self._follow() if follow else self._read(False))
-                backoff.reset()
+                self._backoff.reset()
                 whole = follow or ended
                 if ended:
                     self._finish()
@@ -117,7 +118,9 @@ class PodLog:
                 self._removed(whole)
             except BackendUnavailableError:
                 whole = False
-                await backoff.wait()
+                # News of the pod are a sign that the cluster answers again.
+                await happens(self._news, self._backoff.seconds())
+                self._news.clear()
             except JobRefusedError as error:
                 if self._gone:
                     self._removed(whole)
@@ -261,6 +264,11 @@ class PodLog:
         self.done = True
         self._log.moved(self.name, {**self._position(self._cursor.at, self._cursor.seen), "done": True})
 
+    def hurry(self) -> None:
+        """Its job has ended, and what it has to say is waited for: a pause after an outage is over."""
+        self._backoff.reset()
+        self._news.set()
+
     def give_up(self) -> None:
         """Nothing comes any more: say what is missing, unless the pod still runs and simply has nothing to say."""
         if self.ended:
@@ -300,6 +308,8 @@ class KubernetesLogs:
     async def finish(self) -> None:
         """Read what there is of an ended job's logs; gives up on a pod that brings nothing for too long."""
         patience = time.monotonic() + _SURVIVOR_SECONDS
+        for reader in self._readers.values():
+            reader.hurry()
         while rest := {uid: task for uid, task in self._tasks.items() if not task.done()}:
             before = self._read_so_far()
             ending = any(self._readers[uid].ended for uid in rest)
