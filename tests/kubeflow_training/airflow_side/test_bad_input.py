@@ -151,7 +151,7 @@ def test_an_api_that_is_away_while_the_job_ends_costs_nothing(there, airflow, pr
     threading.Timer(2, proxy.mend).start()
     assert one.run.airflow.answer()["state"] == "success"
     assert len(one.mine()) == 1
-    assert one.run.airflow.log().count("[master-0] done") == 1
+    assert one.run.airflow.log().count("[master-0] done") == 1, one.run.airflow.log()
 
 
 def test_an_api_that_is_away_at_the_start_is_waited_for(there, airflow, proxy, rights):
