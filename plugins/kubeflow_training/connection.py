@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import ClassVar
 
 from kubeflow_training.hooks import PyTorchJobHook
+from kubeflow_training.jobs.local.layout import HOME_VARIABLE
 
 
 class ClusterArguments:
@@ -25,7 +27,8 @@ class ClusterArguments:
     @property
     def place(self) -> str:
         """Where this task's jobs are, as it is stored with each: `kubernetes:CONNECTION`, or `local:HOME`."""
-        return f"{self.backend}:{(self.home or '') if self.backend == 'local' else self.kubernetes_conn_id}"
+        home = self.home or os.environ.get(HOME_VARIABLE, "")
+        return f"{self.backend}:{home if self.backend == 'local' else self.kubernetes_conn_id}"
 
     def hook(self, kind: str = "PyTorchJob", place: str | None = None) -> PyTorchJobHook:
         """The hook for jobs of that kind, where this task's jobs are or in another place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, get_args
 
 from airflow.sdk import BaseOperator
 
@@ -132,6 +132,17 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         self._killed = False
         if min_nodes is not None and (min_nodes < 1 or queue_timeout is None):
             raise ValueError(f"task {self.task_id}: min_nodes={min_nodes}; give 1 or more, and a queue_timeout")
+        # While the DAG is parsed, not when the job runs already.
+        for name, value, known in (
+            ("log_ranks", log_ranks, get_args(LogRanks)),
+            ("on_finish", on_finish, get_args(OnFinish)),
+        ):
+            if value not in known:
+                raise ValueError(f"task {self.task_id}: {name}={value!r}; give one of {', '.join(map(repr, known))}")
+        try:
+            LogLimit.of(log_limit)
+        except JobError as error:
+            raise ValueError(f"task {self.task_id}: {error}") from error
         retries.require_retries(self)
 
     # Airflow's entry points

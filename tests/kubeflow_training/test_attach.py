@@ -197,6 +197,20 @@ def test_the_hook_goes_to_the_place_that_was_stored(place, backend, connection, 
     assert operator.place == "kubernetes:mine"
 
 
+def test_the_place_names_the_home_of_the_environment(monkeypatch):
+    monkeypatch.setenv("KUBEFLOW_TRAINING_HOME", "/from/env")
+    places = [
+        PyTorchJobOperator(task_id="t", manifest=MANIFEST, backend="local", home=home).place for home in (None, "/x")
+    ]
+    assert places == ["local:/from/env", "local:/x"]
+
+
+@pytest.mark.parametrize("wrong", [{"log_limit": "lots"}, {"log_ranks": "rank0"}, {"on_finish": "never"}])
+def test_a_misspelt_argument_is_refused_while_the_dag_is_parsed(wrong):
+    with pytest.raises(ValueError, match=f"task t: .*{next(iter(wrong.values()))}"):
+        PyTorchJobOperator(task_id="t", manifest=MANIFEST, **wrong)
+
+
 def test_another_job_in_the_old_place_is_left_alone(quick):
     old, new, memory = Place(), Place(), Memory()
     found(old, memory, place="local").attach(MANIFEST, "1.0")

@@ -260,6 +260,45 @@ TAKEN = pod(1, "Running", {"running": {}}, conditions=[{"type": "DisruptionTarge
 TAKEN["metadata"]["deletionTimestamp"] = "2999-01-01T00:00:00Z"
 
 
+def created(pod, count=1, since="2026-01-01T00:00:00Z", word="SuccessfulCreatePod", before=""):
+    return {"reason": word, "message": f"{before}Created pod: {pod}", "count": count, "firstTimestamp": since}
+
+
+def test_a_large_gang_is_not_taken_for_one_whose_pod_was_made_anew():
+    """client-go tells the tenth pod and all that follow as one event, under the last one's name."""
+    gang, pods = job("Created", "Running", workers=11), [running(rank) for rank in range(12)]
+    single = [created(f"job-worker-{n}") for n in range(9)]
+    events = [*single, created("job-worker-10", 3, before="(combined from similar events): ")]
+    assert observe(gang, pods, events).phase is Phase.RUNNING
+
+
+def test_pods_of_a_job_that_was_suspended_and_resumed_are_not_made_anew():
+    gang = job("Created", "Running", ("Suspended", "False"), workers=1)
+    gang["status"]["conditions"][-1]["lastTransitionTime"] = "2026-01-01T01:00:00Z"
+    pods, twice = [running(0), running(1)], created("job-worker-0", 2)
+    assert observe(gang, pods, [created("job-master-0", 2), twice]).phase is Phase.RUNNING
+    # Where the controller itself deleted the first one, the second is no surprise, whatever the job's conditions.
+    deleted = created("job-worker-0", word="SuccessfulDeletePod")
+    assert observe(job("Created", "Running", workers=1), pods, [twice, deleted]).phase is Phase.RUNNING
+    # After the resume it counts as ever.
+    seen = observe(gang, pods, [created("job-worker-0", 2, "2026-01-01T01:00:01Z")])
+    assert (seen.phase, seen.reason, seen.replica) == (Phase.FAILED, Reason.EVICTED, "worker-0")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("CreateContainerConfigError", "failed to sync secret cache: timed out waiting for the condition"),
+        ("CreateContainerError", "context deadline exceeded"),
+        ("CreateContainerError", 'the name "x" is reserved for "y"'),
+    ],
+)
+def test_what_the_kubelet_tries_again_with_success_is_no_error_of_the_user(word, said):
+    seen = observe(job("Created"), [waiting(0, word, said)])
+    assert (seen.phase, seen.reason) == (Phase.STARTING, None)
+    assert said in seen.message
+
+
 def test_a_pod_that_is_taken_away_is_the_cause_of_broken_collectives():
     for status in (job("Running", workers=1), job(FAILED, workers=1)):
         found = observe(status, [ended(0, 21, 1), TAKEN])

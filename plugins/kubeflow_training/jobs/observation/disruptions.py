@@ -17,6 +17,8 @@ OVERDUE_LIMIT: Final = timedelta(minutes=2)
 _NEVER: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _REMOVED: Final = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE_LOST, "Evicted": Reason.EVICTED}
 _CREATED: Final = frozenset({"SuccessfulCreatePod", "SuccessfulCreate"})
+_DELETED: Final = frozenset({"SuccessfulDeletePod", "SuccessfulDelete"})
+_COMBINED: Final = "(combined from similar events)"
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class Sign:
     final: bool
 
 
-def sign(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now: datetime) -> Sign | None:
+def sign(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], now: datetime
+) -> Sign | None:
     """The gravest sign; the pods are of one gang that replaces none of them."""
     found = [item for pod in pods if (item := _of_pod(pod, now))]
-    found += [item for item in (_replaced(pods, events),) if item]
+    found += [item for item in (_replaced(pods, events, _resumed(job)),) if item]
     return next((item for item in found if item.final), found[0] if found else None)
 
 
@@ -70,14 +74,34 @@ def _silent_since(status: Mapping[str, Any], conditions: Mapping[str, Mapping[st
     return None
 
 
-def created_twice(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of pods that their controller has created more than once."""
+def created_twice(
+    pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], resumed: datetime | None = None
+) -> list[str]:
+    """Names of pods that their controller has created more than once, and has not itself deleted in between.
+
+    :param resumed: when the job was last resumed; what was created before was deleted when it was suspended.
+    """
     times: dict[str, int] = {}
     for event in events:
-        if str(event.get("reason")) in _CREATED:
-            created = str(event.get("message") or "").rpartition(" ")[2]
-            times[created] = times.get(created, 0) + max(whole(event.get("count")) or 1, 1)
+        text, word = str(event.get("message") or ""), str(event.get("reason"))
+        # From the tenth on, client-go tells all pods' creations as one event, under the last one's name.
+        if text.startswith(_COMBINED) or word not in _CREATED | _DELETED:
+            continue
+        first = moment(event.get("firstTimestamp") or event.get("eventTime"))
+        if resumed is not None and (first is None or first < resumed):
+            continue
+        count = max(whole(event.get("count")) or 1, 1)
+        about = text.rpartition(" ")[2]
+        times[about] = times.get(about, 0) + (count if word in _CREATED else -count)
     return [found for pod in pods if times.get(found := name(pod), 0) > 1]
+
+
+def _resumed(job: Mapping[str, Any]) -> datetime | None:
+    """When a job that was suspended, at its beginning or later, was last let go on."""
+    for condition in items(mapping(job.get("status")).get("conditions")):
+        if condition.get("type") == "Suspended" and condition.get("status") == "False":
+            return moment(condition.get("lastTransitionTime"))
+    return None
 
 
 def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tuple[Reason, str] | None:
@@ -92,9 +116,11 @@ def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tupl
     return None
 
 
-def _replaced(pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Sign | None:
+def _replaced(
+    pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], resumed: datetime | None
+) -> Sign | None:
     """A pod that was created twice: the first was removed from outside, and the events of that name may say by whom."""
-    for who in created_twice(pods, events):
+    for who in created_twice(pods, events, resumed):
         pod = next(item for item in pods if name(item) == who)
         reason, by = removal(events, who) or (Reason.EVICTED, "")
         what = f"the pod before this {who} was removed from outside, and its gang cannot take in a new one"

@@ -216,7 +216,7 @@ def _observe_end(seen: _Seen) -> Observation | None:
 
 def _failure(seen: _Seen, message: str) -> Observation:
     """Why a failed job failed: a pod's own end, or that pods were taken away, or what is left of that to see."""
-    cause, taken = first(seen.endings), sign(seen.pods, seen.events, seen.now)
+    cause, taken = first(seen.endings), sign(seen.job, seen.pods, seen.events, seen.now)
     if cause is not None and not (cause.victim and taken and taken.final):
         return seen.failure(cause, message)
     if taken is not None:
@@ -281,7 +281,7 @@ def _observe_overtime(seen: _Seen) -> Observation | None:
 
 def _observe_disruptions(seen: _Seen) -> Observation | None:
     """Nodes that are silent, and pods that are taken away."""
-    if _leader_done(seen) or (found := sign(seen.pods, seen.events, seen.now)) is None:
+    if _leader_done(seen) or (found := sign(seen.job, seen.pods, seen.events, seen.now)) is None:
         return None
     if found.final and not seen.kind.restarts(seen.job):
         return seen.observation(Phase.FAILED, found.message, found.reason, finished=seen.now, **seen.where(found.pod))

@@ -20,10 +20,11 @@ _HOPELESS: Final = {
     "CreateContainerError": Reason.USER_ERROR,
     "RunContainerError": Reason.USER_ERROR,
 }
-# A registry that is away or busy comes back: pulling goes on, as long as the limits of the wait allow.
+# What is away or busy comes back: the kubelet goes on trying, as long as the limits of the wait allow.
 _PASSING: Final = re.compile(
     r"i/o timeout|connection refused|connection reset|toomanyrequests|too many requests|\b(429|50[0234])\b"
-    r"|context deadline exceeded|TLS handshake timeout|temporary failure|unexpected EOF|QPS exceeded",
+    r"|context deadline exceeded|TLS handshake timeout|temporary failure|unexpected EOF|QPS exceeded"
+    r"|timed out waiting for the condition|failed to sync (secret|configmap) cache|name is reserved|is reserved for",
     re.I,
 )
 _CREATION: Final = frozenset({"FailedCreatePod", "FailedCreate"})
@@ -96,8 +97,9 @@ def _container_waits(pod: Mapping[str, Any]) -> Iterator[Wait]:
             word, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "").strip()
             said = f"{where}: {word}: {text}" if text else f"{where}: {word}"
             if reason := _HOPELESS.get(word):
-                passing = reason is Reason.IMAGE and bool(_PASSING.search(text))
-                yield Wait(reason, said, pod, hopeless=not passing)
+                passing = bool(_PASSING.search(text))
+                # What passes is no fault of the manifest's; an image that is waited for is told as such.
+                yield Wait(reason if reason is Reason.IMAGE or not passing else None, said, pod, hopeless=not passing)
             elif word == "ErrImagePull":
                 yield Wait(Reason.IMAGE, said, pod)
             elif word == "CrashLoopBackOff":
