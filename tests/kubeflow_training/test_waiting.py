@@ -122,6 +122,24 @@ def test_a_version_that_has_expired_is_listed_anew(place):
     assert lists >= 2
 
 
+def test_a_large_gang_that_starts_slowly_is_not_taken_for_broken(place):
+    """Beyond ten pods the cluster tells their creations as one event, and events are read while pods start."""
+
+    async def main():
+        job = await asyncio.to_thread(place.pretend, nodes=13, starts_after="12s", ends_after="8s")
+        waiter, seen = Waiter(place, name(job), job.uid), []
+        while not waiter.task.done():
+            if (now := waiter.waiting.observation) is not None and (not seen or seen[-1] != now.phase):
+                seen.append(now.phase)
+            await asyncio.sleep(0.05)
+        return await waiter.end(), seen
+
+    end, seen = asyncio.run(main())
+    assert end.observation.phase is Phase.SUCCEEDED
+    assert Phase.FAILED not in seen
+    assert Phase.STARTING in seen
+
+
 def test_a_revoked_token_is_no_failed_job_and_a_new_one_is_taken(fewer_rights, tmp_path):
     from tests.kubeflow_training.rights import ACCOUNT
 

@@ -45,9 +45,13 @@ class Place:
     def namespace(self) -> str:
         return str(self.rights.namespace)
 
-    def pretend(self, ends_after: str | None = None, exit_code: int = 0, nodes: int = 1, **more: Any) -> Snapshot:
+    def pretend(
+        self, ends_after: str | None = None, exit_code: int = 0, nodes: int = 1, starts_after: str = "", **more: Any
+    ) -> Snapshot:
         """A gang on pretend nodes that runs for so long."""
         annotations = {"test.local/exit-code": str(exit_code)}
+        if starts_after:
+            annotations["test.local/starts-after"] = starts_after
         if ends_after is not None:
             annotations["test.local/ends-after"] = ends_after
         return self._create(["true"], annotations, nodes=nodes, **(PRETEND | more))
