@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kubeflow_training.jobs.kinds import KINDS
-from kubeflow_training.jobs.observation import Observation, observe
+from kubeflow_training.jobs.observation import Observation, Phase, observe
 
 from tests.kubeflow_training.kueue_situations import KUEUE, preempted
 from tests.kubeflow_training.record import FOLDER, look
@@ -70,4 +70,6 @@ def test_kueue_preempts_and_resumes(stage: Stage, kind: Any) -> None:
     assert not seen.ended
     urgent_kind, urgent = stage.jobs[-1]
     assert stage.backends[urgent_kind.name].delete(urgent, stage.namespace, grace_seconds=0)
-    assert victim.running().pods_running == 2
+    # Its pods are made a second time, which is no sign of a broken gang.
+    resumed = victim.until(lambda seen: seen.ended or seen.phase is Phase.RUNNING)
+    assert (resumed.phase, resumed.pods_running) == (Phase.RUNNING, 2), resumed
