@@ -39,7 +39,8 @@ class PyTorchJobTrigger(BaseTrigger):
     :param log_ranks: whose log lines to show: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
-    :param queue_until: Unix time by which the job must have left its queue.
+    :param queue_until: Unix time by which the job's first container must have started.
+    :param queue_seconds: how long it may wait for that, counted anew each time it is suspended or let go.
     :param run_seconds: how long the job may run; time in the queue or suspended does not count.
     :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.waiting.limits.Limits`.
     :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
@@ -62,6 +63,7 @@ class PyTorchJobTrigger(BaseTrigger):
         log_limit: int | str | None = None,
         deadline: float | None = None,
         queue_until: float | None = None,
+        queue_seconds: float | None = None,
         run_seconds: float | None = None,
         min_nodes: int | None = None,
         place_seconds: float | None = None,
@@ -73,6 +75,7 @@ class PyTorchJobTrigger(BaseTrigger):
         self.kind, self.backend, self.kubernetes_conn_id, self.home = kind, backend, kubernetes_conn_id, home
         self.poll_interval, self.log_ranks, self.log_limit = poll_interval, log_ranks, log_limit
         self.deadline, self.queue_until, self.run_seconds = deadline, queue_until, run_seconds
+        self.queue_seconds = queue_seconds
         self.min_nodes, self.place_seconds = min_nodes, place_seconds
         self.owned, self.must_exist = owned, must_exist
         self._fired = False
@@ -96,6 +99,7 @@ class PyTorchJobTrigger(BaseTrigger):
                 "log_limit": self.log_limit,
                 "deadline": self.deadline,
                 "queue_until": self.queue_until,
+                "queue_seconds": self.queue_seconds,
                 "run_seconds": self.run_seconds,
                 "min_nodes": self.min_nodes,
                 "place_seconds": self.place_seconds,
@@ -125,7 +129,14 @@ class PyTorchJobTrigger(BaseTrigger):
             log,
             uid=self.uid,
             ranks=self.log_ranks,
-            limits=Limits(self.deadline, self.queue_until, self.run_seconds, self.min_nodes, self.place_seconds),
+            limits=Limits(
+                self.deadline,
+                self.queue_until,
+                self.run_seconds,
+                self.min_nodes,
+                self.place_seconds,
+                self.queue_seconds,
+            ),
             must_exist=self.must_exist,
             poll_interval=self.poll_interval,
         )
