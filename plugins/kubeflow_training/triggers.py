@@ -22,6 +22,8 @@ POSITION_KEY: Final = "pytorch_job_log"
 """XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
 _SAVES_PER_SECOND: Final = 20  # of all triggers of a process together
 _ASKED: Final = 4  # times, before a trigger that is cancelled leaves its job as it is
+_DELETING: Final = 30.0  # seconds in which the job of an ended task is deleted
+_PAUSE: Final = 2.0  # seconds before that is tried again
 _keeping = 0
 
 
@@ -169,8 +171,32 @@ class PyTorchJobTrigger(BaseTrigger):
         if not ended_by_user(state, deferred=True):
             self.log.info("job %s/%s goes on: the task is %s", self.namespace, self.name, state)
             return
-        self.log.info("job %s/%s is deleted: the task was ended (%s)", self.namespace, self.name, state)
-        await asyncio.to_thread(lambda: self._hook().connect().delete(self.name, self.namespace, uid=self.uid))
+        await self._delete(state)
+
+    async def _delete(self, state: str | None) -> None:
+        """Nobody else comes after us: an outage that is short is waited out, and what became of it is told."""
+        until, problem = time.monotonic() + _DELETING, "the cluster has not answered"
+        for left in reversed(range(_ASKED)):
+            try:
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await asyncio.to_thread(
+                        lambda: self._hook().connect().delete(self.name, self.namespace, uid=self.uid)
+                    )
+                self.log.info("job %s/%s is deleted: the task was ended (%s)", self.namespace, self.name, state)
+                return
+            except TimeoutError:
+                break
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+                if left:
+                    await asyncio.sleep(_PAUSE)
+        self.log.error(
+            "job %s/%s could not be deleted and may still run, although the task was ended (%s): %s",
+            self.namespace,
+            self.name,
+            state,
+            problem,
+        )
 
     def _hook(self) -> PyTorchJobHook:
         return PyTorchJobHook(self.backend, kind=self.kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)
