@@ -3,9 +3,10 @@
     python -m bench.triggers [--jobs 40 --peers 20 --seconds 20]    # in full: --jobs 1000 --peers 200 --seconds 60
 
 Needs KUBECONFIG with the training operator and pretend nodes (KWOK, labelled type=kwok, pods ended by the annotation
-test.local/ends-after). Each contender waits in a process of its own, without tasks, with its own default arguments:
-first while nothing happens, then while all of its jobs end. Requests are those that aiohttp sends; a reference watcher
-in the same process (its own thread, its CPU not counted) tells when the API told each end.
+test.local/ends-after). Each contender waits in a process of its own, without tasks, with its own default arguments,
+except that ours has log_ranks="none" and so reads no log: first while nothing happens, then while all of its jobs end.
+Requests are those that aiohttp sends; a reference watcher in the same process (its own thread, its CPU not counted)
+tells when the API told each end.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from kubeflow_training import retries
 from kubeflow_training.asking.task import ended_by_user, task_state
 from kubeflow_training.exceptions import TaskStopped
 from kubeflow_training.gangs import outcome
-from kubeflow_training.gangs.attach import ends_by_itself, last_observation
+from kubeflow_training.gangs.attach import cut_off, ends_by_itself, last_observation
 from kubeflow_training.gangs.memory import Memory
 from kubeflow_training.gangs.reattach import Identity
 from kubeflow_training.jobs.errors import JobError
@@ -89,7 +89,10 @@ class Ending:
         raise retries.failure(outcome.failure_text(name, job["gang"], failed, ()), self._task, failed, job)
 
     def stopped(self, job: Mapping[str, Any] | None) -> NoReturn:
-        """Raise after a kill. The job goes if a person ended the task, or if no try is left that could find it."""
+        """Raise after a kill. The job goes if a person ended the task, or if no try is left that could find it.
+
+        :param job: the one that is waited for; that of an earlier try, or one just being created, unless given.
+        """
         ti, state, why = self._context["ti"], None, ""
         try:
             state = task_state(ti)
@@ -97,12 +100,21 @@ class Ending:
             why = f"Airflow does not say why: {error!r}"
         by_user = not why and ended_by_user(state, deferred=False)
         last = ti.try_number > ti.max_tries
-        if job is not None and (by_user or last):
-            self.delete(job)
         if by_user:
-            raise TaskStopped(f"the task was ended ({state}), and its job with it")
-        found = "its job with it, as no try is left" if last else "the job goes on, and a retry finds it"
+            raise TaskStopped(f"the task was ended ({state}), and {self._gone(job)}")
+        found = f"no try is left, and {self._gone(job)}" if last else "the job goes on, and a retry finds it"
         raise TaskStopped(f"this worker was stopped, {why or f'while the task was {state}'}; {found}")
+
+    def _gone(self, job: Mapping[str, Any] | None) -> str:
+        """Delete the job; what became of it."""
+        if job is None:
+            stored = cut_off(self._memory.job, lambda item: self._hook_of(item.to_dict()).connect())
+            if stored is None:
+                return "no job of it is known"
+            job = stored.to_dict()
+        if self.delete(job):
+            return "its job with it"
+        return f"its job {job['namespace']}/{job['name']} could not be deleted and may still run"
 
     def delete(self, job: Mapping[str, Any]) -> bool:
         """Whether the job is deleted, or was gone; a failure is told in the log."""
@@ -112,7 +124,7 @@ class Ending:
             backend.delete(job["name"], job["namespace"], uid=job["uid"])
             self._task.log.info("%s is deleted", where)
             return True
-        except JobError as error:
+        except Exception as error:  # a connection that is gone, for example, is no JobError
             self._task.log.error("%s could not be deleted and may still run: %s", where, error)
             return False
 

@@ -64,7 +64,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
     :param poll_interval: seconds between two looks at the job, where it cannot be watched.
     :param log_ranks: whose log lines come into the task's log: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
-    :param queue_timeout: how long the job may wait before its first pod runs.
+    :param queue_timeout: how long the job may wait before its first pod runs, in the queue and while it starts: from
+        its creation, and anew each time it is suspended or let go.
     :param min_nodes: with how few nodes it may run. A gang of which so many pods have a node, but a pod has none for
         `queue_timeout`, is deleted, and the next starts with the nodes there are; the one after has all again.
     :param run_timeout: how long it may run; time in a queue or suspended does not count.
@@ -274,6 +275,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             self.run_timeout.total_seconds() if self.run_timeout is not None else None,
             self.min_nodes,
             queued if self.min_nodes is not None else None,
+            queued,
         )
 
     def _trigger(self, job: Identity, limits: Limits) -> Any:
@@ -293,6 +295,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             log_limit=self.log_limit,
             deadline=limits.until,
             queue_until=limits.queue_until,
+            queue_seconds=limits.queue_seconds,
             run_seconds=limits.run_seconds,
             min_nodes=limits.min_nodes,
             place_seconds=limits.place_seconds,

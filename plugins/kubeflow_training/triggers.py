@@ -22,6 +22,8 @@ POSITION_KEY: Final = "pytorch_job_log"
 """XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
 _SAVES_PER_SECOND: Final = 20  # of all triggers of a process together
 _ASKED: Final = 4  # times, before a trigger that is cancelled leaves its job as it is
+_DELETING: Final = 30.0  # seconds in which the job of an ended task is deleted
+_PAUSE: Final = 2.0  # seconds before that is tried again
 _keeping = 0
 
 
@@ -39,7 +41,8 @@ class PyTorchJobTrigger(BaseTrigger):
     :param log_ranks: whose log lines to show: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
-    :param queue_until: Unix time by which the job must have left its queue.
+    :param queue_until: Unix time by which the job's first container must have started.
+    :param queue_seconds: how long it may wait for that, counted anew each time it is suspended or let go.
     :param run_seconds: how long the job may run; time in the queue or suspended does not count.
     :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.waiting.limits.Limits`.
     :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
@@ -62,6 +65,7 @@ class PyTorchJobTrigger(BaseTrigger):
         log_limit: int | str | None = None,
         deadline: float | None = None,
         queue_until: float | None = None,
+        queue_seconds: float | None = None,
         run_seconds: float | None = None,
         min_nodes: int | None = None,
         place_seconds: float | None = None,
@@ -73,6 +77,7 @@ class PyTorchJobTrigger(BaseTrigger):
         self.kind, self.backend, self.kubernetes_conn_id, self.home = kind, backend, kubernetes_conn_id, home
         self.poll_interval, self.log_ranks, self.log_limit = poll_interval, log_ranks, log_limit
         self.deadline, self.queue_until, self.run_seconds = deadline, queue_until, run_seconds
+        self.queue_seconds = queue_seconds
         self.min_nodes, self.place_seconds = min_nodes, place_seconds
         self.owned, self.must_exist = owned, must_exist
         self._fired = False
@@ -96,6 +101,7 @@ class PyTorchJobTrigger(BaseTrigger):
                 "log_limit": self.log_limit,
                 "deadline": self.deadline,
                 "queue_until": self.queue_until,
+                "queue_seconds": self.queue_seconds,
                 "run_seconds": self.run_seconds,
                 "min_nodes": self.min_nodes,
                 "place_seconds": self.place_seconds,
@@ -125,7 +131,14 @@ class PyTorchJobTrigger(BaseTrigger):
             log,
             uid=self.uid,
             ranks=self.log_ranks,
-            limits=Limits(self.deadline, self.queue_until, self.run_seconds, self.min_nodes, self.place_seconds),
+            limits=Limits(
+                self.deadline,
+                self.queue_until,
+                self.run_seconds,
+                self.min_nodes,
+                self.place_seconds,
+                self.queue_seconds,
+            ),
             must_exist=self.must_exist,
             poll_interval=self.poll_interval,
         )
@@ -158,8 +171,32 @@ class PyTorchJobTrigger(BaseTrigger):
         if not ended_by_user(state, deferred=True):
             self.log.info("job %s/%s goes on: the task is %s", self.namespace, self.name, state)
             return
-        self.log.info("job %s/%s is deleted: the task was ended (%s)", self.namespace, self.name, state)
-        await asyncio.to_thread(lambda: self._hook().connect().delete(self.name, self.namespace, uid=self.uid))
+        await self._delete(state)
+
+    async def _delete(self, state: str | None) -> None:
+        """Nobody else comes after us: an outage that is short is waited out, and what became of it is told."""
+        until, problem = time.monotonic() + _DELETING, "the cluster has not answered"
+        for left in reversed(range(_ASKED)):
+            try:
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await asyncio.to_thread(
+                        lambda: self._hook().connect().delete(self.name, self.namespace, uid=self.uid)
+                    )
+                self.log.info("job %s/%s is deleted: the task was ended (%s)", self.namespace, self.name, state)
+                return
+            except TimeoutError:
+                break
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+                if left:
+                    await asyncio.sleep(_PAUSE)
+        self.log.error(
+            "job %s/%s could not be deleted and may still run, although the task was ended (%s): %s",
+            self.namespace,
+            self.name,
+            state,
+            problem,
+        )
 
     def _hook(self) -> PyTorchJobHook:
         return PyTorchJobHook(self.backend, kind=self.kind, kubernetes_conn_id=self.kubernetes_conn_id, home=self.home)

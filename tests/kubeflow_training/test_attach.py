@@ -6,14 +6,22 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowNotFoundException, AirflowTaskTimeout
+from kubeflow_training.exceptions import JobNotReached
 from kubeflow_training.gangs import attach as gangs
 from kubeflow_training.gangs.attach import Gangs
 from kubeflow_training.gangs.memory import STATE_KEY
 from kubeflow_training.gangs.reattach import Action, Identity, identity
 from kubeflow_training.hooks import PyTorchJobHook
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobExistsError
+from kubeflow_training.jobs.errors import (
+    BackendUnauthorizedError,
+    BackendUnavailableError,
+    JobExistsError,
+    JobRefusedError,
+)
+from kubeflow_training.jobs.kinds import PYTORCH_JOB
+from kubeflow_training.jobs.kubernetes.answers import NotFoundError, no_such_place
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.operators import PyTorchJobOperator
@@ -219,6 +227,62 @@ def test_another_job_in_the_old_place_is_left_alone(quick):
     old.jobs_there["job"] = Snapshot({**job, "metadata": {**job["metadata"], "uid": "another", "annotations": notes}})
     found(new, memory, place="kubernetes", elsewhere=lambda _: old).attach(MANIFEST, "1.0")
     assert (list(old.jobs_there), old.deleted) == (["job"], [])
+
+
+class Removed(Place):
+    """A cluster from which the kind's definition was removed, and its jobs with it."""
+
+    def read(self, name, namespace):
+        error = NotFoundError("404 page not found", "")
+        raise no_such_place(f"job {namespace}/{name}", error, PYTORCH_JOB, namespace) from error
+
+
+class Refusing(Place):
+    def read(self, name, namespace):
+        raise JobRefusedError("job", "the cluster refuses it (403)", "Give the account the rights this needs")
+
+
+class Dead(Place):
+    def read(self, name, namespace):
+        raise BackendUnavailableError("job", "the cluster cannot be reached", "It is tried again")
+
+
+def deleted_connection(_):
+    raise AirflowNotFoundException("The conn_id `old` isn't defined")
+
+
+def moved_from(memory, elsewhere):
+    """The task's try after its connection was changed."""
+    memory.job = replace(identity(MANIFEST, OWNER, "1.0"), uid="u", backend="kubernetes:old")
+    return found(Place(), memory, place="kubernetes:new", elsewhere=elsewhere)
+
+
+@pytest.mark.parametrize("generation", ["1.0", "2.0"])
+def test_a_job_whose_kind_was_removed_is_gone(quick, generation, caplog):
+    memory = Memory()
+    attached = moved_from(memory, lambda _: Removed()).attach(MANIFEST, generation)
+    assert (attached.action, attached.identity.gang) == (Action.CREATE, 2)
+    assert "job default/job is gone with what held it" in caplog.text
+
+
+UNREACHABLE = {
+    "an outage": lambda _: Dead(),
+    "a refusal": lambda _: Refusing(),
+    "a deleted connection": deleted_connection,
+}
+
+
+@pytest.mark.parametrize("elsewhere", UNREACHABLE.values(), ids=UNREACHABLE)
+def test_a_place_that_cannot_be_asked_is_left_after_a_clear_and_not_before(quick, elsewhere, caplog):
+    memory = Memory()
+    with pytest.raises(JobNotReached, match=r"may still run among the PyTorchJobs of kubernetes:old.* clear the task"):
+        moved_from(memory, elsewhere).attach(MANIFEST, "1.0")
+    assert memory.job.backend == "kubernetes:old"
+    cleared = moved_from(memory, elsewhere)
+    attached = cleared.attach(MANIFEST, "2.0")
+    assert (attached.action, attached.identity.backend) == (Action.CREATE, "kubernetes:new")
+    assert list(cleared.backend.jobs_there) == [attached.identity.name]
+    assert "job default/job may still run among the PyTorchJobs of kubernetes:old" in caplog.text
 
 
 def test_a_deferred_job_that_took_too_long_is_deleted_as_what_it_was(monkeypatch):

@@ -61,6 +61,7 @@ def test_the_trigger_is_stored_as_this_and_nothing_else(airflow):
         "log_limit": None,
         "deadline": 5.0,
         "queue_until": None,
+        "queue_seconds": None,
         "run_seconds": None,
         "min_nodes": None,
         "place_seconds": None,

@@ -128,10 +128,38 @@ class Gangs:
         return self._asked(lambda: self.backend.read(name, wanted.namespace))
 
     def _leave(self, stored: Identity, following: Identity) -> None:
-        """End the gang of an earlier try that had another kind or place: its job is not to be seen from here."""
+        """End the gang of an earlier try that had another kind or place: its job is not to be seen from here.
+
+        :raises JobNotReached: if that place cannot be asked. After a clear it is left with a warning instead.
+        """
         if self._elsewhere is None:
             return
-        there = self._elsewhere(stored)
+        where = f"job {stored.namespace}/{stored.name}"
+        try:
+            self._leave_there(self._reached(stored), stored, following)
+        except JobError as error:
+            if _kind_unknown(error):
+                log.warning("%s is gone with what held it: %s", where, error)
+                return
+            place = f"{stored.kind}s of {stored.backend or 'where it was'}"
+            if stored.generation == following.generation:
+                raise JobNotReached(
+                    f"{where} of an earlier try may still run among the {place}, where it cannot be asked about: "
+                    f"{error}. Bring that place back, or clear the task, which then leaves that job as it is"
+                ) from error
+            log.warning("%s may still run among the %s; it is left, as it cannot be ended: %s", where, place, error)
+
+    def _reached(self, stored: Identity) -> Backend:
+        assert self._elsewhere is not None
+        try:
+            return self._elsewhere(stored)
+        except JobError:
+            raise
+        except Exception as error:  # Airflow has an error of its own for a connection that was deleted
+            cause = f"there is no way to it: {type(error).__name__}: {error}"
+            raise JobError(stored.backend or "its place", cause, "Restore its Airflow connection") from error
+
+    def _leave_there(self, there: Backend, stored: Identity, following: Identity) -> None:
         old = self._asked(lambda: there.read(stored.name, stored.namespace))
         if old is None or (old.uid != stored.uid and old.annotations.get(TOKEN_ANNOTATION) != stored.token):
             return
@@ -210,10 +238,17 @@ def cut_off(stored: Identity | None, backend: Callable[[Identity], Backend]) -> 
     where = f"{stored.namespace}/{stored.name}"
     try:
         found = backend(stored).read(stored.name, stored.namespace)
-    except JobError as error:
+    except Exception as error:  # a connection that is gone, for example, is no JobError
         log.error("job %s may have been created and may run: %s", where, error)
         return None
     return stored.of(found) if found is not None and created_for(stored, found) else None
+
+
+def _kind_unknown(error: JobError) -> bool:
+    """Whether the cluster does not know the job's kind: what defined it was removed, and its jobs with it."""
+    from kubeflow_training.jobs.kubernetes.answers import NotFoundError
+
+    return isinstance(error.__cause__, NotFoundError)
 
 
 def ends_by_itself(backend: Backend, seen: Snapshot) -> bool:

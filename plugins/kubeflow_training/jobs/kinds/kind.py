@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from kubeflow_training.jobs.shapes import items, labels, mapping, name, whole
+from kubeflow_training.jobs.shapes import items, labels, mapping, moment, name, whole
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,12 @@ class Kind(ABC):
         """The conditions that are true, by type; the last one in the list is not the state."""
         found = items(mapping(job.get("status")).get("conditions"))
         return {str(item.get("type")): item for item in found if item.get("status") == "True"}
+
+    def held_since(self, job: Mapping[str, Any]) -> datetime | None:
+        """When the job was last suspended, or let go after that; None if it never was suspended."""
+        found = items(mapping(job.get("status")).get("conditions"))
+        told = (moment(item.get("lastTransitionTime")) for item in found if item.get("type") == "Suspended")
+        return max((when for when in told if when), default=None)
 
     def failed(self, job: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The condition that tells the failure, if it failed."""

@@ -42,6 +42,7 @@ class Observation:
     :param message: one line for a person.
     :param started, finished: when the first container started and the job ended.
     :param pods_placed, unplaced_since: how many pods have a node, and since when the first of the others wants one.
+    :param held_since: when it was last suspended, or let go after that: what it waits now begins there.
     :param queue, position: the queue that holds the job back, and its place there, from 1; None if there is none.
     :param victims: how many other pods ended badly after the first failure.
     """
@@ -61,6 +62,7 @@ class Observation:
     pods_wanted: int = 0
     pods_placed: int = 0
     unplaced_since: datetime | None = None
+    held_since: datetime | None = None
     queue: str | None = None
     position: int | None = None
     victims: int = 0
@@ -101,6 +103,7 @@ class Observation:
             "pods_wanted": self.pods_wanted,
             "pods_placed": self.pods_placed,
             "unplaced_since": self.unplaced_since.isoformat() if self.unplaced_since else None,
+            "held_since": self.held_since.isoformat() if self.held_since else None,
             "queue": self.queue,
             "position": self.position,
             "victims": self.victims,
@@ -122,6 +125,7 @@ class Observation:
                 "started": moment(data.get("started")),
                 "finished": moment(data.get("finished")),
                 "unplaced_since": moment(data.get("unplaced_since")),
+                "held_since": moment(data.get("held_since")),
             }
         )
 

@@ -121,6 +121,7 @@ class _Seen:
             pods_wanted=self.wanted,
             pods_placed=nodes_to_be_had(self.pods),
             unplaced_since=None if phase.ended else unplaced_since(self.pods),
+            held_since=None if phase.ended else self.kind.held_since(self.job),
             **more,
         )
 

@@ -16,7 +16,9 @@ _UNPLACED: Final = frozenset({Phase.QUEUED, Phase.STARTING})
 class Limits:
     """
     :param until: Unix time at which the job's time is over, whatever it does.
-    :param queue_until: Unix time by which the job must have left its queue.
+    :param queue_until: Unix time by which the first container of the job must have started.
+    :param queue_seconds: how long it may wait for that from the last time it was suspended or let go again, if that
+        ends later than `queue_until`: a queue may take back a job that has run for long.
     :param run_seconds: running time from `Observation.started`; time in a queue or suspended does not count.
     :param min_nodes: with how few nodes the job may start again if it does not get all.
     :param place_seconds: how long a pod may be without a node then, counted from the pod's creation.
@@ -27,6 +29,7 @@ class Limits:
     run_seconds: float | None = None
     min_nodes: int | None = None
     place_seconds: float | None = None
+    queue_seconds: float | None = None
 
 
 def size_to_be_had(limits: Limits, observation: Observation | None, now: float) -> int | None:
@@ -55,8 +58,9 @@ def exceeded(limits: Limits, observation: Observation | None, now: float) -> str
         return None
     if (size := size_to_be_had(limits, observation, now)) is not None:
         return f"only {size} of {observation.pods_wanted} pods got a node in time: {observation.message}"
-    if observation.phase is Phase.QUEUED and limits.queue_until is not None and now >= limits.queue_until:
-        return f"it waits in the queue for longer than it may: {observation.message}"
+    if (until := _queue_moment(limits, observation)) is not None and now >= until:
+        what = "waits in the queue" if observation.phase is Phase.QUEUED else "is starting"
+        return f"it {what} for longer than it may: {observation.message}"
     ran = _ran(observation, now)
     if limits.run_seconds is not None and ran is not None and ran >= limits.run_seconds:
         return f"it runs for {ran:.0f} seconds and may for {limits.run_seconds:g}"
@@ -68,8 +72,8 @@ def next_check(limits: Limits, observation: Observation | None) -> float | None:
     if observation is not None and observation.ended:
         return None
     moments = [limits.until, *_place_moments(limits, observation)]
-    if observation is not None and observation.phase is Phase.QUEUED:
-        moments.append(limits.queue_until)
+    if observation is not None:
+        moments.append(_queue_moment(limits, observation))
     if observation is not None and observation.started and limits.run_seconds is not None and _works(observation):
         moments.append(observation.started.timestamp() + limits.run_seconds)
     return min((moment for moment in moments if moment is not None), default=None)
@@ -82,12 +86,27 @@ def _place_moments(limits: Limits, observation: Observation | None) -> list[floa
     if not limits.min_nodes <= observation.pods_placed < observation.pods_wanted:
         return []
     moments = []
-    if observation.phase is Phase.QUEUED and limits.queue_until is not None:
-        moments.append(limits.queue_until)
+    if observation.phase is Phase.QUEUED and (queued := _queue_end(limits, observation)) is not None:
+        moments.append(queued)
     if observation.unplaced_since is not None and limits.place_seconds is not None:
         # From the pod's creation: a queue may have held the job for long, and the cluster may replace a pod any time.
         moments.append(observation.unplaced_since.timestamp() + limits.place_seconds)
     return moments
+
+
+def _queue_moment(limits: Limits, observation: Observation) -> float | None:
+    """When the job has waited too long for its first container; None while that does not count."""
+    if observation.phase is Phase.QUEUED:
+        return _queue_end(limits, observation)
+    # A gang that may start again with fewer nodes waits for the others as long as their own time allows.
+    starting = observation.phase is Phase.STARTING and observation.started is None
+    return _queue_end(limits, observation) if starting and not _place_moments(limits, observation) else None
+
+
+def _queue_end(limits: Limits, observation: Observation) -> float | None:
+    if limits.queue_until is None or limits.queue_seconds is None or observation.held_since is None:
+        return limits.queue_until
+    return max(limits.queue_until, observation.held_since.timestamp() + limits.queue_seconds)
 
 
 def _works(observation: Observation) -> bool:
