@@ -21,6 +21,7 @@ from kubeflow_training.jobs.waiting.turns import turn
 POSITION_KEY: Final = "pytorch_job_log"
 """XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
 _SAVES_PER_SECOND: Final = 20  # of all triggers of a process together
+_RARER: Final = 60  # times the usual pause, at most, while saving fails
 _ASKED: Final = 4  # times, before a trigger that is cancelled leaves its job as it is
 _DELETING: Final = 30.0  # seconds in which the job of an ended task is deleted
 _PAUSE: Final = 2.0  # seconds before that is tried again
@@ -81,7 +82,7 @@ class PyTorchJobTrigger(BaseTrigger):
         self.min_nodes, self.place_seconds = min_nodes, place_seconds
         self.owned, self.must_exist = owned, must_exist
         self._fired = False
-        self._saving = True
+        self._unsaved = 0  # failures in a row
         self._saved: tuple[int, int] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -236,15 +237,15 @@ class PyTorchJobTrigger(BaseTrigger):
         global _keeping
         _keeping += 1
         try:
-            while self._saving:
+            while True:
                 await self._save(log, waiting)
-                await asyncio.sleep(max(1.0, _keeping / _SAVES_PER_SECOND))
+                await asyncio.sleep(max(1.0, _keeping / _SAVES_PER_SECOND) * min(2**self._unsaved, _RARER))
         finally:
             _keeping -= 1
 
     async def _save(self, log: JobLog, waiting: Waiting) -> None:
         version = (log.version, waiting.version)
-        if (ti := self.task_instance) is None or not self.owned or not self._saving or version == self._saved:
+        if (ti := self.task_instance) is None or not self.owned or version == self._saved:
             return
         from airflow.sdk.execution_time.xcom import XCom
 
@@ -252,10 +253,11 @@ class PyTorchJobTrigger(BaseTrigger):
         value = {"uid": self.uid, "observation": seen.to_dict() if seen else None, "at": time.time(), **log.state()}
         try:
             await asyncio.to_thread(XCom.set, POSITION_KEY, value, **_address(ti))
-            self._saved = version
+            self._saved, self._unsaved = version, 0
         except Exception as error:
-            self._saving = False
-            self.log.warning("where the log is cannot be kept; another triggerer would repeat it: %r", error)
+            if not self._unsaved:
+                self.log.warning("where the log is cannot be kept; another triggerer would repeat it: %r", error)
+            self._unsaved += 1
 
 
 def _address(ti: Any) -> dict[str, Any]:

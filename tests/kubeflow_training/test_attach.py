@@ -18,6 +18,7 @@ from kubeflow_training.jobs.errors import (
     BackendUnauthorizedError,
     BackendUnavailableError,
     JobExistsError,
+    JobForbiddenError,
     JobRefusedError,
 )
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
@@ -122,6 +123,45 @@ def test_credentials_that_ran_out_are_told_at_once(quick):
     with pytest.raises(BackendUnauthorizedError):
         found(place, Memory()).attach(MANIFEST, "1.0")
     assert place.calls == ["jobs"]
+
+
+@pytest.mark.parametrize("call", ["read", "create", "delete"])
+def test_rights_that_a_cluster_denies_for_a_moment_are_no_end_for_a_job_of_an_earlier_try(quick, call):
+    place, memory = Place(), Memory()
+    first = found(place, memory).attach(MANIFEST, "1.0").identity
+    place.troubles = [away(call, error=JobForbiddenError)] * 3
+    changed = {**MANIFEST, "spec": {**MANIFEST["spec"], "runPolicy": {"backoffLimit": 0, "suspend": True}}}
+    again = found(place, memory, numbered=False).attach(changed, "1.0")
+    assert (again.action, place.troubles) == (Action.REPLACE, [])
+    assert place.jobs_there["job"].uid == again.identity.uid != first.uid
+
+
+def test_a_right_that_was_taken_away_is_told_after_a_while(quick):
+    place, memory = Place(), Memory()
+    found(place, memory).attach(MANIFEST, "1.0")
+    place.troubles = [away("read", error=JobForbiddenError)] * 1000
+    with pytest.raises(JobForbiddenError):
+        found(place, memory).attach(MANIFEST, "1.0")
+    assert len(place.troubles) < 995
+
+
+@pytest.mark.parametrize("call", ["jobs", "read", "create"])
+def test_a_right_that_is_missing_from_the_first_is_told_at_once(quick, call):
+    place = Place()
+    place.troubles = [away(call, error=JobForbiddenError)]
+    with pytest.raises(JobForbiddenError):
+        found(place, Memory()).attach(MANIFEST, "1.0")
+    assert place.calls[-1] == call
+
+
+def test_what_admission_refuses_is_told_at_once(quick):
+    place, memory = Place(), Memory()
+    found(place, memory).attach(MANIFEST, "1.0")
+    place.jobs_there.clear()
+    place.last_words = lambda namespace, uid: []
+    place.troubles = [away("create", error=JobRefusedError)]
+    with pytest.raises(JobRefusedError):
+        found(place, memory).attach(MANIFEST, "1.0")
 
 
 def test_a_kill_is_noticed_during_an_outage(quick):

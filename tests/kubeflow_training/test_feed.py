@@ -6,9 +6,10 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from kubeflow_training.jobs.errors import JobRefusedError
+from kubeflow_training.jobs.errors import JobForbiddenError, JobRefusedError
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
 from kubeflow_training.jobs.kubernetes.client import ExpiredError
+from kubeflow_training.jobs.kubernetes.watching import feed as feeds
 from kubeflow_training.jobs.kubernetes.watching import reflector
 from kubeflow_training.jobs.kubernetes.watching.feed import Feed
 from kubeflow_training.jobs.kubernetes.watching.reflector import Handler, Reflector
@@ -18,6 +19,7 @@ from kubeflow_training.jobs.waiting.joblog import JobLog
 
 from tests.kubeflow_training.test_elastic import elastic, manifest, succeeded
 
+FORBIDDEN = JobForbiddenError("pods", "the cluster refuses it (403)", "Give the account the rights this needs")
 REFUSED = JobRefusedError("pods", "the cluster refuses it (403)", "Give the account the rights this needs")
 
 
@@ -147,3 +149,121 @@ def test_a_list_that_expires_again_and_again_is_read_ever_more_rarely(monkeypatc
     asyncio.run(main())
     # At once after the first time, and after a wait each time more.
     assert waited == [4, 6, 8]
+
+
+class Eager:
+    """No pauses worth waiting for."""
+
+    def reset(self):
+        pass
+
+    async def wait(self):
+        await asyncio.sleep(0.01)
+
+
+def only_told(listed=lambda *_: None, well=lambda: None):
+    return Handler(listed, lambda *_: None, lambda _: None, well)
+
+
+@asynccontextmanager
+async def running(work):
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_watch_that_was_refused_is_tried_again(monkeypatch):
+    monkeypatch.setattr(reflector, "Backoff", Eager)
+    monkeypatch.setattr(reflector, "_REFUSED_SECONDS", 0.01)
+    monkeypatch.setattr(reflector, "_WATCH_AGAIN_SECONDS", 0.1)
+    watched = []
+
+    class Starting(Cluster):
+        @asynccontextmanager
+        async def stream(self, *more):
+            watched.append(more)
+            if len(watched) < 3:
+                raise FORBIDDEN
+            async with super().stream(*more) as blocks:
+                yield blocks
+
+    async def main():
+        well = asyncio.Event()
+        cluster = Starting(lambda *_: listed())
+        async with running(Reflector(cluster, "/pods", only_told(well=well.set)).run()):
+            await asyncio.wait_for(well.wait(), 10)
+
+    asyncio.run(main())
+    assert len(watched) == 3
+
+
+def test_a_new_list_that_was_asked_for_in_an_outage_is_read_after_it(monkeypatch):
+    monkeypatch.setattr(reflector, "Backoff", Eager)
+    lists = []
+
+    def answer(*_):
+        lists.append(1)
+        if len(lists) == 2:
+            raise FORBIDDEN
+        return listed()
+
+    async def main():
+        told = asyncio.Semaphore(0)
+        found = Reflector(Cluster(answer), "/pods", only_told(lambda *_: told.release()))
+        async with running(found.run()), asyncio.timeout(10):
+            await told.acquire()
+            found.relist()
+            await told.acquire()
+
+    asyncio.run(main())
+    assert len(lists) == 3
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.2])
+def test_pods_that_are_refused_for_a_moment_are_kept(monkeypatch, patience):
+    monkeypatch.setattr(reflector, "Backoff", Eager)
+    monkeypatch.setattr(feeds, "STARTING_SECONDS", patience)
+    metadata = {"namespace": "default", "resourceVersion": "5"}
+    job = manifest()
+    job["metadata"] = {**job["metadata"], **metadata, "uid": "u"}
+    owner = {"kind": "PyTorchJob", "name": "job", "uid": "u", "controller": True}
+    marks = {PYTORCH_JOB.job_label: "job"}
+    pod = {"metadata": {**metadata, "name": "job-worker-0", "uid": "p", "labels": marks, "ownerReferences": [owner]}}
+    refused = []
+
+    def answer(verb, path, params):
+        if not path.endswith("/pods"):
+            return job if path.endswith("/pytorchjobs/job") else listed(job)
+        if refused:
+            refused.append(path)
+            raise FORBIDDEN
+        return listed(pod)
+
+    async def until(what):
+        async with asyncio.timeout(10):
+            while not what():  # noqa: ASYNC110 - any condition
+                await asyncio.sleep(0.01)
+
+    async def main():
+        feed = Feed(Cluster(answer), "default", PYTORCH_JOB)
+        news = feed.subscribe("job", "u")
+        try:
+            await until(lambda: news.look().known)
+            assert len(news.look().snapshot.pods) == 1
+            refused.append("from now on")
+            feed._pod_reflector.relist()
+            await until(lambda: len(refused) > 5)
+            if patience < 1:
+                await until(lambda: not news.look().snapshot.pods_listed)
+            else:
+                with pytest.raises(JobForbiddenError):
+                    await news.refresh()
+            return news.look().snapshot
+        finally:
+            await news.close()
+
+    seen = asyncio.run(main())
+    assert (len(seen.pods), seen.pods_listed) == ((1, True) if patience > 1 else (0, False))

@@ -130,6 +130,17 @@ def test_the_quota_of_a_train_job_is_told_by_its_child():
     assert (seen.phase, seen.reason, seen.message) == (Phase.QUEUED, Reason.QUOTA, text)
 
 
+def test_events_are_told_in_the_order_in_which_they_were():
+    thing = {"uid": "u"}
+    cluster = Cluster(
+        warning(thing, "second", "2026-01-01T00:00:05.9Z"),
+        warning(thing, "first", "2026-01-01T00:00:05Z"),
+        warning(thing, "third", "2026-01-01T01:00:06+01:00"),
+    )
+    told = asyncio.run(EventReader(cluster, "ns", PYTORCH_JOB).last_words("u"))
+    assert [event["message"] for event in told] == ["first", "second", "third"]
+
+
 # Logs
 
 

@@ -58,10 +58,10 @@ def test_each_line_of_each_rank_comes_once_though_the_connection_breaks(place):
 
 def test_a_job_that_ends_during_an_outage_is_read_to_its_end(place, monkeypatch):
     """The readers' pauses have grown while the cluster was away; when it is back they go on at once."""
-    from kubeflow_training.jobs.kubernetes import logs
+    from kubeflow_training.jobs.kubernetes import logs, podlog
     from kubeflow_training.jobs.kubernetes.client import Backoff
 
-    monkeypatch.setattr(logs, "Backoff", lambda: Backoff(first=60, most=60))
+    monkeypatch.setattr(podlog, "Backoff", lambda: Backoff(first=60, most=60))
     monkeypatch.setattr(logs, "_FINISH_SECONDS", 5.0)
 
     async def main():
@@ -230,9 +230,9 @@ def test_a_container_that_is_started_again_keeps_both_logs(place):
 
 
 def test_the_limit_ends_the_reading_and_progress_is_still_seen(place, monkeypatch):
-    from kubeflow_training.jobs.kubernetes import logs
+    from kubeflow_training.jobs.kubernetes import podlog
 
-    monkeypatch.setattr(logs, "_PROGRESS_SECONDS", 1.0)
+    monkeypatch.setattr(podlog, "_PROGRESS_SECONDS", 1.0)
 
     async def main():
         script = COUNT.format(count=500) + "sleep 2; echo '@progress {\"step\": 7}'; sleep 4"

@@ -13,7 +13,13 @@ from kubeflow_training.gangs import outcome
 from kubeflow_training.gangs.memory import Memory
 from kubeflow_training.gangs.reattach import Action, Decision, Identity, created_for, decide, identity
 from kubeflow_training.jobs.backend import Backend, Snapshot
-from kubeflow_training.jobs.errors import BackendUnauthorizedError, BackendUnavailableError, JobError, JobExistsError
+from kubeflow_training.jobs.errors import (
+    BackendUnauthorizedError,
+    BackendUnavailableError,
+    JobError,
+    JobExistsError,
+    JobForbiddenError,
+)
 from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.manifest.naming import longest_name
 from kubeflow_training.jobs.manifest.ownership import OWNER_LABEL, Owner
@@ -61,6 +67,7 @@ class Gangs:
         self._still_wanted, self._replaced, self._prepared = still_wanted, replaced, prepared
         self._numbered, self._keep_failed = numbered, keep_failed
         self._place, self._elsewhere = place, elsewhere
+        self._had_rights = False
 
     def attach(self, manifest: Mapping[str, Any], generation: str) -> Decision:
         """The gang to wait for (`ADOPT`, `CREATE` or `REPLACE`, done by then) or whose success is to be told (`TELL`).
@@ -71,6 +78,8 @@ class Gangs:
         """
         wanted = replace(identity(manifest, self.owner, generation), backend=self._place)
         longest = longest_name(manifest) if self._numbered else None
+        before = self.memory.job
+        self._had_rights = before is not None and before.uid is not None
         for _ in range(_TRIES):
             stored = self.memory.job
             if stored is not None and not stored.same_place(wanted):
@@ -168,17 +177,22 @@ class Gangs:
             self.remove(old, there)
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """The cluster's answer. An outage is waited out; a create that went through unseen is known by its token."""
-        until, pause = None, _PAUSES[0]
+        """The cluster's answer. An outage is waited out; a create that went through unseen is known by its token.
+
+        An API server that has just started denies rights for a moment; they are known to be there since an earlier try.
+        """
+        until: dict[type[JobError], float] = {}
+        pause = _PAUSES[0]
         while True:
             try:
                 return call()
             except BackendUnauthorizedError:
                 raise  # only a new client has new credentials
-            except BackendUnavailableError as error:
+            except (BackendUnavailableError, JobForbiddenError) as error:
+                if isinstance(error, JobForbiddenError) and not self._had_rights:
+                    raise
                 now = time.monotonic()
-                until = until or now + _OUTAGE
-                if now >= until:
+                if now >= until.setdefault(type(error), now + _OUTAGE):
                     raise
                 log.warning("%s (asked again in %g s)", error, pause)
             back = time.monotonic() + pause

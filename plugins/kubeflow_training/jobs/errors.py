@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+STARTING_SECONDS: Final = 60.0
+"""For how long an API server that has just started may deny rights that the account has."""
+
 
 class JobError(Exception):
     """Something about a job that a person can mend.
@@ -25,6 +30,10 @@ class ManifestError(JobError):
 
 class JobRefusedError(JobError):
     """The backend said no for good (admission, rights, a malformed request); trying again changes nothing."""
+
+
+class JobForbiddenError(JobRefusedError):
+    """The account lacks a right, or the API server has just started and has not read the rights yet."""
 
 
 class JobExistsError(JobError):

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 _DEEPEST: Final = 32
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -42,6 +43,16 @@ def moment(value: Any) -> datetime | None:
     except ValueError:
         return None
     return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def born(thing: Mapping[str, Any]) -> datetime:
+    """When an object was created; long ago if it does not say so."""
+    return moment(mapping(thing.get("metadata")).get("creationTimestamp")) or _LONG_AGO
+
+
+def last_seen(event: Mapping[str, Any]) -> datetime:
+    """When an event was: old ones tell whole seconds, new ones fractions, and as text these do not compare."""
+    return moment(event.get("lastTimestamp") or event.get("eventTime")) or born(event)
 
 
 def labels(thing: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -11,6 +12,7 @@ from kubeflow_training.jobs.errors import (
     BackendUnauthorizedError,
     BackendUnavailableError,
     JobExistsError,
+    JobForbiddenError,
     JobRefusedError,
 )
 from kubeflow_training.jobs.kinds import Kind
@@ -19,6 +21,8 @@ from kubeflow_training.jobs.shapes import mapping
 TIMEOUT: Final = (5, 30)
 """Seconds to connect and to wait for bytes."""
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NOT_ADMITTED: Final = re.compile("admission|exceeded quota|violates|denied (the )?request|being terminated", re.I)
+"""Words of those who answer 403 as well although no right is missing."""
 
 
 class NotFoundError(Exception):
@@ -56,14 +60,19 @@ def sorted_errors(thing: str) -> Iterator[None]:
         # A webhook that is away answers 500 in the API server's name: it comes back.
         if not error.status or error.status in _PASSING:
             raise BackendUnavailableError(thing, f"{error.status}: {message}", "It is tried again") from error
-        mend = (
-            "Give the account the rights this needs"
-            if error.status == 403 and "admission" not in message
-            else "Correct the manifest"
-        )
-        raise JobRefusedError(thing, f"the cluster refuses it ({error.status}): {message}", mend) from error
+        raise refused(thing, error.status, message, "Correct the manifest") from error
     except (HTTPError, OSError) as error:
         raise BackendUnavailableError(thing, f"the cluster cannot be reached: {error}", "It is tried again") from error
+
+
+def refused(thing: str, status: int, message: str, mend: str) -> JobRefusedError:
+    """
+    :param mend: what to do about it where no right is missing.
+    """
+    cause = f"the cluster refuses it ({status}): {message}"
+    if status == 403 and not _NOT_ADMITTED.search(message):
+        return JobForbiddenError(thing, cause, "Give the account the rights this needs")
+    return JobRefusedError(thing, cause, mend)
 
 
 def no_such_place(thing: str, error: NotFoundError, kind: Kind, namespace: str) -> JobRefusedError:

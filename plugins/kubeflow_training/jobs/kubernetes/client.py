@@ -20,8 +20,8 @@ from kubeflow_training.jobs.errors import (
     BackendUnavailableError,
     JobError,
     JobExistsError,
-    JobRefusedError,
 )
+from kubeflow_training.jobs.kubernetes.answers import refused
 
 Connect = Callable[[], AbstractAsyncContextManager[Any]]
 """Makes a `kubernetes_asyncio.client.ApiClient` with the credentials of the moment; closes it at the end."""
@@ -269,8 +269,7 @@ def refusal(thing: str, status: int, text: str) -> JobError:
         return ExpiredError(thing, f"410: {message}", "It is listed anew")
     if status in _PASSING:
         return BackendUnavailableError(thing, f"{status}: {message}", "It is tried again")
-    mend = "Give the account the rights this needs" if status == 403 else "Correct the request"
-    return JobRefusedError(thing, f"the cluster refuses it ({status}): {message}", mend)
+    return refused(thing, status, message, "Correct the request")
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError, ManifestError
@@ -22,9 +22,7 @@ from kubeflow_training.jobs.kubernetes.cursor import Lines, nanoseconds
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
 from kubeflow_training.jobs.observation.disruptions import created_twice
 from kubeflow_training.jobs.observation.reader import may_replace
-from kubeflow_training.jobs.shapes import mapping, moment
-
-_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+from kubeflow_training.jobs.shapes import born, last_seen, mapping
 
 
 class KubernetesCluster:
@@ -256,7 +254,7 @@ class KubernetesCluster:
     def _events(self, job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Events about what waits or is missing; none while all pods run, or the job is held back, or has succeeded."""
         metadata = mapping(job.get("metadata"))
-        namespace, born = str(metadata["namespace"]), moment(metadata.get("creationTimestamp")) or _LONG_AGO
+        namespace, since = str(metadata["namespace"]), born(job)
         if self.kind.failed(job) and not any(mapping(pod.get("status")).get("phase") == "Failed" for pod in pods):
             # What failed is gone: only events tell who took it away.
             about = self._list_events(namespace, "involvedObject.kind=Pod")
@@ -264,7 +262,7 @@ class KubernetesCluster:
             return [
                 event
                 for event in about
-                if str(mapping(event.get("involvedObject")).get("name")).startswith(mine) and _when(event) >= born
+                if str(mapping(event.get("involvedObject")).get("name")).startswith(mine) and last_seen(event) >= since
             ]
         if self.kind.ended(job) or self.kind.suspended(job):
             return []
@@ -284,7 +282,7 @@ class KubernetesCluster:
             warnings = self._list_events(namespace, "type=Warning,involvedObject.kind=Pod")
             found += [item for item in warnings if mapping(item.get("involvedObject")).get("uid") in waiting]
         # A job that had this name before may have left some.
-        return sorted((item for item in found if _when(item) >= born), key=_when)
+        return sorted((item for item in found if last_seen(item) >= since), key=last_seen)
 
     def _list_events(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
         try:
@@ -294,15 +292,8 @@ class KubernetesCluster:
                 )
         except (JobRefusedError, NotFoundError):
             return []
-        return sorted(items_of(response), key=_when)
+        return sorted(items_of(response), key=last_seen)
 
     def _named(self, job: dict[str, Any]) -> dict[str, Any]:
         """The job with its kind, which lists of built-in kinds leave out."""
         return {"apiVersion": self.kind.api_version, "kind": self.kind.name, **job}
-
-
-def _when(event: Mapping[str, Any]) -> datetime:
-    """When it was last seen: old events tell whole seconds, new ones fractions, and as text these do not compare."""
-    metadata = mapping(event.get("metadata"))
-    found = event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp")
-    return moment(found) or _LONG_AGO

@@ -15,7 +15,7 @@ from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, NotThereError
 from kubeflow_training.jobs.kubernetes.watching.reflector import PAGE, slim
 from kubeflow_training.jobs.observation import kueue
-from kubeflow_training.jobs.shapes import labels, mapping
+from kubeflow_training.jobs.shapes import born, labels, last_seen, mapping
 from kubeflow_training.jobs.waiting.signals import happens
 
 _PATIENCE: Final = 2.0  # seconds: most jobs start without a word being needed
@@ -43,7 +43,7 @@ class EventReader:
         """What was last read about the job and its pods, oldest first; its Workload is the last."""
         found = [event for thing in (job, *pods) for event in self._found.get(_uid(thing), ())]
         workload = self._workloads.get(_uid(job))
-        return sorted(found, key=_when) + ([workload] if workload is not None and kueue.worth_asking(job) else [])
+        return sorted(found, key=last_seen) + ([workload] if workload is not None and kueue.worth_asking(job) else [])
 
     async def run(self, waiting: Callable[[], list[Snapshot]], tell: Callable[[], None]) -> None:
         """Read events as long as somebody waits, ever more rarely; begin anew when another one does.
@@ -81,16 +81,16 @@ class EventReader:
         if (creator := self._kind.creator(name)) != name:
             # What makes the pods is another object than the job; one before it may have left events.
             told = await self._events(f"involvedObject.name={creator}")
-            told = [event for event in told if _when(event) >= _born(snapshot.job)]
+            told = [event for event in told if last_seen(event) >= born(snapshot.job)]
             mine = _uid(snapshot.job)
-            self._found[mine] = sorted([*self._found[mine], *told], key=_when)[-_KEPT:]
+            self._found[mine] = sorted([*self._found[mine], *told], key=last_seen)[-_KEPT:]
 
     async def last_words(self, uid: str) -> list[Mapping[str, Any]]:
         """Events of one object, oldest first; of one that is gone too, for an hour.
 
         :raises JobError: if the cluster cannot be asked; not if it refuses.
         """
-        return sorted(await self._events(f"involvedObject.uid={uid}"), key=_when)[-_KEPT:]
+        return sorted(await self._events(f"involvedObject.uid={uid}"), key=last_seen)[-_KEPT:]
 
     async def _events(self, selector: str) -> list[Mapping[str, Any]]:
         return await self._pages("events", self._path, [("fieldSelector", selector)], most=1)
@@ -104,11 +104,10 @@ class EventReader:
             uid = owners.get(str(about.get("uid")))
             if uid is None and (job := creators.get(str(about.get("name")))) is not None:
                 # What makes the pods may be another object than the job; one before it may have left events.
-                born = str(mapping(job.get("metadata")).get("creationTimestamp") or "")
-                uid = _uid(job) if _when(event) >= born else None
+                uid = _uid(job) if last_seen(event) >= born(job) else None
             if uid is not None:
                 found.setdefault(uid, []).append(event)
-        self._found = {uid: sorted(events, key=_when)[-_KEPT:] for uid, events in found.items()}
+        self._found = {uid: sorted(events, key=last_seen)[-_KEPT:] for uid, events in found.items()}
 
     async def _list_workloads(self, jobs: list[Mapping[str, Any]]) -> None:
         """The Workloads of jobs that Kueue holds back, with their positions."""
@@ -118,7 +117,7 @@ class EventReader:
         found: dict[str, Mapping[str, Any]] = {}
         for workload in await self._kueue(kueue.GROUP, "workloads"):
             uid = str(labels(workload).get(f"{kueue.GROUP}/job-uid"))
-            if uid in mine and _born(workload) >= _born(found.get(uid, {})):
+            if uid in mine and born(workload) >= born(found.get(uid, {})):
                 found[uid] = workload
         queues = {str(mapping(item.get("spec")).get("queueName") or "") for item in found.values()} - {""}
         answers: dict[str, Mapping[str, Any]] = {}
@@ -159,11 +158,3 @@ class EventReader:
 
 def _uid(thing: Mapping[str, Any]) -> str:
     return str(mapping(thing.get("metadata")).get("uid") or "")
-
-
-def _born(thing: Mapping[str, Any]) -> str:
-    return str(mapping(thing.get("metadata")).get("creationTimestamp") or "")
-
-
-def _when(event: Mapping[str, Any]) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or _born(event))

@@ -15,7 +15,13 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.errors import BackendUnavailableError, JobError, JobRefusedError
+from kubeflow_training.jobs.errors import (
+    STARTING_SECONDS,
+    BackendUnavailableError,
+    JobError,
+    JobForbiddenError,
+    JobRefusedError,
+)
 from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
 from kubeflow_training.jobs.kubernetes.watching.events import EventReader
@@ -40,6 +46,8 @@ class Feed:
         self._fetching: dict[str, set[str]] = {}  # name being read: uids that went meanwhile
         self._pending: set[str] = set()
         self._pods_listable = True
+        self._pods_seen = False
+        self._pods_refused: float | None = None  # since when, without a list in between
         self._fetch, self._first = asyncio.Event(), asyncio.Event()
         self._trouble: JobError | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -183,8 +191,10 @@ class Feed:
                         "list", self._pods_path, [("labelSelector", self.kind.selector(name))]
                     )
                     pods = [slim(item) for item in found["items"]]
-                    self._pods_listable = True
-                except JobRefusedError:
+                    self._pods_answered()
+                except JobRefusedError as error:
+                    if self._may_be_starting(error):
+                        raise
                     self._pods_listable = False  # the job alone has to do
         finally:
             self._fetching.pop(name, None)
@@ -246,7 +256,7 @@ class Feed:
             self._fetch.set()
 
     def _pods_told(self, pods: list[dict[str, Any]], began: float) -> None:
-        self._pods_listable = True
+        self._pods_answered()
         self._pods_listed(pods, began)
 
     def _pods_listed(self, pods: list[dict[str, Any]], began: float) -> None:
@@ -285,9 +295,20 @@ class Feed:
         # Without the right to see pods a job can still be waited for, with less to tell.
         if isinstance(error, BackendUnavailableError):
             self._troubled(error)
-        else:
+        elif not self._may_be_starting(error):
             self._pods_listable = False
             self._pods_listed([], time.monotonic())
+
+    def _pods_answered(self) -> None:
+        self._pods_listable = self._pods_seen = True
+        self._pods_refused = None
+
+    def _may_be_starting(self, error: JobError) -> bool:
+        """Whether pods that could be seen may be seen again in a moment; until then what is known of them is kept."""
+        now = time.monotonic()
+        self._pods_refused = self._pods_refused or now
+        passing = now - self._pods_refused < STARTING_SECONDS
+        return passing and self._pods_seen and isinstance(error, JobForbiddenError)
 
     def _troubled(self, error: JobError) -> None:
         self._trouble = error

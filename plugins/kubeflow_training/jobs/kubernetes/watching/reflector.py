@@ -20,6 +20,7 @@ PAGE: Final = 200
 _WATCH_SECONDS: Final = (240, 300)  # how long the server may keep one watch open
 _SILENCE: Final = 75.0  # bookmarks come every minute; longer silence is a dead connection
 _REFUSED_SECONDS: Final = 15.0  # between two lists where watching is not allowed
+_WATCH_AGAIN_SECONDS: Final = 120.0  # from a refused watch to the next try: rights change, and a server that starts
 _SLICE: Final = 0.01  # seconds of work before others get their turn
 
 
@@ -61,7 +62,8 @@ class Reflector:
         self._resync = resync_seconds
         self._version: str | None = None
         self._listed_at = 0.0
-        self._watchable = True
+        self._watch_from = 0.0  # when a refused watch is tried again
+        self._watch_refused = False
         self._anew = asyncio.Event()
 
     def relist(self) -> None:
@@ -75,10 +77,11 @@ class Reflector:
             try:
                 if self._version is None or self._anew.is_set():
                     self._anew.clear()
+                    self._version = None  # the list is owed until it has been read
                     await self._list()
                     backoff.reset()
                     expired = False
-                if self._watchable:
+                if time.monotonic() >= self._watch_from:
                     if await self._until_anew(self._watch()):
                         backoff.reset()
                     else:
@@ -133,6 +136,7 @@ class Reflector:
         began, brought = time.monotonic(), False
         try:
             async with self._cluster.stream("watch", self._path, params, _SILENCE) as blocks:
+                self._watch_refused = False
                 self._handler.well()
                 rest = b""
                 async for block in blocks:
@@ -146,8 +150,9 @@ class Reflector:
                             await asyncio.sleep(0)
                             turn = time.monotonic()
         except JobRefusedError as error:
-            log.warning("%s cannot be watched and is listed every %g seconds: %s", self._path, _REFUSED_SECONDS, error)
-            self._watchable = False
+            if not self._watch_refused:
+                log.warning("%s cannot be watched, is listed every %g s: %s", self._path, _REFUSED_SECONDS, error)
+            self._watch_refused, self._watch_from = True, time.monotonic() + _WATCH_AGAIN_SECONDS
         return brought or time.monotonic() - began > 1
 
     def _take(self, event: dict[str, Any]) -> None:
