@@ -71,7 +71,7 @@ def test_the_calls_that_the_kubernetes_hook_lacks(rights, tmp_path):
     assert name in found.pop("twice")
     assert found == {
         "before": None,
-        "nowhere": "JobRefusedError",
+        "nowhere": "JobForbiddenError",
         "same": True,
         "listed": [name],
         "other": [],

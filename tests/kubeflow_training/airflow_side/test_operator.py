@@ -262,12 +262,12 @@ def test_the_sensor_waits_for_a_job_of_somebody_else(new_run, mode):
 @pytest.mark.skipif(not Path(os.environ.get("KUBECONFIG", "/none")).is_file(), reason="KUBECONFIG names no cluster")
 @both
 def test_the_same_on_kubernetes(new_run, mode, namespace):
-    script = '[ "$RANK" != 0 ] || sleep 6; echo "hello from $RANK"'  # the master's end is the job's
+    script = '[ "$RANK" != 0 ] || sleep 12; echo "hello from $RANK"'  # the master's end is the job's
     run = new_run(mode, script, backend="kubernetes", namespace=namespace, nodes=2, cpus=0.05, memory_gb=0.05)
     assert run.attempt()["state"] == "success"
     assert run.look()["xcoms"]["return_value"]["phase"] == "succeeded"
     lines = run.airflow.log()
-    assert lines.count("[master-0] hello from 0") == lines.count("[worker-0] hello from 1") == 1
+    assert lines.count("[master-0] hello from 0") == lines.count("[worker-0] hello from 1") == 1, lines
     # A clear never tells the old success again: the old gang goes, and a new one comes.
     first = run.look()["store"]["pytorch_job"]["uid"]
     run.airflow.ask("clear", dag=run.dag, run=run.run)

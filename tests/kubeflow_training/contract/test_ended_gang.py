@@ -21,6 +21,7 @@ echo "$MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT"
 echo "to stderr" >&2
 i=0; while [ $i -lt {LINES} ]; do echo "$RANK line $i äöü"; i=$((i+1)); done
 printf '%s' "bye from $RANK" > "${{TERMINATION_LOG:-/dev/termination-log}}"
+sleep 1  # what comes from the other stream after the last line would be glued to it by the node
 printf 'no end of line'
 """
 
