@@ -18,7 +18,7 @@ from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedEr
 from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes import services
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
-from kubeflow_training.jobs.kubernetes.cursor import Lines, nanoseconds
+from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
 from kubeflow_training.jobs.observation.disruptions import created_twice
 from kubeflow_training.jobs.observation.reader import may_replace
@@ -195,28 +195,22 @@ class KubernetesCluster:
 
     def logs(self, pod: Mapping[str, Any], position: Position | None = None, limit: int = 2000) -> LogChunk:
         uid = pod["metadata"]["uid"]
-        known = position if position and position.get("uid") == uid else None
-        at, seen = (int(known["at"]), int(known["seen"])) if known else (0, 0)
-        # The API takes whole seconds only: what was read of that second is dropped again here.
-        since = [("sinceTime", datetime.fromtimestamp(at // 10**9).astimezone().isoformat())] if known else []
+        cursor = Cursor.of(position if position and position.get("uid") == uid else None)
+        since = [("sinceTime", cursor.since)] if cursor.since else []
         lines: list[str] = []
-        repeated = 0
-        for raw in self._log(pod, [("timestamps", "true"), *since]):
-            stamp, _, text = raw.partition(" ")
-            when = nanoseconds(stamp)
-            if when is None or when < at:
-                continue
-            if when == at:
-                repeated += 1
-                if repeated <= seen:
-                    continue
-                seen += 1
-            else:
-                at, seen, repeated = when, 1, 1
-            lines.append(text)
-            if len(lines) >= limit:
-                break
-        return LogChunk(lines, {"uid": uid, "at": at, "seen": seen} if at else position)
+        last: tuple[int, int] | None = None
+
+        def take(batch: Batch) -> bool:
+            """Whether there is room for more."""
+            nonlocal last
+            room = limit - len(lines)
+            lines.extend(batch.lines[:room])
+            last = batch.marks[:room][-1] if batch.marks[:room] else last
+            return len(lines) < limit
+
+        if all(take(cursor.take([raw])) for raw in self._log(pod, [("timestamps", "true"), *since])):
+            take(cursor.end())
+        return LogChunk(lines, {"uid": uid, "at": last[0], "seen": last[1]} if last else position)
 
     def tail(self, pod: Mapping[str, Any], lines: int = 20) -> list[str]:
         return list(self._log(pod, [("tailLines", str(lines)), ("limitBytes", str(1 << 18))]))
