@@ -270,7 +270,7 @@ class KubernetesCluster:
         found: list[Mapping[str, Any]] = []
         if missing or pending or may_replace(job, pods):
             found += self._list_events(namespace, f"involvedObject.name={self.kind.creator(str(metadata['name']))}")
-            for pod in created_twice(pods, found):
+            for pod in created_twice(job, pods, found):
                 found += self._list_events(namespace, f"involvedObject.name={pod}")
         if waiting:
             warnings = self._list_events(namespace, "type=Warning,involvedObject.kind=Pod")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.observation.reasons import Reason, disruption
 from kubeflow_training.jobs.shapes import items, mapping, moment, name, text, whole
 
@@ -38,7 +39,7 @@ def sign(
 ) -> Sign | None:
     """The gravest sign; the pods are of one gang that replaces none of them."""
     found = [item for pod in pods if (item := _of_pod(pod, now))]
-    found += [item for item in (_replaced(pods, events, _resumed(job)),) if item]
+    found += [item for item in (_replaced(job, pods, events),) if item]
     return next((item for item in found if item.final), found[0] if found else None)
 
 
@@ -75,12 +76,10 @@ def _silent_since(status: Mapping[str, Any], conditions: Mapping[str, Mapping[st
 
 
 def created_twice(
-    pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], resumed: datetime | None = None
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Names of pods that their controller has created more than once, and has not itself deleted in between.
-
-    :param resumed: when the job was last resumed; what was created before was deleted when it was suspended.
-    """
+    """Names of pods that their controller has created more than once, and has not itself deleted in between."""
+    resumed = kind_seen(job).held_since(job)  # what was created before was deleted when the job was suspended
     times: dict[str, int] = {}
     for event in events:
         text, word = str(event.get("message") or ""), str(event.get("reason"))
@@ -96,14 +95,6 @@ def created_twice(
     return [found for pod in pods if times.get(found := name(pod), 0) > 1]
 
 
-def _resumed(job: Mapping[str, Any]) -> datetime | None:
-    """When a job that was suspended, at its beginning or later, was last let go on."""
-    for condition in items(mapping(job.get("status")).get("conditions")):
-        if condition.get("type") == "Suspended" and condition.get("status") == "False":
-            return moment(condition.get("lastTransitionTime"))
-    return None
-
-
 def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tuple[Reason, str] | None:
     """Who took a pod away, by the last event that tells.
 
@@ -117,10 +108,10 @@ def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tupl
 
 
 def _replaced(
-    pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], resumed: datetime | None
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> Sign | None:
     """A pod that was created twice: the first was removed from outside, and the events of that name may say by whom."""
-    for who in created_twice(pods, events, resumed):
+    for who in created_twice(job, pods, events):
         pod = next(item for item in pods if name(item) == who)
         reason, by = removal(events, who) or (Reason.EVICTED, "")
         what = f"the pod before this {who} was removed from outside, and its gang cannot take in a new one"
