@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.errors import BackendUnavailableError, JobForbiddenError
+from kubeflow_training.jobs.errors import BackendUnavailableError, JobForbiddenError, JobRefusedError
 from kubeflow_training.jobs.kinds import PYTORCH_JOB
 from kubeflow_training.jobs.kubernetes import podlog
 from kubeflow_training.jobs.kubernetes.client import Backoff
@@ -20,19 +20,24 @@ from tests.kubeflow_training.test_observation import ended, running
 
 FORBIDDEN = JobForbiddenError("the log", "the cluster refuses it (403)", "Give the account the rights this needs")
 AWAY = BackendUnavailableError("the log", "it is away", "It is tried again")
+REFUSED = JobRefusedError("the log", "the cluster refuses it (400): not found", "Look at it")
 LINES = b"2026-01-01T00:00:01Z one\n2026-01-01T00:00:02Z two\n"
 
 
 class Cluster:
-    """Answers each reading with the next of what is given, the last one again and again."""
+    """Answers each reading with the next of what is given, the last one again and again.
 
-    def __init__(self, *answers):
-        self.answers, self.asked = list(answers), 0
+    :param before: the same for the log of the container before.
+    """
+
+    def __init__(self, *answers, before=()):
+        self.answers, self.before, self.asked = list(answers), list(before), 0
 
     @asynccontextmanager
-    async def stream(self, *_):
+    async def stream(self, what, path, params, silence):
         self.asked += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answers = self.before if ("previous", "true") in params else self.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Exception):
             raise answer
 
@@ -57,10 +62,10 @@ def pod(found=None):
     return found
 
 
-def read(cluster, left=None):
+def read(cluster, left=None, found=None):
     shown = []
     log = JobLog(shown.append, None, left)
-    reader = PodLog(cluster, PYTORCH_JOB, log, pod(), True)
+    reader = PodLog(cluster, PYTORCH_JOB, log, found or pod(), True)
     asyncio.run(asyncio.wait_for(reader.run(), 10))
     return shown, log
 
@@ -93,6 +98,47 @@ def test_without_any_right_to_logs_one_sentence_says_so(monkeypatch):
     assert "its log cannot be shown" in shown[0]
     assert log.gaps == []
     assert cluster.asked > 2
+
+
+def restarted(times):
+    found = pod()
+    found["status"]["containerStatuses"][0]["restartCount"] = times
+    return found
+
+
+EARLIER = b"2026-01-01T00:00:00Z nought\n2026-01-01T00:00:00.5Z its last words"
+BOTH = ["[master-0] nought", "[master-0] its last words", "[master-0] one", "[master-0] two"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [[[EARLIER]], [AWAY, FORBIDDEN, [EARLIER]], [[EARLIER[:28], AWAY], [EARLIER]]],
+    ids=["at once", "after an outage", "with an outage in its middle"],
+)
+def test_what_the_container_before_said_is_read_although_the_cluster_was_away(before):
+    shown, log = read(Cluster([LINES], before=before), found=restarted(1))
+    assert shown == BOTH
+    assert log.gaps == []
+
+
+def test_a_log_of_the_container_before_that_is_gone_is_stated():
+    shown, log = read(Cluster([LINES], before=[REFUSED]), found=restarted(1))
+    assert shown[-2:] == BOTH[-2:]
+    assert "rotated it away" in log.gaps[0]["why"]
+
+
+def test_logs_that_no_node_keeps_are_stated_once():
+    shown, log = read(Cluster([LINES], before=[AWAY, [EARLIER]]), found=restarted(4))
+    assert shown[-4:] == BOTH
+    [gap] = log.gaps
+    assert "started 5 times" in gap["why"]
+
+
+def test_a_gap_is_not_stated_while_the_cluster_that_can_close_it_is_away():
+    left = {"positions": {"job-master-0": {"uid": "p", "at": 1767225600 * 10**9, "seen": 1}}}
+    shown, log = read(Cluster([LINES], before=[AWAY, [EARLIER]]), left, restarted(1))
+    assert shown == BOTH[1:]
+    assert log.gaps == []
 
 
 def test_a_reader_that_breaks_says_what_is_missing(caplog):

@@ -62,7 +62,7 @@ class PodLog:
         left = left if left is not None and left.get("uid") == self.uid else None
         self._cursor = Cursor.of(left)
         self.done = bool(left and left.get("done"))
-        self._restarts = 0
+        self._restarts = self._restarts_read = 0
         self.ended = False
         self._gone = False
         self._showing = False
@@ -99,9 +99,6 @@ class PodLog:
     async def run(self) -> None:
         """Until all of the log has been read, or what is missing has been said."""
         pause, whole = _LOOK_SECONDS[0], False
-        if not self._cursor.at and self._restarts and not self.done:
-            with suppress(JobError):
-                await self._read_previous()
         while not self.done:
             if self._log.full:
                 await self._read_progress()
@@ -111,6 +108,8 @@ class PodLog:
                 return
             ended, before = self.ended, self.bytes
             try:
+                if not self._cursor.at and self._restarts > self._restarts_read:
+                    await self._read_earlier()
                 async with _follows(not ended) as follow:
                     await (self._follow() if follow else self._read(False))
                 self._backoff.reset()
@@ -199,8 +198,7 @@ class PodLog:
 
     async def _read(self, follow: bool) -> None:
         """Read to the end; with `follow` that is the container's end, or whenever the server ends it."""
-        left = self._log.positions.get(self.name)
-        self._cursor = Cursor.of(left if left is not None and left.get("uid") == self.uid else None)
+        self._cursor = self._position_left()
         params = [("container", self._container), ("timestamps", "true")]
         if follow:
             params.append(("follow", "true"))
@@ -247,29 +245,60 @@ class PodLog:
                 self._showing = False
 
     async def _close_gap(self, until: int) -> bool:
-        """After a restart of the container the missing lines stand in the log of the one before."""
+        """After a restart of the container the missing lines stand in the log of the one before.
+
+        :raises JobError: if that cannot be known for now; nothing after the gap has been shown, so it is found again.
+        """
         for _ in range(_PREVIOUS_TRIES):
             try:
-                return await self._read_previous(Cursor.of(self._log.positions.get(self.name)), until)
-            except JobError:
+                return await self._read_previous(until)
+            except NotThereError:
+                return False
+            except JobForbiddenError:
+                raise
+            except JobRefusedError:
                 await asyncio.sleep(_LOOK_SECONDS[0] / 2)  # a node tells of a restart a moment after it
         return False
 
-    async def _read_previous(self, cursor: Cursor | None = None, until: int | None = None) -> bool:
-        """Read the log of the container before a restart; whether it goes on where the cursor stands."""
-        cursor = cursor or Cursor()
-        cursor.begin()
+    async def _read_earlier(self) -> None:
+        """Of a log that is read from its beginning: what the containers before the present one said.
+
+        :raises JobError: if that cannot be known for now; it goes on from where it came to.
+        """
+        restarts = self._restarts
+        if restarts - self._restarts_read > 1:
+            self._gap(f"its container was started {restarts + 1} times, and the node keeps the log of the last two")
+            self._restarts_read = restarts - 1
+        try:
+            await self._read_previous()
+        except JobForbiddenError:
+            raise
+        except JobRefusedError:
+            self._gap(_ROTATED)
+        self._restarts_read = restarts
+
+    def _position_left(self) -> Cursor:
+        left = self._log.positions.get(self.name)
+        return Cursor.of(left if left is not None and left.get("uid") == self.uid else None)
+
+    async def _read_previous(self, until: int | None = None) -> bool:
+        """Read on in the log of the container before a restart; whether that log goes on where one had come to."""
+        cursor = self._position_left()
         since = [("sinceTime", cursor.since)] if cursor.since else []
         params = [("container", self._container), ("timestamps", "true"), ("previous", "true"), *since]
         lines, found = Lines(_LINE), not cursor.at
         async with self._cluster.stream("log", self._path, params, _READ_SILENCE) as blocks:
-            async for block in blocks:
-                batch = cursor.take(lines.take(block))
+            while not self._log.full:
+                block = await anext(blocks, b"")
+                # The last words of an ended container may lack their line's end.
+                batch = cursor.take(lines.take(block) if block else lines.rest())
                 found = found or not cursor.looking
                 if batch.gap is not None:
                     return False
                 if batch.lines and (until is None or batch.marks[0][0] < until):
                     await self._log.add(self.name, self.replica, batch.lines, partial(self._position_after, batch))
+                if not block:
+                    break
         return found
 
     async def _read_progress(self) -> None:
