@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,7 +31,7 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
     :param kind: "PyTorchJob", "TrainJob" or "Job"; templated.
     :param backend, kubernetes_conn_id, home: see `connection.ClusterArguments`; templated.
     :param must_exist: fail if there is no such job, instead of waiting for it.
-    :param deferrable: wait in the triggerer; `timeout` counts the same.
+    :param deferrable: wait in the triggerer; `timeout` and `execution_timeout` count the same.
     :param job_url, logs_url: addresses for the task's links, see `links`; templated.
     """
 
@@ -73,7 +74,7 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
         for key, url in addresses({"job": self.job_url, "logs": self.logs_url}, values).items():
             context["ti"].xcom_push(key=key, value=url)
         if self.deferrable:
-            self._wait_in_triggerer(time.time() + self.timeout)
+            self._wait_in_triggerer(time.time() + min(self.timeout, self._longest_try))
         super().execute(context)
         return self._result
 
@@ -102,9 +103,12 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
 
     def resume(self, context: Context, event: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """Go on after the trigger's event."""
-        from airflow.sdk.exceptions import AirflowSensorTimeout
+        from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowTaskTimeout
 
         if event["kind"] == "timeout":
+            if self._longest_try < self.timeout:
+                # What a worker raises for it: the next try waits again, which it does not after `timeout`.
+                raise AirflowTaskTimeout(f"job {self.namespace}/{self.name}: execution_timeout is over")
             why = event.get("why") or f"it has not ended within {self.timeout} seconds"
             raise AirflowSensorTimeout(f"job {self.namespace}/{self.name}: {why}")
         if event["kind"] == "broken":
@@ -115,6 +119,11 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
         except JobError as error:
             self.log.warning("its last words cannot be read: %s", error)
         return self._finish(Observation.from_dict(event["observation"]), snapshot)
+
+    @property
+    def _longest_try(self) -> float:
+        """Seconds; a worker keeps Airflow's `execution_timeout` itself, and the triggerer knows nothing of it."""
+        return self.execution_timeout.total_seconds() if self.execution_timeout is not None else math.inf
 
     def _wait_in_triggerer(self, until: float) -> NoReturn:
         from kubeflow_training.triggers import PyTorchJobTrigger

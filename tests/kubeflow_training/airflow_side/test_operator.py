@@ -230,6 +230,18 @@ def test_execution_timeout_ends_the_job(new_run, mode):
     run.until(lambda: run.job() is None)
 
 
+@both
+def test_execution_timeout_ends_one_try_of_the_sensor_and_leaves_the_job(new_run, mode):
+    run = new_run(f"{mode}_impatient_sensor", WAIT)
+    run.manifest["metadata"]["name"] = "job"
+    job = run.airflow.cluster.create(run.manifest)
+    end = run.attempt()
+    assert (end["state"], end["kind"]) == ("up_for_retry", "AirflowTaskTimeout")
+    assert run.airflow.cluster.read("job", "default").uid == job.uid
+    run.airflow.cluster.delete("job", "default")
+    run.until(lambda: run.airflow.cluster.read("job", "default") is None)
+
+
 def test_a_manifest_may_come_from_another_task(new_run):
     run = new_run("piped", "print('from a task')")
     assert run.attempt("plan")["state"] == "success"

@@ -32,6 +32,17 @@ for deferrable in (True, False):
         PyTorchJobSensor(
             task_id="train", name="job", backend="local", poke_interval=0.2, timeout=20, deferrable=deferrable
         )
+    with DAG(f"{name}_impatient_sensor", schedule=None):
+        PyTorchJobSensor(
+            task_id="train",
+            name="job",
+            backend="local",
+            poke_interval=0.2,
+            timeout=60,
+            execution_timeout=timedelta(seconds=2),
+            retries=1,
+            deferrable=deferrable,
+        )
 
 with DAG("piped", schedule=None, render_template_as_native_obj=True):
 
