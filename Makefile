@@ -71,7 +71,8 @@ lock:  ## Compile requirements/*.txt from pyproject.toml, without URLs or hashes
 	@$(BIN)/uv pip list --python $(BIN)/python 2>/dev/null | awk '$$1 == "uv" {print "uv==" $$2}' > requirements/uv.txt
 
 bench: $(READY)  ## Run the benches: every claim of speed beside a peer
-	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python -m bench.$$(basename $$file .py) || exit 1; done
+	@for file in $$(grep -l '^if __name__' bench/*.py); do \
+	  echo "== $$file"; $(BIN)/python -m bench.$$(basename $$file .py) || exit 1; done
 
 clean:  ## Remove caches; the environment and the stack's state stay
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

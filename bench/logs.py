@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.reader import reader
+from bench.cluster import leave_out_without_cluster, reader
 
 LINE = 100  # bytes
 IMAGE = os.environ.get("KUBEFLOW_TRAINING_TEST_IMAGE", "test.local/shell:1")
@@ -34,6 +34,7 @@ def main(
     microseconds: Annotated[float, typer.Option(help="What showing one line costs.", min=0)] = 70.0,
 ) -> None:
     """Read the log of a gang with both readers, print what it takes and what is missing."""
+    leave_out_without_cluster()
     lines = int(megabytes * 1e6 / LINE / ranks)
     found = {who: _run(who, lines, ranks, microseconds) for who in NAMES}
     print(f"{lines * ranks} lines of {LINE} bytes over {ranks} ranks")

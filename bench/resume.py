@@ -34,6 +34,8 @@ import httpx
 import psutil
 import typer
 
+from bench.cluster import leave_out_without_cluster
+
 # By DAG: what is said of it, and the kind of object whose end counts.
 CONTENDERS = {
     "ours": ("PyTorchJobOperator, by watch", "pytorchjobs"),
@@ -69,9 +71,7 @@ def main(
     settle: Annotated[float, typer.Option(help="Seconds of rest before the first end.", min=0)] = 8.0,
 ) -> None:
     """Run each operator's tasks, print how late they go on."""
-    if not Path(os.environ.get("KUBECONFIG", "/none")).is_file():
-        print("KUBECONFIG names no cluster: this bench is left out")
-        return
+    leave_out_without_cluster()
     found = {}
     with (
         tempfile.TemporaryDirectory(prefix="dropforge-bench-") as folder,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from dropforge.cli.upload import find_files
 from dropforge.samples import write_sample
 from dropforge.stack import control
 from tests.e2e.harness import Stack
+from tests.kubeflow_training.rights import Rights
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGE = os.environ.get("DROPFORGE_TEST_IMAGE", "")
@@ -27,11 +27,16 @@ IMAGE = os.environ.get("DROPFORGE_TEST_IMAGE", "")
 
 @dataclass(frozen=True)
 class Namespace:
-    """A namespace of this test's own, with what training pods need there."""
+    """A namespace of this test's own, with what training pods need there.
+
+    :param core, custom: clients of KUBECONFIG's own account, with which the test looks and disturbs.
+    :param kubeconfig: of the account that has the shipped Role; the stack knows no other.
+    """
 
     name: str
     core: Any
     custom: Any
+    kubeconfig: Path
 
     def jobs(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.custom.list_namespaced_custom_object(
@@ -64,11 +69,10 @@ def machine_node() -> Any:
 
 
 @pytest.fixture(scope="session")
-def namespace(machine_node: Any) -> Iterator[Namespace]:
+def namespace(machine_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """With a claim `machine` on this machine's root, read-only."""
-    name = f"dropforge-test-{uuid.uuid4().hex[:6]}"
-    core = client.CoreV1Api()
-    core.create_namespace({"metadata": {"name": name}})
+    rights = Rights(tmp_path_factory.mktemp("rights"))
+    name, core = rights.namespace, client.CoreV1Api()
     size = {"storage": "1Gi"}
     volume = {
         "metadata": {"name": name},
@@ -102,9 +106,9 @@ def namespace(machine_node: Any) -> Iterator[Namespace]:
     }
     core.create_namespaced_persistent_volume_claim(name, claim)
     try:
-        yield Namespace(name, core, client.CustomObjectsApi())
+        yield Namespace(name, core, client.CustomObjectsApi(), rights.kubeconfig)
     finally:
-        core.delete_namespace(name)
+        rights.close()
         core.delete_persistent_volume(name)
 
 
@@ -118,6 +122,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, machine_node: Any, namespace
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DROPFORGE_PRESETS", str(presets))
         patch.setenv("DROPFORGE_PRESET", "cluster")
+        patch.setenv("KUBECONFIG", str(namespace.kubeconfig))
         control.start(folder, pod_host=pod_host)
     try:
         control.wait_ready(folder)

@@ -50,17 +50,16 @@ def trains_with(place, folder, world, seconds=90):
 
 @pytest.mark.dist
 def test_a_gang_loses_a_rank_goes_on_regrows_and_survives_the_loss_of_its_meeting_place(place, folder):
-    ranks = 3 if place.kind == "local" else 2  # a pod of a cluster has its own Python to start, on few cores
-    job = submit(place, folder, nodes=ranks, least=ranks - 1)
-    before = trains_with(place, folder, ranks)
+    job = submit(place, folder, nodes=3, least=2)
+    before = trains_with(place, folder, 3)
     assert job.observe().phase is Phase.RUNNING
     (folder / "hold").touch()
-    place.lose(job, ranks - 1)
-    during = trains_with(place, folder, ranks - 1)
+    place.lose(job, 2)
+    during = trains_with(place, folder, 2)
     assert during > before
     assert not job.observe().ended
     (folder / "hold").unlink()
-    after = trains_with(place, folder, ranks)
+    after = trains_with(place, folder, 3)
     assert after > during
     # With the first pod goes the host of the meeting: all start again, at the price of the step that was not saved.
     place.lose(job, 0)

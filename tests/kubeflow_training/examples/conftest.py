@@ -107,7 +107,7 @@ def on_kubernetes(tmp_path_factory: pytest.TempPathFactory, rights: Rights) -> I
     conf = {"namespace": rights.namespace, "image": IMAGE}
     more = {
         "example_train_job": {"runtime": RUNTIME, "runtime_kind": "TrainingRuntime"},
-        "example_kueue": {"queue": "training"},
+        "example_kueue": {"queue": "examples"},
     }
     with what_an_administrator_installs(rights.namespace), released(rights.namespace, "example-pytorch-job-hold"):
         yield run_examples(
@@ -136,7 +136,7 @@ def what_an_administrator_installs(namespace: str) -> Iterator[None]:
         for plural, (kind, spec) in wide.items():
             body = {"apiVersion": f"{KUEUE}/{KUEUE_VERSION}", "kind": kind, "metadata": {"name": name}, "spec": spec}
             custom.create_cluster_custom_object(KUEUE, KUEUE_VERSION, plural, body)
-        local = {"apiVersion": f"{KUEUE}/{KUEUE_VERSION}", "kind": "LocalQueue", "metadata": {"name": "training"}}
+        local = {"apiVersion": f"{KUEUE}/{KUEUE_VERSION}", "kind": "LocalQueue", "metadata": {"name": "examples"}}
         local["spec"] = {"clusterQueue": name}
         custom.create_namespaced_custom_object(KUEUE, KUEUE_VERSION, namespace, "localqueues", local)
         yield
