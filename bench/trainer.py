@@ -112,7 +112,6 @@ def ours(vocab: int, steps: int) -> dict[str, float]:
         )
         loop.start()
         loop.loss.train()
-        loop._restart_clock()
         for _ in range(WARM):
             loop._step()
         seen, began = loop.progress.tokens, time.process_time()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.step import StepResult
 
 
 @dataclass
@@ -36,6 +39,27 @@ class Progress:
     @classmethod
     def load(cls, values: Mapping[str, Any]) -> Progress:
         return cls(**values)
+
+    def count(self, result: StepResult) -> None:
+        """Take a step into the counters."""
+        self.step = result.step
+        self.tokens += result.tokens
+        self.targets += result.targets
+        self.seconds += result.seconds
+        if result.nats is None:
+            self.skipped += 1
+            self.in_row += 1
+            return
+        self.in_row = 0
+        self.nats += result.nats
+        self.window += result.targets
+        self.loss_first = result.loss if self.loss_first is None else self.loss_first
+        self.loss_last = result.loss
+
+    @property
+    def window_loss(self) -> float | None:
+        """Nats per target since the last log step; None if all steps since then were skipped."""
+        return self.nats / self.window if self.window else None
 
     def evaluation(self, step: int) -> dict[str, Any] | None:
         """The figures measured at a step, if they were."""

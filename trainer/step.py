@@ -1,0 +1,178 @@
+"""One optimizer step: forward and backward over the micro-batches, one collective, then the same update on all ranks.
+
+The loss of a step is the sum over its target tokens divided by their number over all ranks and micro-batches, which
+the plan knows beforehand. What ranks must agree on rides in the one collective, each value under its name.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import Train
+from trainer.data.batch import make_batch
+from trainer.data.plan import Plan, share
+from trainer.data.tokens import Tokens
+from trainer.gang import Gang, collective
+from trainer.model.build import Built
+from trainer.model.loss import LossModel
+from trainer.optim import make_optimizer
+from trainer.state.stop import StopSignal
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a rank puts into the collective of a step. Every field is summed over ranks, so a flag becomes a count.
+
+    :param loss: nats over the rank's targets, 0 where not finite.
+    :param targets, tokens: what the rank learned from and read, padding left out.
+    :param stop: whether the rank was asked to stop. :param broken: whether its loss or gradient is not finite.
+    """
+
+    loss: float
+    targets: float
+    tokens: float
+    stop: float
+    broken: float
+
+    def summed(self, gang: Gang) -> Tally:
+        """The same over all ranks, equal to the bit on each of them; one collective."""
+        mine = asdict(self)
+        return Tally(**dict(zip(mine, gang.sum(list(mine.values())), strict=True)))
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did: plain values, the same on every rank but for `norm` of a broken step and the seconds.
+
+    :param step: its number, the first is 1.
+    :param nats: loss summed over the targets of all ranks; None if the step was skipped on all of them.
+    :param targets, tokens: over all ranks.
+    :param rate: learning rate. :param norm: global gradient norm before clipping.
+    :param own_nats: this rank's part of the loss, for the notice of a skipped step.
+    :param seconds: the whole step; of these `data_seconds` for making batches and `wait_seconds` in the collective.
+    :param stopping: whether any rank was asked to stop.
+    """
+
+    step: int
+    nats: float | None
+    targets: int
+    tokens: int
+    rate: float
+    norm: float
+    own_nats: float
+    seconds: float
+    data_seconds: float
+    wait_seconds: float
+    stopping: bool
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per target; None if the step was skipped."""
+        return None if self.nats is None else self.nats / self.targets
+
+
+class Step:
+    """Model, optimizer and data of a rank, joined to take optimizer steps.
+
+    :param pad: id for padding.
+    """
+
+    def __init__(
+        self,
+        gang: Gang,
+        train: Train,
+        built: Built,
+        loss: LossModel,
+        plan: Plan,
+        tokens: Tokens,
+        pad: int,
+        stop: StopSignal,
+    ) -> None:
+        self.gang, self.train, self.built, self.loss = gang, train, built, loss
+        self.plan, self.tokens, self.pad, self.stop = plan, tokens, pad, stop
+        self.optimizer = make_optimizer(built.model, train)
+        self.wrapped: nn.Module = loss
+
+    def wrap(self) -> None:
+        """Wrap the model for several ranks."""
+        if self.gang.world == 1:
+            return
+        with collective():
+            cuda = self.gang.device.type == "cuda"
+            self.wrapped = DistributedDataParallel(
+                self.loss, device_ids=[self.gang.local_rank] if cuda else None, gradient_as_bucket_view=True
+            )
+        # DDP rebuilds its buckets after the first backward pass, and sums then round in another order. One that is
+        # thrown away keeps a resumed run the same to the last bit.
+        self.backward(make_batch(self.tokens, [], self.pad), 0.0, last=True)
+        self.optimizer.zero_grad()
+
+    def take(self, index: int, rate: float) -> StepResult:
+        """Take optimizer step `index` (from 0) with a learning rate, or skip it on all ranks if it is not finite."""
+        began = time.perf_counter()
+        packs = self.plan.step(index)
+        wanted = sum(int(self.plan.targets[pack].sum()) for pack in packs)
+        shares = share(packs, self.plan.lengths, self.gang.rank, self.gang.world, self.train.micro_batch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        summed = torch.zeros((), dtype=torch.float64, device=self.gang.device)
+        targets, tokens = 0, 0
+        data_seconds = time.perf_counter() - began
+        for turn, mine in enumerate(shares):
+            asked = time.perf_counter()
+            batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
+            data_seconds += time.perf_counter() - asked
+            # DDP averages over ranks, the loss is a sum: hence the number of ranks.
+            summed += self.backward(batch, self.gang.world / wanted, last=turn == len(shares) - 1)
+            targets += len(batch.targets)
+            tokens += batch.tokens
+        nats = float(summed)
+        norm = float(nn.utils.clip_grad_norm_([weight for _, weight in self.built.trainable()], self.train.clip))
+        finite = math.isfinite(nats) and math.isfinite(norm)
+        met = time.perf_counter()
+        tally = Tally(
+            loss=nats if finite else 0.0,
+            targets=targets,
+            tokens=tokens,
+            stop=self.stop.asked,
+            broken=not finite,
+        ).summed(self.gang)
+        wait_seconds = time.perf_counter() - met
+        if int(tally.targets) != wanted:
+            raise RuntimeError(f"ranks saw {int(tally.targets)} targets in step {index}, the plan has {wanted}")
+        if not tally.broken:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return StepResult(
+            step=index + 1,
+            nats=None if tally.broken else tally.loss,
+            targets=wanted,
+            tokens=int(tally.tokens),
+            rate=rate,
+            norm=norm,
+            own_nats=nats,
+            seconds=time.perf_counter() - began,
+            data_seconds=data_seconds,
+            wait_seconds=wait_seconds,
+            stopping=bool(tally.stop),
+        )
+
+    def backward(self, batch: Any, scale: float, last: bool) -> torch.Tensor:
+        """The loss of a micro-batch summed over its targets, its gradient times `scale` added to the weights'.
+
+        :param last: whether ranks exchange gradients after it.
+        """
+        wrapped = self.wrapped
+        whole = last or not isinstance(wrapped, DistributedDataParallel)
+        with collective(), nullcontext() if whole else wrapped.no_sync():  # type: ignore[operator]
+            loss = wrapped(batch.ids, batch.positions, batch.places, batch.targets)
+            (loss * scale).backward()
+        return loss.detach()  # type: ignore[no-any-return]
