@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -69,37 +69,29 @@ def test_what_is_no_file_is_told(data: bytes) -> None:
         read_blocks(data)
 
 
-@pytest.fixture
-def ranks() -> Iterator[type[Ranks]]:
-    yield Ranks
-    gc.collect()
-
-
-class Ranks:
-    """What each rank of a mesh would write of a sharded tensor; one rank after the other, in this process."""
-
-    @staticmethod
-    def files(full: torch.Tensor, mesh_shape: tuple[int, ...], placements: tuple[object, ...]) -> list[bytes]:
-        world = int(torch.tensor(mesh_shape).prod())
-        files = []
-        for rank in range(world):
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-            try:
-                mesh = init_device_mesh("cpu", mesh_shape)
-                local = full
-                for dimension, place in enumerate(placements):
-                    if isinstance(place, Shard):
-                        parts = local.chunk(mesh_shape[dimension], place.dim)
-                        at = mesh.get_coordinate()[dimension]  # type: ignore[index]
-                        empty = local.narrow(place.dim, 0, 0)
-                        local = parts[at] if at < len(parts) else empty
-                tensor = DTensor.from_local(
-                    local.clone(), mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
-                )
-                files.append(bytes(Staging().fill(own_blocks({"w": tensor}, rank, world))))
-            finally:
-                dist.destroy_process_group()
-        return files
+def as_rank(
+    full: torch.Tensor, mesh_shape: tuple[int, ...], placements: tuple[object, ...]
+) -> Iterator[tuple[int, int, DTensor]]:
+    """Each rank of a mesh in turn, in this process: its number, how many there are, and its shard of a tensor."""
+    world = math.prod(mesh_shape)
+    for rank in range(world):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            mesh = init_device_mesh("cpu", mesh_shape)
+            local = full
+            for dimension, place in enumerate(placements):
+                if isinstance(place, Shard):
+                    parts = local.chunk(mesh_shape[dimension], place.dim)
+                    at = mesh.get_coordinate()[dimension]  # type: ignore[index]
+                    local = parts[at] if at < len(parts) else local.narrow(place.dim, 0, 0)
+            own = local.clone()
+            yield (
+                rank,
+                world,
+                DTensor.from_local(own, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()),
+            )
+        finally:
+            dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -112,10 +104,11 @@ class Ranks:
         ((2, 2), (Shard(0), Shard(1)), 4),
     ],
 )
-def test_shards_become_the_whole_tensor(
-    ranks: type[Ranks], mesh: tuple[int, ...], placements: tuple[object, ...], writers: int
-) -> None:
+def test_shards_become_the_whole_tensor(mesh: tuple[int, ...], placements: tuple[object, ...], writers: int) -> None:
     full = torch.arange(30, dtype=torch.float32).view(5, 6)
-    files = ranks.files(full, mesh, placements)
+    files = [
+        bytes(Staging().fill(own_blocks({"w": tensor}, rank, world)))
+        for rank, world, tensor in as_rank(full, mesh, placements)
+    ]
     assert sum(bool(load(data)) for data in files) == writers
     assert torch.equal(join(map(read_blocks, files))["w"], full)

@@ -28,6 +28,7 @@ _DTYPES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPES: Final = {name: kind for kind, name in _DTYPES.items()}
 _ALIGNMENT: Final = 64  # bytes; the data of a file begin at a multiple of it
 
 

@@ -229,10 +229,8 @@ class Checkpoints:
         """The state of a checkpoint. :raises DropforgeError, ValueError, KeyError: if it is broken."""
         parts = []
         progress: dict[str, Any] = {}
-        for name, facts in seal.files.items():
-            data = self._fetch(_prefix(seal.step) + name)
-            if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
-                raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
+        for name in seal.files:
+            data = self.file(seal, name)
             if name == PROGRESS:
                 progress = json.loads(data)
             else:
@@ -244,13 +242,37 @@ class Checkpoints:
             generators[int(rank)][name] = tensor
         return Snapshot(seal.step, _below(state, _WEIGHT), _below(state, _MOMENT), list(generators), progress)
 
+    def file(self, seal: Seal, name: str) -> bytes:
+        """One file of a checkpoint. :raises DropforgeError: if its bytes are not those that were sealed."""
+        data, facts = self._fetch(_prefix(seal.step) + name), seal.files[name]
+        if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
+            raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
+        return data
+
+    def header(self, seal: Seal, name: str) -> dict[str, Any]:
+        """What a rank's file says of its tensors, unchecked. :raises ValueError: if it says nothing."""
+
+        key = _prefix(seal.step) + name
+
+        def begin() -> bytes:
+            with self.store.open(key) as stream:
+                return stream.read(min(int.from_bytes(stream.read(8), "little"), seal.files[name]["bytes"]))
+
+        found = json.loads(self._try(key, begin))
+        if not isinstance(found, dict) or "__metadata__" not in found:
+            raise ValueError(f"{name} is no file of a state")
+        return found
+
     def _fetch(self, key: str) -> bytes:
+        return self._try(key, lambda: self.store.get(key))
+
+    def _try(self, key: str, read: Callable[[], bytes]) -> bytes:
         last: BaseException | None = None
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             try:
-                return self.store.get(key)
+                return read()
             except MissingObjectError:
                 raise
             except Exception as error:  # stores raise many kinds

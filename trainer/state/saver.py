@@ -21,7 +21,7 @@ from trainer.gang import Gang
 from trainer.state.blocks import Staging
 from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, rank_file
 
-_NICE: Final = 10  # the thread gives way to the computation
+_NICE: Final = 19
 _LOOK: Final = 0.05  # seconds between two looks at the limit of a wait
 
 
