@@ -24,7 +24,8 @@ from trainer.progress import Progress
 from trainer.report.console import Console
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
-from trainer.state.checkpoint import Checkpoints, Seal, Snapshot, generators, set_generators
+from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
+from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
 from trainer.step import Step, StepResult
@@ -102,7 +103,7 @@ class Loop:
         if states is not None and len(states) == self.gang.world:
             set_generators(states[self.gang.rank], self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
-            torch.manual_seed((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+            seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
 
     def run(self) -> None:
         """Train to the end.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.store import FolderStore
 from trainer.state.checkpoint import Checkpoints, Snapshot, StorageError
+from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.retention import which_go
 
 FILES = ("rank-0.safetensors", "rank-1.safetensors", "progress.json")
@@ -224,3 +227,26 @@ def test_a_checkpoint_appears_only_with_its_manifest(checkpoints: Checkpoints, m
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(snapshot(8))
     assert checkpoints.newest()[0].step == 4  # type: ignore[index]
+
+
+def test_all_generators_go_on_where_they_were() -> None:
+    def draw() -> list[float]:
+        return [
+            random.random(),
+            random.gauss(),
+            float(np.random.rand()),
+            float(np.random.randn()),
+            float(torch.rand(1)),
+        ]
+
+    seed_generators(2**40 + 3)
+    random.gauss(), np.random.randn()  # each keeps a second value for the next call
+    states = generators(torch.device("cpu"))
+    first = draw()
+    draw()
+    set_generators(states, torch.device("cpu"))
+    assert draw() == first
+    seed_generators(2**40 + 3)
+    again = draw()
+    seed_generators(2**40 + 3)
+    assert draw() == again

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dropforge.store import FolderStore
 from trainer.gang import Gang
@@ -16,6 +17,7 @@ from trainer.state.checkpoint import Checkpoints
 from trainer.state.saver import Saver
 
 from .test_checkpoint import snapshot as two_ranks
+from .test_shared import Ranks
 
 
 class Gate(FolderStore):
@@ -126,3 +128,33 @@ def test_a_wait_ends_with_the_time_there_is(gate: Gate) -> None:
     assert one.step == 4
     gate.open_.set()
     assert one.wait() is not None
+
+
+@pytest.mark.parametrize("fails", [None, 0, 1])
+def test_a_rank_that_cannot_write_fails_the_save_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int | None
+) -> None:
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
+    ranks = Ranks(nodes=1, per_node=2)
+    savers = []
+    for rank in range(2):
+        gate = Gate(tmp_path)
+        gate.open_.set()
+        gate.fails = {f"rank-{rank}.safetensors"} if rank == fails else set()
+        gang = ranks.rank(rank)
+        one = Saver(Checkpoints(gate, "run", "plan", {}), gang, keep=1, best=0, before_seal=lambda: None)
+        monkeypatch.setattr(one, "_gather", gang.gather)
+        savers.append(one)
+    for one in savers:
+        one.begin(two_ranks(4))
+    ended = [one.wait() for one in savers]
+    if fails is None:
+        assert [saved.error for saved in ended if saved] == [None, None]
+        assert [saved.seal is None for saved in ended if saved] == [False, True]  # rank 0 seals
+        found = Checkpoints(FolderStore(tmp_path), "run", "plan", {}).newest()
+        assert found is not None
+        assert torch.equal(found[1].weights["w"], two_ranks(4).weights["w"])
+        assert len(found[1].generators) == 2
+    else:
+        assert all("No space left" in (saved.error or "") for saved in ended if saved)
+        assert Checkpoints(FolderStore(tmp_path), "run", "plan", {}).newest() is None

@@ -338,21 +338,6 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def generators(device: torch.device) -> dict[str, torch.Tensor]:
-    """The random state of this rank."""
-    states = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_generators(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Put this rank's random state back."""
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
 def _below(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
