@@ -101,8 +101,7 @@ def test_another_recipe_is_refused_with_its_differences(checkpoints: Checkpoints
     other = {**RECIPE, "train.learning_rate": "0.2", "train.micro_batch": "8"}
     with pytest.raises(RecipeError) as refused:
         replace(checkpoints, recipe=other).newest()
-    assert "\n  train.learning_rate: 0.1 -> 0.2\n" in str(refused.value)
-    assert "8" not in str(refused.value)
+    assert str(refused.value).endswith("this run's:\n  train.learning_rate: 0.1 -> 0.2")
     assert "Free to change are compute.*" in str(refused.value)
 
 

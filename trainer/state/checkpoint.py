@@ -198,8 +198,9 @@ class Checkpoints:
             rows = "".join(f"\n  {change}" for change in unsafe)
             raise RecipeError(
                 thing,
-                f"it is of another recipe, see the keys (its value -> this run's):{rows}\n",
-                f"Give these keys back, or start a new run. Free to change are {', '.join(SAFE)}",
+                "it is of another recipe",
+                f"Free to change are {', '.join(SAFE)}. Give back the others, or start a new run. What differs, its "
+                f"value -> this run's:{rows}",
             )
         if seal.plan != self.plan:
             raise DropforgeError(
