@@ -166,7 +166,6 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, float]:
         loop = make_loop(folder, options.hidden, options.threads)
         loop.start()
         loop.loss.train()
-        loop._restart_clock()
         save, land = saving(way, loop, folder)
 
         calls = []
