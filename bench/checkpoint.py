@@ -3,9 +3,10 @@
     python -m bench.checkpoint [--rounds 5] [--pairs 15] [--steps 10] [--hidden 512] [--folder DIR] [--threads 1]
 
 The real loop trains a decoder of about 200 MB of state (weights and two moments in fp32). Blocks of steps without a
-save alternate with blocks that begin with one, so that drift meets both alike; what a save steals is the difference of
-the two, its waiting for an earlier save included. One copy is the median of seven copies of the same tensors into
-memory that was written before, as the save has it. Each way to save runs in a fresh process, ways interleaved:
+save alternate with blocks that begin with one and last at least until it has ended, so that drift meets both alike.
+What a save steals is the time beyond that of as many steps without one. One copy is the median of seven copies of the
+same tensors into memory that was written before, as the save has it. Each way to save runs in a fresh process, ways
+interleaved:
 
     ours      the loop's save
     dcp       torch.distributed.checkpoint.async_save to a folder, with one stager that is kept
@@ -95,8 +96,8 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     )
 
 
-def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """How this way begins a save, and how it waits for the last one."""
+def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Callable[[], None], Callable[[], bool]]:
+    """How this way begins a save, how it waits for the last one, and whether that is still going on."""
     import torch
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import save_file
@@ -105,7 +106,12 @@ def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Calla
     from trainer.optim import optimizer_tensors
 
     if way == "ours":
-        return loop.save, lambda: loop._collect(loop.saver.wait())
+
+        def busy() -> bool:
+            loop._collect(loop.saver.poll())  # as the loop does after each step
+            return loop.saver.step is not None
+
+        return loop.save, lambda: loop._collect(loop.saver.wait()), busy
     flying: list[Any] = []
     cuda = loop.gang.device.type == "cuda"
     options = StagingOptions(
@@ -134,7 +140,9 @@ def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Calla
         save_file(weights, path / "model.safetensors", {"format": "pt"})
         torch.save(loop.optimizer.state_dict(), path / "optimizer.pt")
 
-    return (dcp_save, land) if way == "dcp" else (trainer_save, lambda: None)
+    if way == "dcp":
+        return dcp_save, land, lambda: bool(flying) and not flying[0].done()
+    return trainer_save, lambda: None, lambda: False
 
 
 def one_copy(loop: Any) -> tuple[float, int]:
@@ -166,18 +174,20 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, float]:
         loop = make_loop(folder, options.hidden, options.threads)
         loop.start()
         loop.loss.train()
-        save, land = saving(way, loop, folder)
+        save, land, busy = saving(way, loop, folder)
 
         calls = []
 
-        def block(with_save: bool) -> float:
+        def block(with_save: bool) -> tuple[float, int]:
             began = time.perf_counter()
             if with_save:
                 save()
                 calls.append(time.perf_counter() - began)
-            for _ in range(options.steps):
+            done = 0
+            while done < options.steps or (with_save and busy()):
                 loop._step()
-            return time.perf_counter() - began
+                done += 1
+            return time.perf_counter() - began, done
 
         for _ in range(WARM):
             loop._step()
@@ -186,9 +196,9 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, float]:
         stolen, plain = [], []
         for pair in range(options.pairs):
             found = {with_save: block(with_save) for with_save in ((False, True), (True, False))[pair % 2]}
-            stolen.append(found[True] - found[False])
-            plain.append(found[False] / options.steps)
             land()
+            plain.append(found[False][0] / found[False][1])
+            stolen.append(found[True][0] - found[True][1] * plain[-1])
         copy, size = one_copy(loop)
     return {
         "stolen": statistics.median(stolen),

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.run import ExitCode
 from dropforge.store import FolderStore
+from trainer.rank import ending
+from trainer.state import resume
 from trainer.state.checkpoint import Checkpoints, Snapshot, StorageError
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.retention import which_go
+
+from .test_shared import Ranks
 
 FILES = ("rank-0.safetensors", "rank-1.safetensors", "progress.json")
 RECIPE = {"train.learning_rate": "0.1", "train.micro_batch": "2"}
@@ -249,3 +257,22 @@ def test_all_generators_go_on_where_they_were() -> None:
     again = draw()
     seed_generators(2**40 + 3)
     assert draw() == again
+
+
+@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), RuntimeError("who knows")])
+def test_storage_that_cannot_be_looked_at_ends_every_rank_alike(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """Rank 0 tells the others, with an error that can be sent, and the launcher tries again."""
+    ranks, told = Ranks(nodes=1, per_node=2), []
+    monkeypatch.setattr(resume, "_broadcast", lambda gang, value: pickle.loads(gang.gather(pickle.dumps(value))[0]))
+    monkeypatch.setattr(Checkpoints, "_listing", Mock(side_effect=fault))
+
+    def choose(rank: int) -> None:
+        with pytest.raises(StorageError, match=str(fault.args[-1])) as ended:
+            resume.choose_checkpoint(checkpoints, ranks.rank(rank))
+        told.append(ending(ended.value))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(choose, range(2)))
+    assert [code for code, _ in told] == [ExitCode.HARDWARE] * 2

@@ -21,7 +21,7 @@ from trainer.gang import Gang
 from trainer.state.blocks import Staging
 from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, rank_file
 
-_NICE: Final = 19  # the thread takes what the computation leaves
+_NICE: Final = 10  # the thread gives way to the computation, but not so far that it holds the GIL and sleeps
 _LOOK: Final = 0.05  # seconds between two looks at the limit of a wait
 
 
