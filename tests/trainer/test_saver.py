@@ -158,3 +158,17 @@ def test_a_rank_that_cannot_write_fails_the_save_of_all(
     else:
         assert all("No space left" in (saved.error or "") for saved in ended if saved)
         assert Checkpoints(FolderStore(tmp_path), "run", "plan", {}).newest() is None
+
+
+def test_a_thread_that_may_not_give_way_or_breaks_is_heard_of(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.setpriority", forbidden)
+    gate.open_.set()
+    one = saver(gate)
+    one.begin(snapshot(4))
+    assert one.wait().error is None  # type: ignore[union-attr]
+    monkeypatch.setattr(one, "_write", forbidden)
+    one.begin(snapshot(8))
+    assert "PermissionError" in (one.wait().error or "")  # type: ignore[union-attr]

@@ -80,8 +80,12 @@ class Saver:
         self._step = snapshot.step
 
         def work() -> None:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-            ended = self._write(snapshot.step, data, progress, eval_loss, tokens)
+            with suppress(OSError):  # a sandbox may forbid it
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            try:
+                ended = self._write(snapshot.step, data, progress, eval_loss, tokens)
+            except BaseException as problem:  # a thread that dies unheard would be a checkpoint that nobody misses
+                ended = Saved(snapshot.step, repr(problem))
             self._ended = Saved(**{**vars(ended), "copied": copied, "seconds": time.perf_counter() - began})
 
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
