@@ -136,6 +136,8 @@ class Train(Section):
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints to keep."""
+    keep_best: int = Field(default=1, ge=0)
+    """Checkpoints with the lowest evaluation loss to keep beside them, of those that were evaluated."""
 
 
 class Volume(Section):

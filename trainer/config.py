@@ -71,6 +71,7 @@ class Train:
     eval_every: int
     checkpoint_every: int
     keep_checkpoints: int
+    keep_best: int
 
     @property
     def rows_per_step(self) -> int:
@@ -119,6 +120,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
             raise _bad(f"train.{name}", "it must be at least 1")
     if train.max_steps is not None and train.max_steps < 1:
         raise _bad("train.max_steps", "it must be at least 1")
+    if train.keep_best < 0:
+        raise _bad("train.keep_best", "it must be at least 0")
     if train.epochs <= 0 or train.learning_rate <= 0 or train.clip <= 0 or not 0 <= train.warmup < 1:
         raise _bad("train", "epochs, learning_rate and clip must be positive, warmup in [0, 1)")
     if settings.eval_rows < 1:

@@ -27,7 +27,9 @@ from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
 from trainer.report.tracking import Tracker, make_tracker
 from trainer.state.checkpoint import Checkpoints, Seal
+from trainer.state.compare import facts as comparable
 from trainer.state.resume import choose_checkpoint
+from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
 
@@ -53,7 +55,8 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     store = open_store(spec.root)
-    checkpoints = Checkpoints(store, spec.run, digest, recipe_digest(spec), console.say)
+    check_shared(store, gang)
+    checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
     snapshot = choose_checkpoint(checkpoints, gang)
     resumed_from = snapshot.step if snapshot else None
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
@@ -171,11 +174,10 @@ def portable(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def recipe_digest(spec: RunSpec) -> str:
-    """Digest of what a resume must share. The number of ranks, of pods and of retries may change."""
-    shared = {key: value for key, value in spec.recipe.items() if key not in ("compute", "promote", "curation")}
-    content = json.dumps([shared, spec.dataset_digest, CHAT_TEMPLATE], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
+def resume_facts(spec: RunSpec) -> dict[str, str]:
+    """What a checkpoint and a resume from it are compared by; `trainer.state.compare` knows what may change."""
+    template = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
+    return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template)
 
 
 def weights_digest(built: Built) -> str:
