@@ -176,6 +176,7 @@ class Loop:
             size=train.sequence_length,
             micro=train.micro_batch,
             pad=self.pad,
+            precision=self.settings.eval_precision,
             stop=lambda: self.stop.asked,
         )
         if found is not None:

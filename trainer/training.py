@@ -160,11 +160,8 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool) -> Plan:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """An id to fill rows with; it is never a target, so any will do."""
-    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if candidate is not None:
-            return int(candidate)
-    return 0
+    """An id to fill rows with: the end token's where there is no padding token. It is never a target there."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
 
 def portable(tokenizer: Any) -> Any:
@@ -216,7 +213,14 @@ def describe(
         console.say(f"packing is off: {isolation.reason}; rows are padded and grouped by length; loss: {loss.way}")
     for key, text in (
         ("without_targets", "rows teach nothing and are left out"),
+        ("refused_by_template", "of them are refused by the chat template"),
         ("cut_conversations", "conversations are longer than a row and are cut"),
+        ("cut_targets", "targets are cut off with them"),
+        (
+            "unrolled_conversations",
+            "conversations are one document per answer: the chat template rewrites earlier turns",
+        ),
+        ("merged_at_border", "answers begin in a token that also ends their prompt"),
         ("split_texts", "texts are longer than a row and are split"),
     ):
         if facts.get(key):
