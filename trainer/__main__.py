@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import os
 import signal
 import sys
+import threading
+import warnings
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -48,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code. What a person can mend is told without a traceback."""
     arguments = make_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = _unraisable
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore", FutureWarning)  # of libraries to one another
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -69,6 +75,14 @@ def main(argv: list[str] | None = None) -> int:
 def _terminate(number: int, frame: FrameType | None) -> Any:
     del number, frame
     raise SystemExit(TERMINATED)  # temporary folders are removed on the way out
+
+
+def _unraisable(event: Any) -> None:
+    # A Ctrl-C that comes within a finalizer is swallowed by Python, so it is given again a moment later.
+    if event.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(event)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -15,10 +17,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dropforge.errors import RecipeError
 from dropforge.layout import dataset_prefix
-from dropforge.run import ExitCode
+from dropforge.recipes import load_recipe
+from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store
 from trainer.__main__ import main, make_parser
+from trainer.commands.run import write_run
 from trainer.commands.segments import split
 from trainer.commands.terminal import Paint, clip, safe
 from trainer.data.tokenizer import CHAT_TEMPLATE
@@ -26,6 +31,7 @@ from trainer.rank import run as train
 from trainer.report.console import Console
 from trainer.state.stop import StopSignal
 
+from .test_whole import bucket  # noqa: F401 - a fixture
 from .toy import REPOSITORY, Toy, chat, sample_rows, write_dataset
 
 ENTRY = [sys.executable, "-m", "trainer"]
@@ -307,6 +313,69 @@ def test_export_of_broken_bytes_leaves_nothing(
     assert ask(capsys, "export", address(copy), "--step", "8", "--to", str(tmp_path / "model"))["step"] == 8
 
 
+def test_export_inspect_and_evaluate_work_in_s3(
+    trained: Toy,
+    bucket: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = ask(capsys, "export", address(trained), "--to", f"{bucket}/models/ours")
+    assert {item.key for item in open_store(f"{bucket}/models/ours").list()} == set(found["files"])
+    code, told = refused(capsys, "export", address(trained), "--to", f"{bucket}/models/ours")
+    assert (code, "something lies there" in told) == (ExitCode.BAD_RECIPE, True)
+    figures = ask(capsys, "evaluate", f"{bucket}/models/ours", "--run", address(trained))
+    after = json.loads(trained.files().get("report.json"))["eval"]["after"]
+    assert figures[0]["eval/loss"] == pytest.approx(after["eval/loss"], rel=0, abs=1e-6)
+    cloud = Toy(bucket, write_dataset(open_store(bucket), {"train": sample_rows(5), "eval": sample_rows(2, seed=1)}))
+    model = f"{bucket}/models/ours"
+    assert ask(capsys, "inspect", dataset(cloud), "--model", model, "--rows", "1")["samples"][0]["tokens"] > 0
+    code, told = refused(capsys, "plan", "s3://no-such-bucket/runs/a")
+    assert "S3 at" in told or "there is no" in told
+    code, told = refused(capsys, "plan", f"{bucket}/runs/nowhere")
+    assert (code, "there is no" in told) == (ExitCode.BAD_RECIPE, True)
+
+
+# run
+
+
+def test_run_writes_a_run_of_a_recipe_and_a_dataset(toy: Toy, tmp_path: Path) -> None:
+    folder = str(tmp_path / "first")
+    uri = write_run("tiny", dataset(toy), folder)
+    spec = RunSpec.from_json(Path(uri).read_bytes())
+    assert (spec.root, spec.dataset_digest, spec.tracking) == (folder, toy.digest, None)
+    assert spec.recipe == load_recipe("tiny").plain()
+    assert write_run("tiny", dataset(toy), folder) == uri
+    with pytest.raises(RecipeError, match="another recipe"):
+        write_run("sample", dataset(toy), folder)
+    assert RunSpec.from_json(Path(uri).read_bytes()) == spec
+
+
+def test_run_does_what_the_launcher_does(trained: Toy) -> None:
+    done = subprocess.run(
+        [*ENTRY, "run", address(trained)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is already done" in done.stdout
+
+
+def test_ctrl_c_ends_a_command_at_once_and_leaves_nothing(trained: Toy, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*ENTRY, "plan", address(trained)],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "tokenising" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "stopped\n")
+    assert list(tmp_path.glob("dropforge-*")) == []
+
+
 # wrong input
 
 
@@ -319,9 +388,11 @@ def test_what_is_not_there_is_named_with_its_mend(
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("plan", nowhere), ExitCode.BAD_RECIPE, "there is no"),
         (("run", nowhere), ExitCode.BAD_RECIPE, "there is no"),
+        (("run", "a", "--to", "b"), ExitCode.BAD_RECIPE, "command line"),
         (("run", "name"), ExitCode.BAD_RECIPE, "DROPFORGE_BUCKET"),
         (("plan", "ftp://a/runs/b"), ExitCode.BAD_RECIPE, "is no storage"),
         (("inspect", f"{nowhere}/datasets/a/b"), ExitCode.BAD_DATA, "there is no"),
+        (("inspect", f"{trained.root}/datasets/toy"), ExitCode.BAD_DATA, "does not end as"),
         (("inspect", dataset(trained), "--step", "1"), ExitCode.BAD_RECIPE, "has no steps"),
         (("inspect", address(trained), "--step", "13"), ExitCode.BAD_RECIPE, "Give 1 to 12"),
         (("export", address(toy, "fresh"), "--to", target), ExitCode.BAD_DATA, "it has no checkpoint"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dropforge.dataset import Manifest
-from dropforge.errors import DataError, RecipeError
+from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.layout import run_key
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, open_store, split_uri
@@ -56,6 +56,8 @@ def open_run(address: str) -> RunSpec:
         raise RecipeError(
             f"run {address}", f"there is no {uri}", "Give a run's folder or its run.json; `dropforge runs` lists runs"
         ) from None
+    except DropforgeError as error:
+        raise RecipeError(f"run {address}", error.cause, error.mend) from error
 
 
 def split_checkpoint(address: str) -> tuple[str, int] | None:
@@ -87,9 +89,25 @@ def open_dataset(address: str) -> Dataset:
         ) from None
 
 
+def spec_of(dataset: Dataset) -> RunSpec:
+    """A run that is none: it has a dataset only."""
+    manifest = dataset.manifest
+    return RunSpec(
+        run="",
+        family=manifest.family,
+        counter=0,
+        root="",
+        data_root=dataset.root,
+        dataset=dataset.uri,
+        dataset_digest=manifest.digest,
+        recipe={},
+        code="",
+    )
+
+
 def is_dataset(address: str) -> bool:
     """Whether an address looks like that of a dataset version, not of a run."""
-    return _DATASET.fullmatch(f"{address.rstrip('/')}/manifest.json") is not None or address.endswith("manifest.json")
+    return address.endswith("manifest.json") or re.search(r"(^|/)datasets/(?!.*runs/)", address) is not None
 
 
 def _check_scheme(address: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
-from trainer.commands.addresses import Dataset, open_dataset, open_run
+from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.terminal import safe
 from trainer.config import Settings, read_settings
@@ -81,22 +81,6 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         print(_table(found))
     return 0
-
-
-def spec_of(dataset: Dataset) -> RunSpec:
-    """A run that is none: it has a dataset only."""
-    manifest = dataset.manifest
-    return RunSpec(
-        run="",
-        family=manifest.family,
-        counter=0,
-        root="",
-        data_root=dataset.root,
-        dataset=dataset.uri,
-        dataset_digest=manifest.digest,
-        recipe={},
-        code="",
-    )
 
 
 def plain_settings() -> Settings:

@@ -16,9 +16,8 @@ from typing import Any
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
-from trainer.commands.addresses import is_dataset, open_dataset, open_run
+from trainer.commands.addresses import is_dataset, open_dataset, open_run, spec_of
 from trainer.commands.arguments import natural, positive, subparser
-from trainer.commands.evaluate import spec_of
 from trainer.commands.terminal import Paint
 from trainer.config import Settings, read_settings
 

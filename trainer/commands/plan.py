@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.run import RunSpec
-from trainer.commands.addresses import open_dataset, open_run
+from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.errors import exit_code
 from trainer.commands.terminal import Paint, safe, table
@@ -86,8 +86,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _spec(arguments: argparse.Namespace) -> RunSpec:
     """The run, or one that is put together for the occasion."""
-    from trainer.commands.evaluate import spec_of
-
     if arguments.run is None and (arguments.recipe is None or arguments.dataset is None):
         raise RecipeError("command line", "neither a run nor a recipe with its dataset is given", "See plan --help")
     spec = open_run(arguments.run) if arguments.run is not None else None
