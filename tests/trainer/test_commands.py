@@ -88,6 +88,17 @@ def test_inspect_shows_what_is_learned_and_what_is_read(trained: Toy, capsys: py
         assert sample["tokens"] == sum(part["tokens"] for part in sample["segments"])
 
 
+def test_inspect_tells_the_end_of_a_turn_from_its_beginning_where_all_is_learned(
+    trained: Toy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ask(capsys, "inspect", address(trained), "--rows", "1", "--loss-on", "all")
+    parts = [(part["kind"], part["text"].replace("\n", " ").split(" ")[0]) for part in found["samples"][0]["segments"]]
+    assert parts[0] == ("context", "<|bos|>")
+    assert [kind for kind, _ in parts[1:]] == ["target", "end", "target", "end", "target"]
+    assert parts[1][1] == "<|im_start|>user"
+    assert {text for kind, text in parts if kind == "end"} == {"<|im_end|>"}
+
+
 def test_inspect_takes_rows_from_the_middle_and_says_where_the_split_ends(
     trained: Toy, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +184,7 @@ def test_stretches_spell_the_whole_text(trained: Toy) -> None:
     tokenizer = AutoTokenizer.from_pretrained(f"{address(trained)}/model")
     ids = tokenizer("<|im_start|>aé b<|im_end|> c<|im_end|>")["input_ids"]
     trained_mask = [index % 3 > 0 for index in range(len(ids))]
-    parts = list(split(ids, trained_mask, set(tokenizer.all_special_ids), tokenizer))
+    parts = list(split(ids, trained_mask, tokenizer.all_special_ids, tokenizer))
     assert sum(part.tokens for part in parts) == len(ids)
     assert {part.kind for part in parts} == {"context", "target", "end"}
     assert clip("a" * 30, 12) == "a" * 8 + " [... 18 characters ...] " + "a" * 4
@@ -232,6 +243,17 @@ def test_plan_names_all_that_the_run_is_refused_for(toy: Toy, capsys: pytest.Cap
     assert "train.optimizer_of_tomorrow" in capsys.readouterr().out
 
 
+def test_plan_goes_without_the_estimate_where_pydantic_is_not_installed(
+    trained: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dropforge.estimate", "dropforge.recipe", "dropforge.recipes.load"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    found = ask(capsys, "plan", address(trained))
+    assert found["steps"] == 12
+    assert found["memory"] == {"text": "not estimated: the package pydantic is not installed"}
+
+
 # evaluate and export
 
 
@@ -255,7 +277,7 @@ def test_evaluate_takes_a_registered_model(
     trained: Toy, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
-    server = f"sqlite:///{tmp_path}/mlflow.db"
+    server = f"sqlite:///{tmp_path}/mlflow.db"  # the real registry
     client = mlflow.MlflowClient(server, server)
     client.create_registered_model("toy")
     client.create_model_version("toy", source=f"{address(trained)}/model")

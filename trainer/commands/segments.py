@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,10 @@ from trainer.data.rows import Row
 
 Kind = Literal["context", "target", "end"]
 _STYLES: dict[Kind, str] = {"context": "dim", "target": "green", "end": "magenta"}
+# Where all tokens are targets, those that begin a turn are special too. The last one before context is an end anyway.
+_ENDS: Final = frozenset(
+    ("<|im_end|>", "<|eos|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "</s>")
+)
 LEGEND = {
     "context": "read, not learned",
     "target": "learned",
@@ -54,21 +58,27 @@ def sample_of_tokens(
     row: int, key: str | None, ids: NDArray[np.int32], trained: NDArray[np.bool_], tokenizer: Any
 ) -> Sample:
     """:param ids: (T,) token ids, :param trained: (T,) whether each is a target."""
-    special = set(tokenizer.all_special_ids)
+    special = tokenizer.all_special_ids
     return Sample(
         row, key, len(ids), int(trained.sum()), tuple(split(ids.tolist(), trained.tolist(), special, tokenizer))
     )
 
 
-def split(ids: list[int], trained: list[bool], special: Collection[int], tokenizer: Any) -> Iterable[Segment]:
+def split(ids: list[int], trained: list[bool], special: Sequence[int], tokenizer: Any) -> Iterable[Segment]:
     """Stretches of tokens of one kind, with their text.
 
     The text of a stretch is what it adds to the text before it: tokenizers of the SentencePiece kind drop the blank
     before a stretch that is decoded alone.
     """
+    ends = {
+        token
+        for token, text in zip(special, tokenizer.convert_ids_to_tokens(list(special)), strict=True)
+        if text in _ENDS
+    }
+    followed = [*trained[1:], False]
     kinds: list[Kind] = [
-        "context" if not target else "end" if token in special else "target"
-        for token, target in zip(ids, trained, strict=True)
+        "context" if not target else "end" if token in ends or (token in special and not more) else "target"
+        for token, target, more in zip(ids, trained, followed, strict=True)
     ]
     place, before = 0, ""
     for kind, group in groupby(kinds):
