@@ -38,11 +38,16 @@ _CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended. :param code: as `Popen.returncode`: negative for a signal."""
+    """How a rank ended.
+
+    :param code: as `Popen.returncode`: negative for a signal.
+    :param closed: it still ran when the agent began to end all ranks: its end is a consequence of another's.
+    """
 
     rank: int
     code: int
     message: str = ""
+    closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
     """
     if not ends:
         return Verdict(ExitCode.DONE, "done")
-    killed = [end for end in ends if end.code < 0 and end.code != -signal.SIGTERM]
+    first = [end for end in ends if not end.closed] or ends
+    killed = [end for end in first if end.code < 0 and end.code != -signal.SIGTERM]
     own = [end for end in ends if end.code in _CAUSES]
     others = [end for end in ends if end.code > 0 and end.code not in (*_CAUSES, ExitCode.PREEMPTED, ExitCode.HARDWARE)]
     saved = [end for end in ends if end.code == ExitCode.PREEMPTED]
@@ -76,6 +82,8 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
     if stopped and not others and (saved or not lost):
         # Killed at the end of the grace, or before they could listen: preempted all the same.
         message = saved[0].message if saved else "asked to stop, and out of time: no new checkpoint"
+        if all(end.code == -signal.SIGTERM for end in ends):
+            message = "asked to stop before the ranks could listen"
         return Verdict(ExitCode.PREEMPTED, message, (saved or ends)[0].rank)
     if killed:
         end = killed[0]
@@ -83,7 +91,7 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
         hint = " (out of memory, or killed from outside)" if name == "SIGKILL" else ""
         tail = f". Last line: {end.message}" if end.message else ""
         return Verdict(ExitCode.HARDWARE, f"rank {end.rank} was ended by {name}{hint}{tail}", end.rank)
-    for group in (others, saved, lost):
+    for group in (others, [end for end in saved if end in first], lost):
         if group:
             return Verdict(
                 group[0].code, group[0].message or f"rank {group[0].rank} ended with {group[0].code}", group[0].rank
@@ -151,6 +159,7 @@ def _run(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Arch
     with tempfile.TemporaryDirectory(prefix="dropforge-") as name:
         scratch = Path(name)
         os.environ["DROPFORGE_SCRATCH"] = name
+        os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
         # torchrun would set one thread per rank, whatever the machine has.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
@@ -174,7 +183,8 @@ def _run(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Arch
         ends = []
         for rank, failure in sorted(result.failures.items()):
             lines = [line for line in output.last.get(rank, ()) if line.strip()]
-            ends.append(Ended(rank, failure.exitcode, _word(scratch, rank) or (lines[-1] if lines else "")))
+            word = _word(scratch, rank) or (lines[-1] if lines else "")
+            ends.append(Ended(rank, failure.exitcode, word, rank in agent.closed))
         verdict = judge(ends, terminator.stopped)
         return replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
 

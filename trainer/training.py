@@ -83,6 +83,7 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
             del snapshot
         loop.start()
+        stop.together()
         loop.run()
         if gang.leader:
             console.phase("writing the model", plan.steps)
