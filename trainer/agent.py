@@ -166,16 +166,21 @@ class Output:
                         continue
                     if target is sys.__stderr__:
                         lines.append(line)
-                    text = f"[rank {rank}] {line}"
-                    self.keep(text)
-                    # The job library looks for progress at the start of a line.
-                    if line.startswith(_PROGRESS):
-                        text = line
-                        self._note(line.removeprefix(_PROGRESS))
-                    # A full disk under the log, or nobody who reads it, must not stop the rank that writes here.
-                    with self.lock, suppress(OSError):
-                        target.write(f"{text}\n")
-                        target.flush()
+                    self.tell(rank, line, target)
+
+    def tell(self, rank: int, line: str, target: Any = None) -> None:
+        """Add a line to a rank's log. :param target: stderr without one."""
+        target = target or sys.__stderr__
+        text = f"[rank {rank}] {line}"
+        self.keep(text)
+        # The job library looks for progress at the start of a line.
+        if line.startswith(_PROGRESS):
+            text = line
+            self._note(line.removeprefix(_PROGRESS))
+        # A full disk under the log, or nobody who reads it, must not stop the rank that writes here.
+        with self.lock, suppress(OSError):
+            target.write(f"{text}\n")
+            target.flush()
 
     def _note(self, body: str) -> None:
         try:
@@ -231,6 +236,10 @@ class Agent(LocalElasticAgent):
 
         context.close = close_soon  # type: ignore[method-assign]
         return started
+
+    def store(self) -> Any:
+        """Another client of the store that all nodes share."""
+        return self._worker_group.spec.rdzv_handler._store.clone()  # type: ignore[attr-defined]
 
     def signal_ranks(self, number: int) -> bool:
         """Send a signal to all ranks of this node; False if they have not been started."""

@@ -14,6 +14,7 @@ from trainer.config import Settings
 from trainer.data.plan import Plan
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
+from trainer.heart import Heart
 from trainer.measure import Measured, measure
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
@@ -56,6 +57,7 @@ class Loop:
     tracker: Tracker
     offer: Callable[[list[Seal]], None] = lambda _: None
     observers: list[Observer] = field(default_factory=list)
+    heart: Heart = field(default_factory=Heart)
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -63,7 +65,7 @@ class Loop:
         self.step = Step(self.gang, train, self.built, self.loss, self.plan, self.train, self.pad, self.stop)
         self.optimizer = self.step.optimizer
         self.steps = self.plan.steps
-        self.observers = [StepLog(self.console, self.tracker, self.steps), *self.observers]
+        self.observers = [self.heart, StepLog(self.console, self.tracker, self.steps), *self.observers]
         # About a hundred points on a curve, and a sign of life at least every ten steps.
         self.log_every = max(1, min(10, self.steps // 100))
         self.saved: int | None = None
@@ -86,7 +88,9 @@ class Loop:
 
     def start(self) -> None:
         """Wrap the model for several ranks and set the random state."""
+        self.heart.warm_up()
         self.step.wrap()
+        self.heart.rest()
         states = getattr(self, "_generators", None)
         if states is not None and len(states) == self.gang.world:
             set_generators(states[self.gang.rank], self.gang.device)
@@ -126,6 +130,7 @@ class Loop:
         """One optimizer step; whether a rank was asked to stop."""
         progress = self.progress
         rate = learning_rate(self.settings.train, progress.step, self.steps)
+        self.heart.step(progress.step + 1)
         result = self.step.take(progress.step, rate)
         progress.count(result)
         log = progress.step % self.log_every == 0 or progress.step == self.steps
@@ -149,6 +154,7 @@ class Loop:
         step, train = self.progress.step, self.settings.train
         began = time.perf_counter()
         self.console.phase(f"evaluating {when}", step)
+        self.heart.evaluation(step)
         found = measure(
             self.loss,
             self.eval,
@@ -158,6 +164,7 @@ class Loop:
             pad=self.pad,
             stop=lambda: self.stop.asked,
         )
+        self.heart.rest()
         if found is not None:
             self.progress.evaluations.append({"step": step, **found.plain()})
             self.tracker.metrics(found.metrics(), step)

@@ -19,6 +19,7 @@ from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import read_settings
+from trainer.heart import Heart, bounds_from_env
 from trainer.prepare import prepare, scratch_folder
 from trainer.report.console import Console, warn
 from trainer.state.stop import TOO_EARLY, PreemptedError, StopSignal, die_with_parent
@@ -26,7 +27,7 @@ from trainer.state.stop import TOO_EARLY, PreemptedError, StopSignal, die_with_p
 _PEER_FIRST = 1.0  # seconds; whoever caused a failure is to be seen to end first
 
 
-def run(uri: str, stop: StopSignal, console: Console) -> None:
+def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None) -> None:
     """Do the run at an address. :raises Exception: of many kinds, see `ending`."""
     check_versions()
     root, key = split_uri(uri)
@@ -45,7 +46,7 @@ def run(uri: str, stop: StopSignal, console: Console) -> None:
         quiet_libraries()
         gang = gang_from_env()
         set_threads(gang.local_world)
-        train(spec, settings, gang, scratch, stop, console)
+        train(spec, settings, gang, scratch, stop, console, heart or Heart())
 
 
 def ending(error: BaseException) -> tuple[int, str]:
@@ -90,8 +91,12 @@ def main(argv: list[str] | None = None) -> int:
     stop = StopSignal()
     stop.install(lambda: _leave_at_once(rank))
     console = Console(quiet=rank != 0)
+    heart = Heart(rank, bounds_from_env(os.environ), lambda: stop.looks)
+    folder = scratch_folder()
+    if folder is not None:
+        heart.start(folder)
     try:
-        run(arguments[0], stop, console)
+        run(arguments[0], stop, console, heart)
     except BaseException as error:
         code, message = ending(error)
         if code == 1:
