@@ -158,9 +158,12 @@ def entered() -> int | None:
     if module is None:
         return None
     try:
+        # A group may have a backend for each kind of device, and each counts its own.
         groups = list(module._world.pg_map)
-        return sum(int(group._get_sequence_number_for_group()) for group in groups) if groups else None
-    except Exception:  # no such number in this backend
+        backends = [group._get_backend(device) for group in groups for device in group._device_types]
+        numbers = {id(backend): int(backend._get_sequence_number_for_group()) for backend in backends}
+        return sum(numbers.values()) if numbers else None
+    except Exception:  # a group that is just being made, or a backend without numbers
         return None
 
 

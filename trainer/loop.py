@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ import torch
 
 from dropforge.errors import DropforgeError
 from trainer.config import Settings
-from trainer.data.plan import Plan
+from trainer.data.batch import make_batch
+from trainer.data.plan import Plan, share
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
 from trainer.heart import Heart
@@ -24,6 +26,7 @@ from trainer.progress import Progress
 from trainer.report.console import Console
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
+from trainer.selfcheck import check_accumulation
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot, generators, set_generators
 from trainer.state.stop import PreemptedError, StopSignal
 from trainer.step import Step, StepResult
@@ -90,12 +93,28 @@ class Loop:
         """Wrap the model for several ranks and set the random state."""
         self.heart.warm_up()
         self.step.wrap()
+        self._check_accumulation()
         self.heart.rest()
         states = getattr(self, "_generators", None)
         if states is not None and len(states) == self.gang.world:
             set_generators(states[self.gang.rank], self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             torch.manual_seed((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+
+    def _check_accumulation(self) -> None:
+        """On the first rows of the plan, wherever the training begins."""
+        packs = share(self.plan.step(0), self.plan.lengths, self.gang.rank, self.gang.world, 1 << 30)[0]
+        weights = [weight for _, weight in self.built.trainable()]
+        self.loss.eval()
+        self.accumulation = check_accumulation(
+            packs[: self.settings.train.micro_batch],
+            lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
+            self.step.backward,
+            lambda: float(torch.nn.utils.clip_grad_norm_(weights, math.inf)),
+            self.settings.train.precision,
+        )
+        self.loss.train()
+        self.optimizer.zero_grad()
 
     def run(self) -> None:
         """Train to the end.
@@ -220,6 +239,7 @@ class Loop:
             "seconds": round(progress.seconds, 3),
             "tokens_per_second": round(progress.tokens / max(1e-9, progress.seconds), 1),
             "skipped_steps": progress.skipped,
+            "accumulation_difference": self.accumulation,
             "train": {"loss_first": progress.loss_first, "loss_last": progress.loss_last},
             "eval": {"before": _figures(progress.evaluation(0)), "after": _figures(progress.evaluation(self.steps))},
         }

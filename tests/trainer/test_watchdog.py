@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections import deque
 from pathlib import Path
@@ -158,3 +159,34 @@ Step.take = sleepy
     assert "where rank 1 waits, all_reduce in trainer/" in message["message"] or "step.py" in message["message"]
     assert "fall_asleep" in evidence(toy, "sleeps")["stacks-0.txt"].decode()
     assert "fall_asleep" in text
+
+
+@pytest.mark.dist
+@pytest.mark.exact
+def test_a_rank_on_another_node_is_named_by_both_nodes(toy: Toy, start: Any, tmp_path: Path) -> None:
+    """A rank sleeps in an evaluation on the second node; both pods end with the same word, and keep their stacks."""
+    code = """
+make = make_batch
+def make_batch(*arguments):
+    if os.environ["RANK"] == "1":
+        time.sleep(300)
+    return make(*arguments)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    uri = toy.run("nodes")
+    more = {"OMP_NUM_THREADS": "1", "DROPFORGE_HANG_SECONDS": "2", "PET_NNODES": "2", "PET_MASTER_PORT": port}
+    more |= fault(tmp_path, "trainer.measure", code)
+    words = [tmp_path / f"termination-{node}.json" for node in range(2)]
+    pods = [
+        start(uri, 1, PET_NODE_RANK=str(node), POD_NAME=f"pod-{node}", TERMINATION_LOG=str(words[node]), **more)
+        for node in range(2)
+    ]
+    for pod in pods:
+        finish(pod, ExitCode.HARDWARE)
+    for node in range(2):
+        message = json.loads(words[node].read_text())
+        assert message["rank"] == 1
+        assert "rank 1 hangs in the evaluation at step 0" in message["message"]
+        assert f"failures/pod-{node}/" in message["message"]
+    assert len(evidence(toy, "nodes")) >= 3
