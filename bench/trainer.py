@@ -105,7 +105,7 @@ def ours(vocab: int, steps: int) -> dict[str, float]:
             train=tokens,
             eval=tokens,
             pad=0,
-            checkpoints=Checkpoints(FolderStore(Path(folder)), "bench", "p", "r"),
+            checkpoints=Checkpoints(FolderStore(Path(folder)), "bench", "p", {}),
             stop=StopSignal(),
             console=Console(quiet=True),
             tracker=Tracker(None, print),

@@ -65,6 +65,8 @@ class Data(Section):
     """Column of plain text in CSV and Parquet files."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000)
     """A longer row is quarantined."""
+    max_left_out: float = Field(default=0.2, ge=0, le=1)
+    """A larger share of training rows that teach nothing, or that the chat template refuses, is an error."""
 
 
 class Curation(Section):
@@ -136,6 +138,8 @@ class Train(Section):
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints to keep."""
+    keep_best: int = Field(default=1, ge=0)
+    """Checkpoints with the lowest evaluation loss to keep beside them, of those that were evaluated."""
 
 
 class Volume(Section):
@@ -187,6 +191,8 @@ class Evaluate(Section):
 
     max_rows: int = Field(default=2000, ge=1)
     """Evaluation rows to use, chosen by content key."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only."""
 
 
 class Promote(Section):

@@ -7,10 +7,11 @@ Credentials and the endpoint come from the environment (`AWS_*`, `AWS_ENDPOINT_U
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
@@ -53,8 +54,8 @@ class Store(Protocol):
     def get(self, key: str) -> bytes:
         """Read a whole object. :raises MissingObjectError: if it is not there."""
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object, replacing what is there."""
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Write an object of any size, replacing what is there."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object unless the key is taken; False means that somebody else was first."""
@@ -68,8 +69,14 @@ class Store(Protocol):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Objects whose keys start with `prefix`, in the order of their keys' UTF-8 bytes."""
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Size in bytes of each object whose key starts with `prefix`; cheaper than `list`, which knows contents."""
+
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
+
+    def delete_all(self, prefix: str) -> None:
+        """Remove every object whose key starts with `prefix`, a folder with its `/`, and what a killed write left."""
 
     def open(self, key: str, etag: str | None = None) -> BinaryIO:
         """Open an object as a stream of bytes; with `etag`, fail if it changed since it was listed.
@@ -130,8 +137,14 @@ class S3Store:
         with self.open(key) as stream:
             return stream.read()
 
-    def put(self, key: str, data: bytes) -> None:
-        self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data)
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if isinstance(data, memoryview):
+            # In parts, and without a copy: one request takes no more than 5 GB.
+            self._upload(
+                lambda: self.client.upload_fileobj(cast(BinaryIO, _View(data)), self.bucket, self.prefix + key)
+            )
+        else:
+            self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         return self._put_when(key, data, {"IfNoneMatch": "*"})
@@ -153,9 +166,17 @@ class S3Store:
                 "409",
                 "404",
             }:
-                return False
+                # The answer to a first try may have been lost on the way, and then the retry meets our own object.
+                again = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)
+                return bool(again) and self._holds(key, data)
             raise
         return True
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        try:
+            return self.get(key) == data
+        except MissingObjectError:
+            return False
 
     def stat(self, key: str) -> ObjectInfo | None:
         from botocore.exceptions import ClientError
@@ -180,8 +201,15 @@ class S3Store:
             for item in page.get("Contents", []):
                 yield ObjectInfo(item["Key"].removeprefix(self.prefix), item["Size"], item["ETag"].strip('"'))
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        return {item.key: item.size for item in self.list(prefix)}
+
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
+
+    def delete_all(self, prefix: str) -> None:
+        for key in self.sizes(prefix):
+            self.delete(key)
 
     def open(self, key: str, etag: str | None = None) -> BinaryIO:
         from botocore.exceptions import ClientError
@@ -198,15 +226,19 @@ class S3Store:
         return cast(BinaryIO, answer["Body"])
 
     def upload(self, path: Path, key: str) -> None:
+        self._upload(lambda: self.client.upload_file(str(path), self.bucket, self.prefix + key))
+
+    def _upload(self, send: Callable[[], None]) -> None:
         from boto3.exceptions import S3UploadFailedError
+        from botocore.exceptions import ClientError
 
         try:
-            self.client.upload_file(str(path), self.bucket, self.prefix + key)
-        except S3UploadFailedError as error:
+            send()
+        except (S3UploadFailedError, ClientError) as error:
             # A store that was started again has forgotten the parts of an open upload: once more, from the beginning.
             if "NoSuchUpload" not in str(error):
                 raise
-            self.client.upload_file(str(path), self.bucket, self.prefix + key)
+            send()
 
     def download(self, key: str, path: Path) -> None:
         _save(self.open(key), path)
@@ -229,7 +261,7 @@ class FolderStore:
         with self.open(key) as stream:
             return stream.read()
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
         temporary = _temporary(path, data)
         temporary.replace(path)
@@ -243,6 +275,7 @@ class FolderStore:
             return False
         finally:
             temporary.unlink()
+        _sync(path.parent)  # a manifest must not outlive a power cut that its files' names did not
         return True
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
@@ -263,18 +296,30 @@ class FolderStore:
         return ObjectInfo(key, path.stat().st_size, _etag(path)) if path.is_file() else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for key in self._keys(prefix):
+            path = self.root / key
+            yield ObjectInfo(key, path.stat().st_size, _etag(path))
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        return {key: (self.root / key).stat().st_size for key in self._keys(prefix)}
+
+    def _keys(self, prefix: str) -> tuple[str, ...]:
         base = self._path(prefix.rpartition("/")[0])
         keys = (
             path.relative_to(self.root).as_posix()
             for path in base.rglob("*")
             if path.is_file() and not path.name.startswith(".")
         )
-        for key in sorted((key for key in keys if key.startswith(prefix)), key=str.encode):
-            path = self.root / key
-            yield ObjectInfo(key, path.stat().st_size, _etag(path))
+        return tuple(sorted((key for key in keys if key.startswith(prefix)), key=str.encode))
 
     def delete(self, key: str) -> None:
         self._path(key).unlink(missing_ok=True)
+
+    def delete_all(self, prefix: str) -> None:
+        for key in self._keys(prefix):
+            self.delete(key)
+        if prefix.endswith("/"):
+            shutil.rmtree(self._path(prefix), ignore_errors=True)
 
     def open(self, key: str, etag: str | None = None) -> BinaryIO:
         path = self._path(key)
@@ -293,6 +338,40 @@ class FolderStore:
         _save(self.open(key), path)
 
 
+class _View(io.RawIOBase):
+    """Memory as a file, without a copy of it."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: len(self._data)}[whence])
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, target: Any) -> int:
+        part = self._data[self._place : self._place + len(target)]
+        target[: len(part)] = part
+        self._place += len(part)
+        return len(part)
+
+
+def out_of_reach(error: BaseException) -> bool:
+    """Whether an error of a store means that it could not be read or written now: nothing is known of the object."""
+    if isinstance(error, OSError):
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+    return type(error).__module__.partition(".")[0] in ("botocore", "boto3", "s3transfer", "urllib3")
+
+
 def _code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
@@ -306,7 +385,16 @@ def _etag(path: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _temporary(path: Path, data: bytes) -> Path:
+def _sync(folder: Path) -> None:
+    """Have the names in a folder on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(path: Path, data: bytes | memoryview) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:

@@ -71,6 +71,7 @@ class Train:
     eval_every: int
     checkpoint_every: int
     keep_checkpoints: int
+    keep_best: int
 
     @property
     def rows_per_step(self) -> int:
@@ -82,13 +83,17 @@ class Train:
 class Settings:
     """What the trainer reads of a recipe.
 
+    :param max_left_out: largest share of training rows that may teach nothing.
     :param eval_rows: most evaluation rows to use.
+    :param eval_precision: arithmetic of an evaluation's forward pass.
     :param grace_seconds: time between SIGTERM and SIGKILL.
     """
 
     base: Base
     train: Train
+    max_left_out: float
     eval_rows: int
+    eval_precision: Literal["fp32", "bf16"]
     grace_seconds: int
 
 
@@ -104,7 +109,9 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     settings = Settings(
         base=base,
         train=train,
+        max_left_out=_value(float, _get(recipe, "data", "max_left_out"), "data.max_left_out"),
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
+        eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
         grace_seconds=_value(int, _get(recipe, "compute", "grace_seconds"), "compute.grace_seconds"),
     )
     if (base.model is None) == (base.scratch is None):
@@ -119,10 +126,14 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
             raise _bad(f"train.{name}", "it must be at least 1")
     if train.max_steps is not None and train.max_steps < 1:
         raise _bad("train.max_steps", "it must be at least 1")
+    if train.keep_best < 0:
+        raise _bad("train.keep_best", "it must be at least 0")
     if train.epochs <= 0 or train.learning_rate <= 0 or train.clip <= 0 or not 0 <= train.warmup < 1:
         raise _bad("train", "epochs, learning_rate and clip must be positive, warmup in [0, 1)")
     if settings.eval_rows < 1:
         raise _bad("evaluate.max_rows", "it must be at least 1")
+    if not 0 <= settings.max_left_out <= 1:
+        raise _bad("data.max_left_out", "it must be in [0, 1]")
     return settings
 
 

@@ -5,7 +5,8 @@ content keys. Each model reads them with its own tokenizer, so `eval/loss` (nats
 if they share the tokenizer (`same_tokenizer`); `eval/bits_per_byte` compares any two.
 
 evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": {"version", "model"} or null}`;
-the result is `evaluation.json` in the run's folder.
+the result is `evaluation.json` in the run's folder. Both models are measured in the recipe's `evaluate.precision`,
+which the result names.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         champion, other = _measure("champion", order["champion"]["model"], rows, settings, stop, console)
         same = mark == other
     result = {
+        "precision": settings.eval_precision,
         "rows": candidate.pop("rows"),
         "target_tokens": candidate.pop("target_tokens"),
         "candidate": candidate,
@@ -137,6 +139,7 @@ def _measure(
         size=length,
         micro=settings.train.micro_batch,
         pad=pad,
+        precision=settings.eval_precision,
         stop=lambda: stop.asked,
         tell=tell,
     )

@@ -27,11 +27,14 @@ from trainer.report.console import Console
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
 from trainer.selfcheck import check_accumulation
-from trainer.state.checkpoint import Checkpoints, Seal, Snapshot, generators, set_generators
+from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
+from trainer.state.generators import generators, seed_generators, set_generators
+from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
 from trainer.step import Step, StepResult
 
 BAD_STEPS: Final = 5  # skipped steps in a row that are still borne
+LAST_WORDS: Final = 3.0  # seconds of the grace that the launcher keeps for itself
 
 
 class DivergedError(DropforgeError):
@@ -91,6 +94,14 @@ class Loop:
 
     def start(self) -> None:
         """Wrap the model for several ranks and set the random state."""
+        train = self.settings.train
+        self.saver = Saver(
+            self.checkpoints,
+            self.gang,
+            keep=train.keep_checkpoints,
+            best=train.keep_best,
+            before_seal=self.tracker.flush,
+        )
         self.heart.warm_up()
         self.step.wrap()
         self._check_accumulation()
@@ -99,7 +110,7 @@ class Loop:
         if states is not None and len(states) == self.gang.world:
             set_generators(states[self.gang.rank], self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
-            torch.manual_seed((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+            seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
 
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
@@ -134,10 +145,17 @@ class Loop:
             last = step == self.steps
             if self._lacks_evaluation() and not stopping:
                 stopping = self.evaluate("after training" if last else f"at step {step}") is None
-            if stopping or last or step % train.checkpoint_every == 0:
-                self.save()
+            self._collect(self.saver.poll())
+            if not stopping and not last and step % train.checkpoint_every == 0:
+                # A stop that was asked for meanwhile needs no other step, and no other save after it.
+                stopping = self.save()
             if stopping:
+                self._save_at_stop()
                 raise PreemptedError(self.saved)
+        if self.saved != self.steps:
+            self._collect(self.saver.wait())
+            self._begin_save()
+            self._collect(self.saver.wait(self._grace_left))
 
     def _lacks_evaluation(self) -> bool:
         """Whether an evaluation is due at this step; after a stop in the middle of one it is still due."""
@@ -162,6 +180,7 @@ class Loop:
 
     def _check_bad_steps(self, result: StepResult) -> None:
         if self.progress.in_row > BAD_STEPS:
+            self._collect(self.saver.wait(self._grace_left))
             raise DivergedError(
                 f"step {result.step}",
                 f"loss or gradient was not finite in {self.progress.in_row} steps in a row",
@@ -181,6 +200,7 @@ class Loop:
             size=train.sequence_length,
             micro=train.micro_batch,
             pad=self.pad,
+            precision=self.settings.eval_precision,
             stop=lambda: self.stop.asked,
         )
         self.heart.rest()
@@ -193,40 +213,78 @@ class Loop:
             )
         return found
 
-    def save(self) -> None:
-        """Write a checkpoint and delete what is too many; all ranks take part.
+    def save(self) -> bool:
+        """Begin a checkpoint; all ranks take part. Whether one of them was asked to stop meanwhile.
 
-        If it cannot be written, training goes on with the older ones: a full disk may be mended before the end.
+        The step waits for a copy of the state, and for the save before, if that is still going on. If it cannot be
+        written, training goes on with the older ones: a full disk may be mended before the end.
         """
-        began = time.perf_counter()
-        states = self.gang.gather(generators(self.gang.device))
-        progress = self.progress
-        failed = False
-        if self.gang.leader:
-            named = self.built.trainable()
-            snapshot = Snapshot(
-                progress.step, dict(named), optimizer_tensors(self.optimizer, named), states, progress.plain()
-            )
-            try:
-                self.tracker.flush()
-                seal = self.checkpoints.save(snapshot, progress.eval_loss)
-                gone = self.checkpoints.prune(self.settings.train.keep_checkpoints, progress.step)
-                self._saved(seal, gone, time.perf_counter() - began)
-            except Exception as error:  # stores raise many kinds
-                failed = True
-                self.console.say(
-                    f"checkpoint step-{progress.step} could not be written ({error}); the older ones are kept. "
-                    "Look at the room and the rights of the storage"
-                )
-                self.tracker.tags({"dropforge.checkpoint_error": f"step {progress.step}: {error}"[:500]})
-        if not self.gang.sum([float(failed)])[0]:
-            self.saved = progress.step
+        began, before = time.perf_counter(), self.saver.step
+        self._collect(self.saver.wait())
+        waited = time.perf_counter() - began
+        if before is not None and waited > 1:
+            self.console.say(f"waited {waited:.1f} s for checkpoint step-{before}; raise `train.checkpoint_every`")
+        if self._asked_to_stop():
+            return True
+        self._begin_save()
+        return self._asked_to_stop()
 
-    def _saved(self, seal: Seal, gone: list[int], seconds: float) -> None:
-        removed = f", removed {', '.join(f'step-{step}' for step in gone)}" if gone else ""
-        self.console.say(f"checkpoint step-{seal.step}: {seal.bytes / 1e6:.1f} MB in {seconds:.2f} s{removed}")
-        self.tracker.metrics({"train/checkpoint_seconds": seconds}, seal.step)
-        self.offer(self.checkpoints.seals())
+    def _begin_save(self) -> None:
+        progress, named = self.progress, dict(self.built.trainable())
+        states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
+        states[self.gang.rank] = generators(self.gang.device)
+        moments = optimizer_tensors(self.optimizer, named.items())
+        self.saver.begin(Snapshot(progress.step, named, moments, states, progress.plain()), progress.eval_loss)
+
+    def _save_at_stop(self) -> None:
+        """The last checkpoint before a stop, if this step has none yet and there is time for one."""
+        end = time.monotonic() + min(self.gang.gather(self._grace_left()))
+        self._collect(self.saver.wait(lambda: end - time.monotonic()))
+        hurried = self.saver.step is not None or end - time.monotonic() < 1.2 * self.saver.slowest
+        told = self.gang.gather((self.saved == self.progress.step, hurried))
+        if all(done for done, _ in told):
+            return
+        if any(late for _, late in told):
+            self.console.say(f"no time is left to save step {self.progress.step}")
+            return
+        self._begin_save()
+        self._collect(self.saver.wait(lambda: end - time.monotonic()))
+
+    def _asked_to_stop(self) -> bool:
+        return bool(self.gang.sum([float(self.stop.asked)])[0])
+
+    def _grace_left(self) -> float:
+        """Seconds until the launcher ends this rank, with a tenth in reserve; infinite if nobody asked for a stop."""
+        if self.stop.since is None:
+            return math.inf
+        return 0.9 * max(1.0, self.settings.grace_seconds - LAST_WORDS) - (time.monotonic() - self.stop.since)
+
+    def _collect(self, ended: Saved | None) -> None:
+        """Tell how a save went."""
+        if ended is None:
+            return
+        if ended.error is not None:
+            self.console.say(
+                f"checkpoint step-{ended.step} could not be written ({ended.error}); the older ones are kept. "
+                "Look at the room and the rights of the storage"
+            )
+            self.tracker.tags({"dropforge.checkpoint_error": f"step {ended.step}: {ended.error}"[:500]})
+            return
+        self.saved = ended.step
+        if ended.seal is None:
+            return
+        removed = f", removed {', '.join(f'step-{step}' for step in ended.removed)}" if ended.removed else ""
+        self.console.say(
+            f"checkpoint step-{ended.step}: {ended.seal.bytes / 1e6:.1f} MB in {ended.seconds:.2f} s, "
+            f"{ended.copied:.2f} s of it in the step{removed}"
+        )
+        if ended.trouble is not None:
+            self.console.say(f"older checkpoints could not be looked through ({ended.trouble}); they stay for now")
+        else:
+            self.offer(ended.seals)
+        self.tracker.metrics(
+            {"train/checkpoint_seconds": ended.seconds, "train/checkpoint_stall_seconds": ended.copied}, ended.step
+        )
 
     def report(self) -> Mapping[str, Any]:
         """The loop's part of the run's report."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch.nn import functional
 
 from trainer.data.batch import make_batch
-from trainer.data.plan import pack_window
+from trainer.data.plan import Pack, pack_window
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
 from trainer.model.loss import LossModel
+
+Precision = Literal["fp32", "bf16"]
 
 _AGREE_EVERY: Final = 16  # batches between two looks at the stop signal
 
@@ -24,7 +26,8 @@ class Measured:
     """Sums over all target tokens, and what follows from them.
 
     :param loss: nats per target token of the model's own tokenizer.
-    :param bits_per_byte: comparable between tokenizers; None if the bytes are not known.
+    :param bits_per_byte: by the bytes of the rows' own text, so comparable between tokenizers; None if not known.
+    :param precision: arithmetic of the forward pass; figures of two precisions do not compare.
     """
 
     rows: int
@@ -32,6 +35,7 @@ class Measured:
     loss: float
     accuracy: float
     bits_per_byte: float | None
+    precision: Precision = "fp32"
 
     @property
     def perplexity(self) -> float:
@@ -45,7 +49,12 @@ class Measured:
         return values
 
     def plain(self) -> dict[str, Any]:
-        return {**self.metrics(), "rows": self.rows, "target_tokens": self.targets}
+        return {
+            **self.metrics(),
+            "rows": self.rows,
+            "target_tokens": self.targets,
+            "precision": self.precision,
+        }
 
 
 @torch.no_grad()
@@ -57,49 +66,53 @@ def measure(
     size: int,
     micro: int,
     pad: int,
+    precision: Precision = "fp32",
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[int, int], None] = lambda *_: None,
 ) -> Measured | None:
-    """Evaluate all documents, spread over the ranks without repeats; sums are float64.
+    """Evaluate all documents, spread over the ranks without repeats.
 
     :param size: tokens of a row, :param micro: rows of a forward pass.
+    :param precision: arithmetic of the forward pass, whatever the training's; losses and sums are fp32 and float64.
     :param stop: looked at together every few batches; if any rank's is true, None is returned.
     """
-    order = (-tokens.lengths).argsort(kind="stable")
-    packs = pack_window(tokens.lengths, order, size) if loss.packed else [order[i : i + 1] for i in range(len(order))]
-    batches = [packs[index : index + micro] for index in range(0, len(packs), micro)]
-    training = loss.training
+    batches = _batches(loss, tokens, size, micro)
+    training, bf16 = loss.training, loss.bf16
     loss.eval()
-    nats, right, count = 0.0, 0, 0
+    loss.bf16 = precision == "bf16"
+    # Loss, right ones and targets; they stay on the device, so that batches do not wait for each other.
+    sums = torch.zeros(3, dtype=torch.float64, device=gang.device)
     try:
         turns = -(-len(batches) // gang.world)
         for turn in range(turns):
             index = turn * gang.world + gang.rank
-            if index < len(batches):
-                batch = make_batch(tokens, batches[index], pad).to(gang.device)
-                logits = loss.logits(batch.ids, batch.positions, batch.places)
-                each = functional.cross_entropy(logits, batch.targets, reduction="none")
-                nats += float(each.double().sum())
-                right += int((logits.argmax(-1) == batch.targets).sum())
-                count += len(batch.targets)
+            # A rank without a batch runs an empty one: a sharded model needs all ranks in each forward pass.
+            batch = make_batch(tokens, batches[index] if index < len(batches) else [], pad).to(gang.device)
+            logits = loss.logits(batch.ids, batch.positions, batch.places)
+            each = functional.cross_entropy(logits, batch.targets, reduction="none")
+            right = logits.argmax(-1) == batch.targets
+            sums += torch.stack([each.double().sum(), right.sum().double(), torch.ones_like(each).double().sum()])
             if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(stop())])[0]:
                 return None
             tell(turn + 1, turns)
     finally:
         loss.train(training)
-    nats, right_sum, count_sum = gang.sum([nats, float(right), float(count)])
-    count = int(count_sum)
-    if not count:
-        return Measured(int(tokens.facts.get("rows", 0)), 0, math.nan, math.nan, None)
-    size_in_bytes = tokens.facts.get("target_bytes")
-    bits = nats / math.log(2) / size_in_bytes if size_in_bytes else None
-    return Measured(int(tokens.facts.get("rows", 0)), count, nats / count, right_sum / count, bits)
+        loss.bf16 = bf16
+    return _measured(tokens, gang.sum(sums.tolist()), precision)
 
 
-def target_bytes(tokens: Tokens, tokenizer: Any) -> int:
-    """UTF-8 bytes of the text that the targets spell, special tokens left out."""
-    wanted = []
-    for index in range(len(tokens)):
-        ids, trained = tokens.document(index)
-        wanted.append(ids[trained].tolist())
-    return sum(len(text.encode()) for text in tokenizer.batch_decode(wanted, skip_special_tokens=True))
+def _batches(loss: LossModel, tokens: Tokens, size: int, micro: int) -> list[list[Pack]]:
+    order = (-tokens.lengths).argsort(kind="stable")
+    packs = pack_window(tokens.lengths, order, size) if loss.packed else [order[i : i + 1] for i in range(len(order))]
+    return [packs[index : index + micro] for index in range(0, len(packs), micro)]
+
+
+def _measured(tokens: Tokens, sums: list[float], precision: Precision) -> Measured:
+    """:param sums: nats, right ones and targets over all ranks."""
+    nats, right, targets = sums
+    rows = int(tokens.facts.get("rows", 0))
+    if not targets:
+        return Measured(rows, 0, math.nan, math.nan, None, precision)
+    spelled = tokens.facts.get("target_bytes")
+    bits = nats / math.log(2) / spelled if spelled else None
+    return Measured(rows, int(targets), nats / targets, right / targets, bits, precision)

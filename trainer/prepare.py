@@ -19,11 +19,10 @@ from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.config import Settings
-from trainer.data.chat import documents, make_encoder
+from trainer.data.chat import check_left_out, documents, make_encoder
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Tokens, collect
-from trainer.measure import target_bytes
 from trainer.model.build import fetch_folder, is_hub_id
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
@@ -83,8 +82,11 @@ def prepare(
         pass
     check_keys(manifest, keys)
     if not len(train):
-        raise DataError(spec.dataset, "no training row has a token to learn from", "Check the roles in the drop")
+        raise _no_target(spec.dataset, "training", facts)
+    check_left_out(f"training rows of {spec.dataset}", facts, settings.max_left_out)
     evaluation = encode_eval(tokenizer, chosen, settings)
+    if not len(evaluation):
+        raise _no_target(spec.dataset, "evaluation", evaluation.facts)
     train.save(scratch / "train")
     evaluation.save(scratch / "eval")
     ready = {"base": base, "content": hashlib.sha256((train.digest() + _fingerprint(tokenizer)).encode()).hexdigest()}
@@ -109,23 +111,22 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
 
 
 def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings) -> Tokens:
-    """Evaluation rows as documents; their facts include the bytes that the targets spell."""
+    """Evaluation rows as documents."""
     facts: dict[str, Any] = {}
     encoder = make_encoder(tokenizer, settings.train.loss_on)
-    tokens = collect(documents(encoder, rows, settings.train.sequence_length, facts), facts)
-    facts["target_bytes"] = target_bytes(tokens, tokenizer)
-    return tokens
+    return collect(documents(encoder, rows, settings.train.sequence_length, facts), facts)
 
 
 def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
     """The run's tokenizer: the published one of a model from a config, or the base model's own."""
     if settings.base.scratch is not None:
         return wrap_tokenizer(run.get(TOKENIZER), settings.base.scratch.context)
-    try:
-        return load_tokenizer(base, settings.base.revision)
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise DataError(f"tokenizer of {base}", cause, "Name a base model with a tokenizer beside it") from error
+    return load_tokenizer(base, settings.base.revision)
+
+
+def _no_target(dataset: str, split: str, facts: dict[str, Any]) -> DataError:
+    first = next((f": {item['reason']}" for item in facts["left_out"]), "")
+    return DataError(dataset, f"no {split} row has a token to learn from{first}", "Check the roles in the drop")
 
 
 def _publish_tokenizer(run: Store, source: Callable[[], Iterator[str]], settings: Settings) -> None:

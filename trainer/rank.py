@@ -56,6 +56,7 @@ def ending(error: BaseException) -> tuple[int, str]:
     from trainer.gang import CollectiveError
     from trainer.loop import DivergedError
     from trainer.model.export import ExportError
+    from trainer.state.checkpoint import StorageError
 
     text = str(error)
     match error:
@@ -69,6 +70,8 @@ def ending(error: BaseException) -> tuple[int, str]:
             return ExitCode.DIVERGED, text
         case CollectiveError():
             return ExitCode.HARDWARE, f"the ranks lost each other: {text}. Look for a rank that ended first"
+        case StorageError():
+            return ExitCode.HARDWARE, text
         case ExportError():
             return 1, text
         case DropforgeError():

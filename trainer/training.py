@@ -28,7 +28,9 @@ from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
 from trainer.report.tracking import Tracker, make_tracker
 from trainer.state.checkpoint import Checkpoints, Seal
+from trainer.state.compare import facts as comparable
 from trainer.state.resume import choose_checkpoint
+from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
 
@@ -56,7 +58,8 @@ def train(
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     store = open_store(spec.root)
-    checkpoints = Checkpoints(store, spec.run, digest, recipe_digest(spec), console.say)
+    check_shared(store, gang)
+    checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
     snapshot = choose_checkpoint(checkpoints, gang)
     resumed_from = snapshot.step if snapshot else None
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
@@ -162,11 +165,8 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool) -> Plan:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """An id to fill rows with; it is never a target, so any will do."""
-    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if candidate is not None:
-            return int(candidate)
-    return 0
+    """An id to fill rows with: the end token's where there is no padding token. It is never a target there."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
 
 def portable(tokenizer: Any) -> Any:
@@ -176,11 +176,10 @@ def portable(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def recipe_digest(spec: RunSpec) -> str:
-    """Digest of what a resume must share. The number of ranks, of pods and of retries may change."""
-    shared = {key: value for key, value in spec.recipe.items() if key not in ("compute", "promote", "curation")}
-    content = json.dumps([shared, spec.dataset_digest, CHAT_TEMPLATE], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
+def resume_facts(spec: RunSpec) -> dict[str, str]:
+    """What a checkpoint and a resume from it are compared by; `trainer.state.compare` knows what may change."""
+    template = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
+    return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template)
 
 
 def weights_digest(built: Built) -> str:
@@ -219,7 +218,14 @@ def describe(
         console.say(f"packing is off: {isolation.reason}; rows are padded and grouped by length; loss: {loss.way}")
     for key, text in (
         ("without_targets", "rows teach nothing and are left out"),
+        ("refused_by_template", "of them are refused by the chat template"),
         ("cut_conversations", "conversations are longer than a row and are cut"),
+        ("cut_targets", "targets are cut off with them"),
+        (
+            "unrolled_conversations",
+            "conversations are one document per answer: the chat template rewrites earlier turns",
+        ),
+        ("merged_at_border", "answers begin in a token that also ends their prompt"),
         ("split_texts", "texts are longer than a row and are split"),
     ):
         if facts.get(key):

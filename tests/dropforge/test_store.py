@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import EndpointConnectionError
+from botocore.httpsession import URLLib3Session
 
 from dropforge.errors import DropforgeError
-from dropforge.store import FolderStore, MissingObjectError, Store, open_store, split_uri
+from dropforge.store import FolderStore, MissingObjectError, S3Store, Store, open_store, out_of_reach, split_uri
 
 
 def test_what_was_put_is_read_back(store: Store) -> None:
@@ -49,6 +54,81 @@ def test_listing_is_by_prefix_and_in_order(store: Store) -> None:
     for key in ("d/b", "d/a", "d/c/x", "e", "dd"):
         store.put(key, b"")
     assert [info.key for info in store.list("d/")] == ["d/a", "d/b", "d/c/x"]
+
+
+def test_sizes_are_known_without_reading(store: Store) -> None:
+    store.put("d/b", b"12")
+    store.put("d/a", b"")
+    store.put("dd", b"123")
+    assert list(store.sizes("d/").items()) == [("d/a", 0), ("d/b", 2)]
+
+
+def test_all_below_a_folder_goes_and_nothing_beside_it(store: Store) -> None:
+    for key in ("d/b", "d/c/x", "d2", "e"):
+        store.put(key, b"")
+    store.delete_all("d/")
+    store.delete_all("nothing/")
+    assert list(store.sizes()) == ["d2", "e"]
+
+
+def test_what_a_killed_write_left_goes_with_its_folder(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.put("d/a", b"")
+    (tmp_path / "d" / ".tmp123").write_bytes(b"half")
+    store.delete_all("d/")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 9_000_000])  # the last one goes to S3 in parts
+def test_memory_goes_up_without_a_copy(store: Store, size: int) -> None:
+    data = bytearray(bytes(range(251)) * (size // 251 + 1))[:size]
+    store.put("a", memoryview(data))
+    assert store.get("a") == bytes(data)
+
+
+@pytest.mark.parametrize("key", ["absent", "present"])
+@pytest.mark.parametrize("theirs", [False, True])
+def test_a_retry_that_meets_its_own_object_has_written_it(s3_store: S3Store, key: str, theirs: bool) -> None:
+    """The answer to the first try is lost, and the second one is told that the key is taken, or changed."""
+    s3_store.put("present", b"old")
+    info = s3_store.stat("present")
+    assert info is not None
+    if theirs:
+        s3_store.put(key, b"theirs")
+    tries = []
+
+    def lose_the_first(request: Any, **_: Any) -> AWSResponse | None:
+        tries.append(request.method)
+        if len(tries) > 1:
+            return None
+        if not theirs:
+            assert URLLib3Session().send(request).status_code == 200
+        raw = io.BytesIO()
+        raw.stream = lambda *_, **__: iter(())  # type: ignore[attr-defined]
+        return AWSResponse(request.url, 503, {}, raw)
+
+    s3_store.client.meta.events.register("before-send.s3.PutObject", lose_the_first)
+    if key == "absent":
+        assert s3_store.put_if_absent(key, b"new") is not theirs
+    else:
+        assert s3_store.put_if_match(key, b"new", info.etag) is not theirs
+    assert tries == ["PUT", "PUT"]
+
+
+def test_what_cannot_be_reached_is_told_from_what_is_not_there(s3_store: S3Store, tmp_path: Path) -> None:
+    with pytest.raises(MissingObjectError) as missing:
+        s3_store.get("nothing")
+    assert not out_of_reach(missing.value)
+    s3_store.client.meta.events.register("before-send.s3.GetObject", lambda request, **_: _refuse())
+    with pytest.raises(Exception, match="refused") as away:
+        s3_store.get("nothing")
+    assert out_of_reach(away.value)
+    assert out_of_reach(OSError(errno.EIO, "Input/output error"))
+    assert not out_of_reach(ValueError())
+
+
+def _refuse() -> None:
+    raise EndpointConnectionError(endpoint_url="refused")
 
 
 def test_an_object_that_changed_is_not_read(store: Store) -> None:

@@ -136,6 +136,15 @@ def test_rights_that_a_cluster_denies_for_a_moment_are_no_end_for_a_job_of_an_ea
     assert place.jobs_there["job"].uid == again.identity.uid != first.uid
 
 
+@pytest.mark.parametrize("call", ["jobs", "read", "create"])
+def test_rights_that_a_cluster_denies_as_it_comes_back_are_no_end_for_a_first_try(quick, call):
+    place = Place()
+    place.troubles = [away("jobs"), *[away(call, error=JobForbiddenError)] * 3]
+    attached = found(place, Memory()).attach(MANIFEST, "1.0")
+    assert attached.identity.uid == place.jobs_there["job"].uid
+    assert (place.made, place.troubles) == (1, [])
+
+
 def test_a_right_that_was_taken_away_is_told_after_a_while(quick):
     place, memory = Place(), Memory()
     found(place, memory).attach(MANIFEST, "1.0")

@@ -9,12 +9,13 @@ import pytest
 from kubeflow_training.jobs.observation import Phase
 
 from tests.kubeflow_training.kills.installation import until
+from tests.kubeflow_training.meeting import MEET
 from tests.kubeflow_training.waiter import Place, Waiter
 
 pytestmark = pytest.mark.cluster
 COUNT = "i=0; while [ $i -lt {count} ]; do echo $RANK $i; i=$((i+1)); done; "
 SLOWLY = "i=0; while [ $i -lt {count} ]; do echo $RANK $i; i=$((i+1)); [ $((i%{each})) = 0 ] && sleep {pause}; done; "
-AFTER_THE_OTHERS = "[ $RANK = 0 ] && sleep 4; exit 0"  # the master's success ends the workers
+AFTER_THE_OTHERS = MEET + "[ $RANK = 0 ] && sleep 1; exit 0"  # the master's success ends the workers
 MEGABYTES = "yes $(printf '%0999d' 0) | head -n {lines} | awk '{{print NR \" \" $0}}'; "
 
 

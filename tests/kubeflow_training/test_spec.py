@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -256,6 +257,18 @@ def test_a_plain_secret_is_refused_in_every_kind(kind):
     text = manifest_to_text(manifest).replace("HARMLESS", "AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ManifestError, match="looks like a secret"):
         kind.require_valid(manifest_from_text(text))
+
+
+@pytest.mark.parametrize(
+    "form", [lambda spec: spec, lambda spec: spec.to_dict(), lambda spec: json.dumps(spec.to_dict())]
+)
+def test_a_spec_names_the_runtime_of_a_train_job_and_of_nothing_else(form):
+    spec = form(build(runtime="ours", runtime_kind="TrainingRuntime"))
+    reference = job_of(None, spec, "TrainJob", OWNER)["spec"]["runtimeRef"]
+    assert reference == {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "ours"}
+    for kind in (None, "PyTorchJob", "Job"):
+        with pytest.raises(ManifestError, match="only a TrainJob has a runtime, such as 'ours'"):
+            job_of(None, spec, kind, OWNER)
 
 
 def test_a_field_that_is_null_is_not_there_as_in_the_api():

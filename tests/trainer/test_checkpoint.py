@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.run import ExitCode
 from dropforge.store import FolderStore
-from trainer.state.checkpoint import Checkpoints, Snapshot
+from trainer.rank import ending
+from trainer.state import resume
+from trainer.state.checkpoint import Checkpoints, Snapshot, StorageError
+from trainer.state.generators import generators, seed_generators, set_generators
+from trainer.state.retention import which_go
 
-FILES = ("model.safetensors", "optimizer.safetensors", "rng.safetensors", "progress.json")
+from .test_shared import Ranks
+
+FILES = ("rank-0.safetensors", "rank-1.safetensors", "progress.json")
+RECIPE = {"train.learning_rate": "0.1", "train.micro_batch": "2"}
 
 
 def snapshot(step: int) -> Snapshot:
@@ -32,7 +45,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, said: list[str]) -> Checkpoints:
-    return Checkpoints(FolderStore(tmp_path), "run", "plan", "recipe", said.append)
+    return Checkpoints(FolderStore(tmp_path), "run", "plan", RECIPE, said.append, pause=0.0)
 
 
 def path(tmp_path: Path, step: int, name: str) -> Path:
@@ -79,18 +92,66 @@ def test_a_broken_newest_is_passed_over_with_a_word(
 def test_a_broken_one_is_replaced_when_its_step_comes_again(checkpoints: Checkpoints, tmp_path: Path) -> None:
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))
-    path(tmp_path, 8, "model.safetensors").write_bytes(b"")
+    path(tmp_path, 8, "rank-0.safetensors").write_bytes(b"")
     assert checkpoints.newest()[0].step == 4  # type: ignore[index]
     checkpoints.save(snapshot(8))
     assert checkpoints.newest()[0].step == 8  # type: ignore[index]
 
 
-@pytest.mark.parametrize("other", [{"plan": "another"}, {"recipe": "another"}])
-def test_another_plan_or_recipe_is_refused(checkpoints: Checkpoints, other: dict[str, Any]) -> None:
+def test_another_plan_is_refused(checkpoints: Checkpoints) -> None:
     checkpoints.save(snapshot(4))
-    values = {"plan": "plan", "recipe": "recipe", **other}
-    with pytest.raises(DropforgeError, match=next(iter(other))):
-        Checkpoints(checkpoints.store, "run", **values).newest()
+    with pytest.raises(DropforgeError, match="plan"):
+        replace(checkpoints, plan="another").newest()
+
+
+def test_another_recipe_is_refused_with_its_differences(checkpoints: Checkpoints) -> None:
+    checkpoints.save(snapshot(4))
+    other = {**RECIPE, "train.learning_rate": "0.2", "train.micro_batch": "8"}
+    with pytest.raises(RecipeError) as refused:
+        replace(checkpoints, recipe=other).newest()
+    assert str(refused.value).endswith("this run's:\n  train.learning_rate: 0.1 -> 0.2")
+    assert "Free to change are compute.*" in str(refused.value)
+
+
+def test_harmless_changes_of_the_recipe_go_on_with_a_word(checkpoints: Checkpoints, said: list[str]) -> None:
+    checkpoints.save(snapshot(4))
+    other = {**RECIPE, "train.micro_batch": "8", "train.keep_best": "3", "compute.nodes": "2"}
+    assert replace(checkpoints, recipe=other).newest() is not None
+    assert "train.micro_batch: 2 -> 8" in said[-1]
+
+
+def test_another_layout_is_refused_and_not_taken_for_a_broken_one(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.save(snapshot(4))
+    checkpoints.save(snapshot(8))
+    manifest = path(tmp_path, 8, "manifest.json")
+    manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 9'))
+    with pytest.raises(DropforgeError, match="layout 9"):
+        checkpoints.newest()
+    assert [seal.step for seal in checkpoints.seals()] == [4]
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_what_cannot_be_reached_is_not_broken(
+    checkpoints: Checkpoints, said: list[str], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A fault that passes costs nothing; one that stays ends the attempt, and no older checkpoint takes its place."""
+    checkpoints.save(snapshot(4))
+    checkpoints.save(snapshot(8))
+    get, left = FolderStore.get, [times]
+
+    def away(self: FolderStore, key: str) -> bytes:
+        if "rank-1" in key and left[0] > 0:
+            left[0] -= 1
+            raise OSError(5, "Input/output error")
+        return get(self, key)
+
+    monkeypatch.setattr(FolderStore, "get", away)
+    if times == 1:
+        assert checkpoints.newest()[0].step == 8  # type: ignore[index]
+    else:
+        with pytest.raises(StorageError, match=r"Input/output error.*remove checkpoints/step-8/"):
+            checkpoints.newest()
+    assert not said
 
 
 def test_retention_keeps_the_newest(checkpoints: Checkpoints) -> None:
@@ -103,7 +164,7 @@ def test_retention_keeps_the_newest(checkpoints: Checkpoints) -> None:
 def test_retention_never_deletes_the_only_good_one(checkpoints: Checkpoints, tmp_path: Path, said: list[str]) -> None:
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))
-    path(tmp_path, 8, "model.safetensors").write_bytes(b"rot")
+    path(tmp_path, 8, "rank-0.safetensors").write_bytes(b"rot")
     assert checkpoints.prune(1, 8) == []
     assert checkpoints.newest()[0].step == 4  # type: ignore[index]
     # Resumed from 4, saved at 6: the broken 8 must not count as one of the kept.
@@ -113,12 +174,59 @@ def test_retention_never_deletes_the_only_good_one(checkpoints: Checkpoints, tmp
     assert any("step-8" in line for line in said)
 
 
+def test_the_best_one_is_never_deleted(checkpoints: Checkpoints) -> None:
+    for step, loss in ((4, 2.0), (8, 1.0), (12, 3.0), (16, float("nan")), (20, None)):
+        checkpoints.save(snapshot(step), eval_loss=loss)
+        checkpoints.prune(1, step, best=1)
+    assert [seal.step for seal in checkpoints.seals()] == [8, 20]
+
+
+@pytest.mark.parametrize(
+    ("last", "best", "gone"), [(1, 0, [1, 2, 3]), (2, 1, [2]), (1, 2, [2]), (9, 0, []), (1, 9, []), (3, 1, [])]
+)
+def test_which_checkpoints_go(last: int, best: int, gone: list[int]) -> None:
+    @dataclass
+    class One:
+        step: int
+        eval_loss: float | None
+
+    assert which_go([One(1, 0.5), One(2, 0.9), One(3, 0.7), One(4, 0.8)], last, best) == gone
+
+
+def test_what_kills_left_behind_goes(checkpoints: Checkpoints, tmp_path: Path, said: list[str]) -> None:
+    """Half of a checkpoint, and the hidden file of a write that was cut off."""
+    checkpoints.save(snapshot(4))
+    half = path(tmp_path, 8, "rank-0.safetensors")
+    half.parent.mkdir()
+    half.write_bytes(b"half")
+    path(tmp_path, 8, ".tmp123").write_bytes(b"a quarter")
+    checkpoints.sweep()
+    assert sorted(item.name for item in (tmp_path / "checkpoints").iterdir()) == ["step-4"]
+    half.parent.mkdir()
+    half.write_bytes(b"half")
+    checkpoints.save(snapshot(12))
+    assert checkpoints.prune(2, 12) == []
+    assert not half.parent.exists()
+
+
+def test_a_save_reads_no_checkpoint_back(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints.save(snapshot(4))
+    read: list[str] = []
+    opened = FolderStore.open
+    monkeypatch.setattr(FolderStore, "open", lambda self, key, etag=None: read.append(key) or opened(self, key, etag))
+    monkeypatch.setattr(FolderStore, "list", None)  # it computes the tag of every byte
+    checkpoints.save(snapshot(8))
+    checkpoints.prune(1, 8)
+    checkpoints.seals()
+    assert {key.rpartition("/")[2] for key in read} == {"manifest.json"}
+
+
 def test_a_checkpoint_appears_only_with_its_manifest(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints.save(snapshot(4))
     put = FolderStore.put
 
     def fail(self: FolderStore, key: str, data: bytes) -> None:
-        if "rng" in key:
+        if "rank-1" in key:
             raise OSError(28, "No space left on device")
         put(self, key, data)
 
@@ -126,3 +234,45 @@ def test_a_checkpoint_appears_only_with_its_manifest(checkpoints: Checkpoints, m
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(snapshot(8))
     assert checkpoints.newest()[0].step == 4  # type: ignore[index]
+
+
+def test_all_generators_go_on_where_they_were() -> None:
+    def draw() -> list[float]:
+        return [
+            random.random(),
+            random.gauss(),
+            float(np.random.rand()),
+            float(np.random.randn()),
+            float(torch.rand(1)),
+        ]
+
+    seed_generators(2**40 + 3)
+    random.gauss(), np.random.randn()  # each keeps a second value for the next call
+    states = generators(torch.device("cpu"))
+    first = draw()
+    draw()
+    set_generators(states, torch.device("cpu"))
+    assert draw() == first
+    seed_generators(2**40 + 3)
+    again = draw()
+    seed_generators(2**40 + 3)
+    assert draw() == again
+
+
+@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), RuntimeError("who knows")])
+def test_storage_that_cannot_be_looked_at_ends_every_rank_alike(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    """Rank 0 tells the others, with an error that can be sent, and the launcher tries again."""
+    ranks, told = Ranks(nodes=1, per_node=2), []
+    monkeypatch.setattr(resume, "_broadcast", lambda gang, value: pickle.loads(gang.gather(pickle.dumps(value))[0]))
+    monkeypatch.setattr(Checkpoints, "_listing", Mock(side_effect=fault))
+
+    def choose(rank: int) -> None:
+        with pytest.raises(StorageError, match=str(fault.args[-1])) as ended:
+            resume.choose_checkpoint(checkpoints, ranks.rank(rank))
+        told.append(ending(ended.value))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(choose, range(2)))
+    assert [code for code, _ in told] == [ExitCode.HARDWARE] * 2

@@ -80,10 +80,12 @@ def test_a_foreign_template_gives_the_same_mask_with_and_without_markers(tokeniz
     [document], _ = encode(tokenizer, CHAT)
     tokenizer = wrap_tokenizer(train_tokenizer(TEXTS, 320), 64)
     tokenizer.chat_template = template
-    [(ids, trained)] = TemplateEncoder(tokenizer, "answers").encode([CHAT])
-    assert ids == document.ids.tolist()
-    assert ids.count(tokenizer.bos_token_id) == 1  # the template writes it, nobody adds another
-    assert trained == document.trained.tolist()
+    [found] = TemplateEncoder(tokenizer, "answers").encode([CHAT])
+    assert not isinstance(found, str)
+    assert found[0].ids == document.ids.tolist()
+    assert found[0].ids.count(tokenizer.bos_token_id) == 1  # the template writes it, nobody adds another
+    assert found[0].trained == document.trained.tolist()
+    assert found[0].spelled == len("cat red the" + "a")
 
 
 def test_a_padding_token_that_is_the_end_token_hides_no_target() -> None:
@@ -114,7 +116,9 @@ def test_long_texts_are_split_and_lose_nothing(tokenizer: Any) -> None:
     found, counts = encode(tokenizer, row(text=text), length=32)
     assert counts["split_texts"] == 1
     assert max(len(document.ids) for document in found) == 32
-    assert tokenizer.decode(np.concatenate([document.ids for document in found]), skip_special_tokens=True) == text
+    targets = np.concatenate([document.ids[document.trained] for document in found])
+    assert tokenizer.decode(targets) == text + tokenizer.eos_token  # each once, at the borders too
+    assert counts["target_bytes"] == len(text.encode())
 
 
 def test_a_long_conversation_keeps_a_target(tokenizer: Any) -> None:
@@ -122,6 +126,7 @@ def test_a_long_conversation_keeps_a_target(tokenizer: Any) -> None:
     early = row(("user", "a"), ("assistant", " ".join(TEXTS[:12])))
     found, counts = encode(tokenizer, late, early, length=32)
     assert counts["cut_conversations"] == 2
+    assert counts["cut_targets"] == len(tokenizer(" ".join(TEXTS[:12]))["input_ids"]) + 1 - int(found[1].trained.sum())
     assert tokenizer.decode(found[0].ids[found[0].trained]) == f"cat{END}"
     assert found[1].ids[0] == tokenizer.bos_token_id
     assert all(len(document.ids) == 32 for document in found)

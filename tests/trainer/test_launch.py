@@ -24,6 +24,7 @@ from trainer import launch
 from trainer.launch import Ended, Verdict, judge
 from trainer.rank import main, run
 from trainer.report.console import Console
+from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import PreemptedError, StopSignal
 
 from .toy import REPOSITORY, Toy
@@ -90,10 +91,10 @@ def losses(text: str) -> dict[int, float]:
 
 
 def final(toy: Toy, name: str, step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    folder = Path(toy.files(name).uri) / "checkpoints" / f"step-{step}"
-    assert (folder / "manifest.json").is_file()
-    progress = json.loads((folder / "progress.json").read_text())
-    return load_file(folder / "model.safetensors"), load_file(folder / "optimizer.safetensors"), progress
+    found = Checkpoints(toy.files(name), name, "", {})
+    (seal,) = (seal for seal in found.seals() if seal.step == step)
+    saved = found.read(seal)
+    return dict(saved.weights), dict(saved.moments), dict(saved.progress)
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -235,7 +236,7 @@ def test_sigterm_to_the_launcher_saves_and_a_broken_newest_is_walked_back(toy: T
     message = termination(tmp_path)
     assert kept(toy, "stopped")[-1] == f"[pod {POD}] run failed with exit code 20: {message['message']}"
     stopped = int(re.search(r"at step (\d+)", message["message"]).group(1))  # type: ignore[union-attr]
-    weights = Path(toy.files("stopped").uri) / "checkpoints" / f"step-{stopped}" / "model.safetensors"
+    weights = Path(toy.files("stopped").uri) / "checkpoints" / f"step-{stopped}" / "rank-0.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(bytes(data))

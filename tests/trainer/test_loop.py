@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ class Bench:
             train=self.prepared.train,
             eval=self.prepared.eval,
             pad=pad,
-            checkpoints=Checkpoints(store, "bench", plan.digest("x"), "recipe", self.said.append),
+            checkpoints=Checkpoints(store, "bench", plan.digest("x"), {"a": "1"}, self.said.append),
             stop=StopSignal(),
             console=Console(quiet=True),
             tracker=Tracker(None, self.said.append),
@@ -126,7 +128,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(bench: Any) -> None:
 
     def stop_at_six() -> bool:
         if first.progress.step == 5:
-            first.stop.since = 0.0
+            first.stop.since = time.monotonic()
         return step()
 
     first._step = stop_at_six  # type: ignore[method-assign]
@@ -219,14 +221,14 @@ def test_padding_learns_what_packing_learns(bench: Any) -> None:
 
 def test_a_store_that_is_full_costs_no_training(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = bench(train={"max_steps": 9, "checkpoint_every": 4}).loop()
-    save = loop.checkpoints.save
+    write = loop.checkpoints.write
 
-    def full(snapshot: Any, eval_loss: float | None = None) -> Any:
-        if snapshot.step == 8:
+    def full(step: int, name: str, data: bytes) -> Any:
+        if step == 8 and name == "rank-0.safetensors":
             raise OSError(28, "No space left on device")
-        return save(snapshot, eval_loss)
+        return write(step, name, data)
 
-    monkeypatch.setattr(loop.checkpoints, "save", full)
+    monkeypatch.setattr(loop.checkpoints, "write", full)
     trained(loop)
     assert [seal.step for seal in loop.checkpoints.seals()] == [4, 9]
     assert any("No space left" in line for line in made_lines(loop))
@@ -240,3 +242,125 @@ def test_bf16_keeps_fp32_weights_and_learns(bench: Any) -> None:
     loop = trained(bench(train={"precision": "bf16", "max_steps": 6}).loop())
     assert {weight.dtype for weight in weights(loop).values()} == {torch.float32}
     assert (loop.progress.loss_last or 9) < (loop.progress.loss_first or 0)
+
+
+class Held:
+    """Holds the writes of one step's checkpoint until they are let go."""
+
+    def __init__(self, loop: Loop, step: int) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        write = loop.checkpoints.write
+
+        def held(at: int, name: str, data: bytes) -> Any:
+            if at == step:
+                self.begun.set()
+                assert self.go.wait(20)
+            return write(at, name, data)
+
+        loop.checkpoints.write = held  # type: ignore[method-assign]
+
+
+def at_step(loop: Loop, step: int, act: Callable[[], object]) -> None:
+    """Have something happen at the beginning of a step (counted from 0)."""
+    run = loop._step
+
+    def watched() -> bool:
+        if loop.progress.step == step:
+            act()
+        return run()
+
+    loop._step = watched  # type: ignore[method-assign]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(bench: Any) -> None:
+    loop = bench(train={"max_steps": 7, "checkpoint_every": 4}).loop()
+    held = Held(loop, 4)
+    at_step(loop, 6, held.go.set)  # two steps later; the loop would never come here if it waited
+    trained(loop)
+    assert held.begun.is_set()
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4, 7]
+
+
+def test_one_save_at_a_time(bench: Any) -> None:
+    """The second waits for the first, and both are checkpoints in the end."""
+    loop = bench(train={"max_steps": 4, "checkpoint_every": 2}).loop()
+    held = Held(loop, 2)
+    loop.start()
+    wait, in_flight = loop.saver.wait, []
+
+    def watched(*limit: Any) -> Any:
+        in_flight.append(loop.saver.step)
+        if loop.saver.step == 2:
+            assert held.begun.wait(20)
+            held.go.set()
+        return wait(*limit)
+
+    loop.saver.wait = watched  # type: ignore[method-assign]
+    loop.run()
+    assert in_flight == [None, 2, 4]
+    assert [seal.step for seal in loop.checkpoints.seals()] == [2, 4]
+
+
+def test_a_stop_during_a_save_makes_no_second_one(bench: Any) -> None:
+    loop = bench(train={"max_steps": 12, "checkpoint_every": 4}).loop()
+    loop.start()
+    begin = loop.saver.begin
+
+    def asked(*values: Any) -> None:
+        loop.stop.since = time.monotonic()
+        begin(*values)
+
+    loop.saver.begin = asked  # type: ignore[method-assign]
+    with pytest.raises(PreemptedError, match="step 4"):
+        loop.run()
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4]
+
+
+@pytest.mark.parametrize(("seconds", "step"), [(0.1, 6), (1000.0, 4)])
+def test_a_stop_after_a_save_makes_another_if_there_is_time(bench: Any, seconds: float, step: int) -> None:
+    """How long a save takes was measured; one that cannot end within the grace is not begun."""
+    loop = bench(train={"max_steps": 12, "checkpoint_every": 4}).loop()
+
+    def ask() -> None:
+        loop.stop.since = time.monotonic()
+        loop._collect(loop.saver.wait())
+        loop.saver.slowest = seconds
+
+    at_step(loop, 5, ask)
+    loop.start()
+    with pytest.raises(PreemptedError, match=f"step {step}"):
+        loop.run()
+    assert loop.checkpoints.seals()[-1].step == step
+
+
+def test_a_store_that_hangs_does_not_outlast_the_grace(bench: Any) -> None:
+    loop = bench(train={"max_steps": 12, "checkpoint_every": 4}, compute={"grace_seconds": 5}).loop()
+    held = Held(loop, 8)
+
+    def ask() -> None:
+        loop._collect(loop.saver.poll())
+        loop.stop.since = time.monotonic() - 1.0
+
+    at_step(loop, 9, ask)
+    loop.start()
+    with pytest.raises(PreemptedError, match="step 4"):
+        loop.run()
+    assert time.monotonic() - loop.stop.since < 5  # type: ignore[operator]
+    held.go.set()
+    loop.saver.wait()
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(bench: Any) -> None:
+    more = {"max_steps": 8, "checkpoint_every": 2, "eval_every": 2, "keep_checkpoints": 1, "keep_best": 1}
+    loop = bench(train=more).loop()
+    evaluate, losses = loop.evaluate, {2: 1.0, 4: 0.5, 6: 2.0, 8: 3.0}
+
+    def fixed(when: str) -> Any:
+        found = evaluate(when)
+        if loop.progress.step in losses:
+            loop.progress.evaluations[-1]["eval/loss"] = losses[loop.progress.step]
+        return found
+
+    loop.evaluate = fixed  # type: ignore[method-assign]
+    trained(loop)
+    assert [(seal.step, seal.eval_loss) for seal in loop.checkpoints.seals()] == [(4, 0.5), (8, 3.0)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -19,6 +20,7 @@ from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 from trainer.evaluate import read_order
 from trainer.rank import run
 from trainer.report.console import Console
+from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import StopSignal
 
 from .test_data import NO_MARKERS, TEXTS
@@ -89,10 +91,11 @@ def test_a_model_in_s3_is_tuned_and_evaluated_against_its_base(
     if method == "lora":
         adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
         assert adapter["base_model_name_or_path"] == base
-        saved = {item.key for item in files.list("checkpoints/")}
-        size = next(item.size for item in files.list("checkpoints/") if item.key.endswith("model.safetensors"))
-        assert saved
-        assert size < (tmp_path / "model.safetensors").stat().st_size  # a checkpoint holds the adapters alone
+        newest = Checkpoints(files, method, "", {}).seals()[-1]
+        weights = safetensors.torch.load(files.get(f"checkpoints/step-{newest.step}/rank-0.safetensors"))
+        kinds = {name.partition("/")[0] for name in weights}
+        assert kinds == {"weights", "moments", "random"}
+        assert all("lora_" in name for name in weights if not name.startswith("random/"))  # the adapters alone
 
     order = f"{files.uri}/evaluate.json"
     champion = {"version": 3, "model": base}

@@ -1,33 +1,35 @@
 """Rows become documents: token ids, and which of them are targets.
 
 Two ways. A tokenizer of ours is fed piece by piece, so that text in a row can never turn into a special token and the
-mask is exact. Any other one renders its own chat template; without generation markers in it, the mask is what an
-assistant's turn adds to the rendered prompt. Targets are known by position, so a padding token that equals the end
-token hides nothing.
+mask is exact. Any other one renders its own chat template (`trainer.data.template`). Targets are known by position, so
+a padding token that equals the end token hides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import accumulate, islice
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dropforge.errors import DataError
 from trainer.data.rows import Row
-from trainer.data.tokenizer import BOS, END, EOS, PLAIN_TEMPLATE, START, core, is_ours
+from trainer.data.template import ChatTemplate, Message, Rendered, UnusableChatError
+from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours
 
-_BATCH = 512
+_BATCH: Final = 512
+_EXAMPLES: Final = 5  # rows that a report names
 
 
 @dataclass(frozen=True)
 class Document:
     """One row's tokens. `trained[i]` says that token i is a target, predicted from the tokens before it.
 
-    :param row: index of the row; a long text gives several documents.
+    :param row: index of the row; a long text and an unrolled conversation give several documents.
     """
 
     row: int
@@ -35,15 +37,36 @@ class Document:
     trained: NDArray[np.bool_]
 
 
-class Encoder(Protocol):
-    """Rows to ids and masks of full length."""
+@dataclass(frozen=True)
+class Encoded:
+    """A row's tokens in full length.
 
-    def encode(self, rows: list[Row]) -> list[tuple[list[int], list[bool]]]: ...
+    :param spelled: UTF-8 bytes of the row's own text that the targets stand for, whatever the tokenizer.
+    :param merged: answers whose first token also holds the end of their prompt.
+    """
+
+    ids: Sequence[int]
+    trained: Sequence[bool]
+    spelled: int
+    merged: int = 0
+
+
+class Encoder(Protocol):
+    """Rows to ids and masks: for each row its documents, or why it has none."""
+
+    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]: ...
 
 
 def make_encoder(tokenizer: Any, loss_on: str) -> Encoder:
     """The encoder for a tokenizer. :param loss_on: `answers` or `all`."""
     return OwnEncoder(core(tokenizer), loss_on) if is_ours(tokenizer) else TemplateEncoder(tokenizer, loss_on)
+
+
+def spelled(row: Row, everything: bool) -> int:
+    """UTF-8 bytes of a row's text; of a conversation the answers' alone, or everybody's."""
+    if row.text is not None:
+        return len(row.text.encode())
+    return sum(len(content.encode()) for role, content in row.messages or () if everything or role == "assistant")
 
 
 class OwnEncoder:
@@ -59,7 +82,7 @@ class OwnEncoder:
         self.all = loss_on == "all"
         self.newline = self.tokenizer.encode("\n", add_special_tokens=False).ids
 
-    def encode(self, rows: list[Row]) -> list[tuple[list[int], list[bool]]]:
+    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]:
         pieces: list[str] = []
         for row in rows:
             if row.text is not None:
@@ -67,7 +90,7 @@ class OwnEncoder:
             for role, content in row.messages or ():
                 pieces += [f"{role}\n", content] if role == "assistant" else [f"{role}\n{content}"]
         encoded = iter(self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
-        return [self._join(row, encoded) for row in rows]
+        return [[Encoded(*self._join(row, encoded), spelled(row, self.all))] for row in rows]
 
     def _join(self, row: Row, encoded: Iterator[Any]) -> tuple[list[int], list[bool]]:
         if row.text is not None:
@@ -94,97 +117,172 @@ class TemplateEncoder:
 
     def __init__(self, tokenizer: Any, loss_on: str) -> None:
         self.tokenizer = tokenizer
-        self.template = tokenizer.chat_template or PLAIN_TEMPLATE
-        if not isinstance(self.template, str):
-            raise DataError("tokenizer", "it has several chat templates", "Save it with one `chat_template`")
         self.all = loss_on == "all"
-        self.markers = "{% generation" in self.template.replace("{%-", "{%")
 
-    def encode(self, rows: list[Row]) -> list[tuple[list[int], list[bool]]]:
-        return [self._text(row.text) if row.text is not None else self._chat(row) for row in rows]
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template; looked at with the first conversation, because plain text needs none."""
+        template = ChatTemplate(self.tokenizer)
+        if not self.all:
+            template.check()
+        return template
 
-    def _text(self, text: str) -> tuple[list[int], list[bool]]:
-        ids = list(self.tokenizer(text)["input_ids"])
+    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]:
+        found = [self._texts(row) for row in rows]
+        # Two calls for all: the tokenizer works on the texts side by side.
+        plain = iter(self._tokenise([row.text for row in rows if row.text is not None], special=True))
+        # Templates write the begin token themselves: adding it again would double it.
+        chat = iter(self._tokenise([item.text for item in _chats(rows, found)], special=False))
+        return [
+            items
+            if isinstance(items, str)
+            else [self._encoded(row, item, next(chat if row.text is None else plain)) for item in items]
+            for row, items in zip(rows, found, strict=True)
+        ]
+
+    def _texts(self, row: Row) -> list[Rendered] | str:
+        if row.text is not None:
+            return [Rendered(row.text, (), spelled(row, self.all))]
+        messages: list[Message] = [{"role": role, "content": content} for role, content in row.messages or ()]
+        try:
+            if self.all:
+                return [Rendered(self.template.whole(messages), (), spelled(row, True))]
+            return self.template.answers(messages)
+        except UnusableChatError as error:
+            return str(error)
+
+    def _tokenise(self, texts: list[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        if not texts:
+            return []
+        found = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
+        return list(zip(found["input_ids"], found["offset_mapping"], strict=True))
+
+    def _encoded(self, row: Row, item: Rendered, tokens: tuple[list[int], list[tuple[int, int]]]) -> Encoded:
+        ids, offsets = list(tokens[0]), tokens[1]
         eos = self.tokenizer.eos_token_id
-        if eos is not None and (not ids or ids[-1] != eos):
+        if row.text is not None and eos is not None and (not ids or ids[-1] != eos):
             ids.append(eos)
-        return ids, [False] + [True] * (len(ids) - 1)
-
-    def _chat(self, row: Row) -> tuple[list[int], list[bool]]:
-        messages = [{"role": role, "content": content} for role, content in row.messages or ()]
-        text = self._render(messages)
-        # The template writes the begin token itself: adding it again would double it.
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = list(encoded["input_ids"])
-        if self.all:
-            return ids, [False] + [True] * (len(ids) - 1)
-        if self.markers:
-            answer = self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=self.template,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-            )
-            return list(answer["input_ids"]), [bool(item) for item in answer["assistant_masks"]]
-        spans = [self._span(text, messages, turn) for turn, item in enumerate(messages) if item["role"] == "assistant"]
-        # A token that straddles the border belongs to the prompt.
-        inside = [any(low <= begin and end <= high for low, high in spans) for begin, end in encoded["offset_mapping"]]
-        return ids, inside
-
-    def _span(self, text: str, messages: list[dict[str, str]], turn: int) -> tuple[int, int]:
-        """Characters that assistant turn `turn` adds: from the end of the prompt to the end of the turn."""
-        before = self._render(messages[:turn], prompt=True)
-        # What stands between the end of the turn and the next one is not the model's to say.
-        after = self._render(messages[: turn + 1]).rstrip()
-        if not text.startswith(before):  # templates may rewrite earlier turns: find the content itself
-            begin = text.rfind(messages[turn]["content"])
-            return (begin, begin + len(messages[turn]["content"])) if begin >= 0 else (0, 0)
-        return len(before), len(after) if text.startswith(after) else len(text)
-
-    def _render(self, messages: list[dict[str, str]], prompt: bool = False) -> str:
-        if not messages and not prompt:
-            return ""
-        return str(
-            self.tokenizer.apply_chat_template(
-                messages, chat_template=self.template, tokenize=False, add_generation_prompt=prompt
-            )
-        )
+        if row.text is not None or self.all:
+            return Encoded(ids, [False] + [True] * (len(ids) - 1), item.said)
+        trained = [False] * len(ids)
+        merged = 0
+        for low, high in item.spans:
+            # The first token that is not wholly the prompt's is where the model has to begin.
+            inside = [place for place, (begin, end) in enumerate(offsets) if end > low and begin < high]
+            for place in inside:
+                trained[place] = True
+            merged += bool(inside) and offsets[inside[0]][0] < low
+        return Encoded(ids, trained, item.said, merged)
 
 
-def documents(encoder: Encoder, rows: Iterable[Row], length: int, counts: dict[str, int]) -> Iterator[Document]:
+def _chats(rows: Sequence[Row], found: list[list[Rendered] | str]) -> Iterator[Rendered]:
+    for row, items in zip(rows, found, strict=True):
+        if row.text is None and not isinstance(items, str):
+            yield from items
+
+
+_COUNTS: Final = (
+    "rows",
+    "documents",
+    "tokens",
+    "targets",
+    "target_bytes",
+    "split_texts",
+    "cut_conversations",
+    "cut_targets",
+    "unrolled_conversations",
+    "merged_at_border",
+    "without_targets",
+    "refused_by_template",
+)
+
+
+def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[str, Any]) -> Iterator[Document]:
     """Encode rows into documents of at most `length` tokens.
 
-    A long text is split and loses nothing; a long conversation keeps its beginning, or its end if only that has
-    targets. `counts` gains rows, split_texts, cut_conversations and without_targets (rows that teach nothing).
+    A long text is split and every token of it but the first is a target once; a long conversation keeps its beginning,
+    or what leads to its last target if there is none at the beginning.
+
+    :param facts: gains the counts `rows, documents, tokens, targets, target_bytes` (UTF-8 bytes of the rows' own text
+        that the targets stand for), `split_texts, cut_conversations, cut_targets` (targets that were cut off),
+        `unrolled_conversations, merged_at_border, without_targets` (rows that teach nothing) and, of those,
+        `refused_by_template`; and under `left_out` the first few of them with the reason.
     """
-    for key in ("rows", "documents", "tokens", "targets", "split_texts", "cut_conversations", "without_targets"):
-        counts.setdefault(key, 0)
+    for key in _COUNTS:
+        facts.setdefault(key, 0)
+    left_out: list[dict[str, str]] = facts.setdefault("left_out", [])
     source = iter(rows)
     index = 0
     while chunk := list(islice(source, _BATCH)):
-        for row, (ids, trained) in zip(chunk, encoder.encode(chunk), strict=True):
-            counts["rows"] += 1
-            found = False
-            for low, high in _pieces(row, trained, length, counts):
-                mask = np.array(trained[low:high], dtype=np.bool_)
-                mask[:1] = False  # nothing comes before the first token
-                if mask.any():
-                    found = True
-                    counts["documents"] += 1
-                    counts["tokens"] += high - low
-                    counts["targets"] += int(mask.sum())
-                    yield Document(index, np.array(ids[low:high], dtype=np.int32), mask)
-            counts["without_targets"] += not found
+        for row, found in zip(chunk, encoder.encode(chunk), strict=True):
+            facts["rows"] += 1
+            reason = "no token of it is a target"
+            whole: list[Encoded] = []
+            if isinstance(found, str):
+                reason = found
+                facts["refused_by_template"] += 1
+            else:
+                whole = found
+                facts["unrolled_conversations"] += len(found) > 1
+            made = 0
+            for item in whole:
+                facts["merged_at_border"] += item.merged
+                for document in _cut(row, index, item, length, facts):
+                    made += 1
+                    yield document
+            if not made:
+                facts["without_targets"] += 1
+                if len(left_out) < _EXAMPLES:
+                    left_out.append({"row": row.key.hex(), "reason": reason})
             index += 1
 
 
-def _pieces(row: Row, trained: list[bool], length: int, counts: dict[str, int]) -> list[tuple[int, int]]:
+def check_left_out(name: str, facts: Mapping[str, Any], share: float) -> None:
+    """:raises DataError: if more than `share` of the rows teach nothing, with the first few and the reasons."""
+    rows, lost = facts["rows"], facts["without_targets"]
+    if lost <= share * rows:
+        return
+    examples = "; ".join(f"row {item['row']}: {item['reason']}" for item in facts["left_out"])
+    raise DataError(
+        name,
+        f"{lost} of {rows} rows teach nothing, more than the share of {share:g} that may ({examples})",
+        "Mend the rows, raise `train.sequence_length` if they are longer, or raise `data.max_left_out`",
+    )
+
+
+def _cut(row: Row, index: int, item: Encoded, length: int, facts: dict[str, Any]) -> Iterator[Document]:
+    """The documents of one encoded row, counted."""
+    trained = np.array(item.trained, dtype=np.bool_)
+    trained[:1] = False  # nothing comes before the first token
+    ids = np.array(item.ids, dtype=np.int32)
+    before = [0, *accumulate(trained.tolist())]  # targets before each place
+    for low, high in _pieces(row, trained, length, facts):
+        mask = trained[low:high].copy()
+        if low:
+            mask[0] = False  # context only: a target of the piece before, or nothing comes before it
+        first, last = before[low + bool(low)], before[high]
+        if last == first:
+            continue
+        facts["documents"] += 1
+        facts["tokens"] += high - low
+        facts["targets"] += last - first
+        # Shares of one whole, cut at the same places from both sides: pieces add up to it.
+        facts["target_bytes"] += item.spelled * last // before[-1] - item.spelled * first // before[-1]
+        if row.text is None:
+            facts["cut_targets"] += before[-1] - (last - first)
+        yield Document(index, ids[low:high], mask)
+
+
+def _pieces(row: Row, trained: NDArray[np.bool_], length: int, facts: dict[str, Any]) -> list[tuple[int, int]]:
     size = len(trained)
     if size <= length:
         return [(0, size)]
     if row.text is not None:
-        counts["split_texts"] += 1
-        return [(low, min(low + length, size)) for low in range(0, size, length)]
-    counts["cut_conversations"] += 1
-    return [(0, length)] if any(trained[1:length]) else [(size - length, size)]
+        facts["split_texts"] += 1
+        # The last token of a piece is the context of the next one's first: no target is lost.
+        return [(low, min(low + length, size)) for low in range(0, size - 1, length - 1)]
+    facts["cut_conversations"] += 1
+    if trained[:length].any():
+        return [(0, length)]
+    end = int(np.flatnonzero(trained)[-1]) + 1 if trained.any() else size
+    return [(end - length, end)]

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dropforge.errors import DataError
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -75,10 +77,27 @@ def wrap_tokenizer(data: bytes, context: int) -> Any:
 
 
 def load_tokenizer(folder: str | Path, revision: str | None = None) -> Any:
-    """The tokenizer beside a model. :raises OSError, ValueError: if there is none."""
+    """The tokenizer beside a model.
+
+    :raises DataError: if there is none, or none that a model could be trained with.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(folder), revision=revision)
+    name = f"tokenizer of {folder}"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise DataError(name, cause, "Name a base model with a tokenizer beside it") from error
+    if not tokenizer.is_fast:
+        raise DataError(name, "it has no fast form", "Save it with a tokenizer.json")
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            name,
+            "it has no end token, so a model could not learn to stop",
+            "Set `eos_token` in its tokenizer_config.json",
+        )
+    return tokenizer
 
 
 def core(tokenizer: Any) -> Tokenizer:

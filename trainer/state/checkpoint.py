@@ -2,11 +2,9 @@
 
 ::
 
-    checkpoints/step-N/model.safetensors      trainable weights by name
-    checkpoints/step-N/optimizer.safetensors  moments by name
-    checkpoints/step-N/rng.safetensors        generators of every rank
-    checkpoints/step-N/progress.json          counters and evaluations
-    checkpoints/step-N/manifest.json          sizes, SHA-256, world size, plan and recipe; written last
+    checkpoints/step-N/rank-R.safetensors  what rank R writes of weights, moments and its generators
+    checkpoints/step-N/progress.json       counters and evaluations
+    checkpoints/step-N/manifest.json       sizes, SHA-256, world size, plan and recipe; written last
 """
 
 from __future__ import annotations
@@ -20,13 +18,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load, save
 
-from dropforge.errors import DropforgeError
-from dropforge.store import Store
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.store import MissingObjectError, Store, out_of_reach
+from trainer.state.blocks import Block, Staging, join, own_blocks, read_blocks, whole
+from trainer.state.compare import SAFE, changes
+from trainer.state.retention import which_go
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+MANIFEST: Final = "manifest.json"
+PROGRESS: Final = "progress.json"
 _STEP: Final = re.compile(r"checkpoints/step-(\d+)/(.+)")
+_TRIES: Final = 3  # of reading what cannot be reached
+_WEIGHT, _MOMENT, _RANDOM = "weights/", "moments/", "random/"
+
+File = Mapping[str, Any]  # `bytes` and `sha256` of a file
+
+
+class StorageError(Exception):
+    """A checkpoint cannot be read now: nothing is known of its state, so it is neither good nor broken."""
 
 
 @dataclass(frozen=True)
@@ -44,25 +54,35 @@ class Snapshot:
     generators: list[Mapping[str, torch.Tensor]]
     progress: Mapping[str, Any]
 
+    def blocks(self, rank: int, world: int) -> dict[str, Block]:
+        """What a rank writes of it; of `generators` only the rank's own are looked at."""
+        state = {f"{_WEIGHT}{name}": tensor for name, tensor in self.weights.items()}
+        state |= {f"{_MOMENT}{name}": tensor for name, tensor in self.moments.items()}
+        own = {f"{_RANDOM}{rank}:{name}": whole(tensor) for name, tensor in self.generators[rank].items()}
+        return own_blocks(state, rank, world) | own
+
 
 @dataclass(frozen=True)
 class Seal:
     """The manifest of a checkpoint.
 
-    :param world: ranks that wrote it. :param plan, recipe: digests that a resume must share.
-    :param digest: SHA-256 over the files' digests.
+    :param world: ranks that wrote it. :param plan: digest that a resume must share.
+    :param recipe: dotted keys and values, for the comparison with those of a resume.
+    :param digest: SHA-256 over the files' digests. :param check: SHA-256 over all other fields.
     """
 
     run: str
     step: int
     world: int
     plan: str
-    recipe: str
-    files: Mapping[str, Mapping[str, Any]]
+    recipe: Mapping[str, str]
+    files: Mapping[str, File]
     digest: str
     eval_loss: float | None = None
+    tokens: int = 0
     at: str = ""
     schema: int = SCHEMA
+    check: str = ""
 
     @property
     def bytes(self) -> int:
@@ -71,168 +91,266 @@ class Seal:
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run. :param say: where notices for people go."""
+    """The checkpoints of one run.
+
+    :param recipe: what a resume must share, by dotted key. :param say: where notices for people go.
+    :param pause: seconds before a read is tried again; twice as long the next time.
+    """
 
     store: Store
     run: str
     plan: str
-    recipe: str
+    recipe: Mapping[str, str]
     say: Callable[[str], None] = print
     bad: set[int] = field(default_factory=set)
+    pause: float = 1.0
 
-    def save(self, snapshot: Snapshot, eval_loss: float | None = None) -> Seal:
-        """Write a checkpoint; it exists once this returns, and not before."""
-        parts = {
-            "model.safetensors": save(_contiguous(snapshot.weights)),
-            "optimizer.safetensors": save(_contiguous(snapshot.moments)),
-            "rng.safetensors": save(
-                {f"{rank}:{name}": state for rank, own in enumerate(snapshot.generators) for name, state in own.items()}
-            ),
-            "progress.json": json.dumps(snapshot.progress).encode(),
-        }
-        prefix = _prefix(snapshot.step)
-        if self.store.stat(f"{prefix}manifest.json") is not None:
-            # An earlier attempt's, found broken or passed over: it is no checkpoint while it is being replaced.
-            self.store.delete(f"{prefix}manifest.json")
-        files = {}
-        for name, data in parts.items():
-            self.store.put(prefix + name, data)
-            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        seal = Seal(
+    def write(self, step: int, name: str, data: bytes | memoryview) -> File:
+        """Write one file; with the others it becomes a checkpoint once `seal` has returned, and not before."""
+        self.store.put(_prefix(step) + name, data)
+        return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def unseal(self, step: int) -> None:
+        """Take away the manifest of an earlier attempt: no checkpoint while its files are being replaced."""
+        if self.store.stat(f"{_prefix(step)}{MANIFEST}") is not None:
+            self.store.delete(f"{_prefix(step)}{MANIFEST}")
+
+    def seal(
+        self, step: int, world: int, files: Mapping[str, File], eval_loss: float | None = None, tokens: int = 0
+    ) -> Seal:
+        """Write the manifest, which makes the files a checkpoint.
+
+        :raises DropforgeError: if another process wrote one meanwhile.
+        """
+        made = Seal(
             run=self.run,
-            step=snapshot.step,
-            world=len(snapshot.generators),
+            step=step,
+            world=world,
             plan=self.plan,
             recipe=self.recipe,
-            files=files,
+            files=dict(sorted(files.items())),
             digest=_digest(files),
             eval_loss=eval_loss,
+            tokens=tokens,
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
+        seal = Seal(**{**asdict(made), "check": _check(asdict(made))})
         body = json.dumps(asdict(seal), indent=1, sort_keys=True).encode()
-        if not self.store.put_if_absent(f"{prefix}manifest.json", body):
+        if not self.store.put_if_absent(f"{_prefix(step)}{MANIFEST}", body):
             raise DropforgeError(
-                f"checkpoint {self.store.uri}/{prefix}",
+                f"checkpoint {self.store.uri}/{_prefix(step)}",
                 "another process wrote it at the same time",
                 "Let only one job train a run; stop the other",
             )
-        self.bad.discard(snapshot.step)
+        self.bad.discard(step)
         return seal
 
+    def save(self, snapshot: Snapshot, eval_loss: float | None = None) -> Seal:
+        """Write a whole checkpoint of one process, and return when it exists."""
+        self.unseal(snapshot.step)
+        files = {
+            rank_file(rank): self.write(
+                snapshot.step, rank_file(rank), Staging().fill(snapshot.blocks(rank, len(snapshot.generators)))
+            )
+            for rank in range(len(snapshot.generators))
+        }
+        files[PROGRESS] = self.write(snapshot.step, PROGRESS, json.dumps(snapshot.progress).encode())
+        return self.seal(snapshot.step, len(snapshot.generators), files, eval_loss)
+
     def seals(self) -> list[Seal]:
-        """Readable manifests of complete checkpoints, oldest first; the others are passed over with a notice."""
-        found = []
-        for step, names in sorted(self._listing().items()):
-            if "manifest.json" not in names:
-                continue
-            try:
-                values = json.loads(self.store.get(f"{_prefix(step)}manifest.json"))
-                seal = Seal(**values)
-                if seal.schema != SCHEMA or seal.step != step or _digest(seal.files) != seal.digest:
-                    raise ValueError("it contradicts itself")
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                self._pass_over(step, f"its manifest cannot be read ({error})")
-                continue
-            found.append(seal)
-        return found
+        """Readable manifests of complete checkpoints, oldest first; the others are passed over with a notice.
+
+        :raises StorageError: if one cannot be reached.
+        """
+        found = (self._manifest(step) for step, names in sorted(self._listing().items()) if MANIFEST in names)
+        return [seal for seal in found if isinstance(seal, Seal)]
 
     def newest(self) -> tuple[Seal, Snapshot] | None:
         """The newest checkpoint that is whole, walking back over broken ones, each with a notice.
 
-        :raises DropforgeError: if it belongs to another plan or recipe.
+        :raises DropforgeError: if it is of another plan, recipe or layout; the recipes' differences are named.
+        :raises StorageError: if it cannot be reached: it may be good, so an older one must not take its place.
         """
-        for step, names in sorted(self._listing().items()):
-            if "manifest.json" not in names:
+        for step, names in sorted(self._listing().items(), reverse=True):
+            if MANIFEST not in names:
                 self.say(f"checkpoint step-{step} was never finished; passing over it")
-        for seal in reversed(self.seals()):
-            for what, mine, theirs in (("plan", self.plan, seal.plan), ("recipe", self.recipe, seal.recipe)):
-                if mine != theirs:
-                    raise DropforgeError(
-                        f"checkpoint {self.store.uri}/{_prefix(seal.step)}",
-                        f"its {what} {theirs[:12]} is not this run's {mine[:12]}, so its step counts other data",
-                        "Start a new run, or give back the recipe and dataset of this one",
-                    )
-            try:
-                return seal, self._read(seal)
-            except (DropforgeError, OSError, ValueError, KeyError) as error:
-                self._pass_over(seal.step, str(error))
+                continue
+            seal = self._manifest(step)
+            if isinstance(seal, Seal):
+                self._check_same(seal)
+                try:
+                    return seal, self.read(seal)
+                except (DropforgeError, ValueError, KeyError, IndexError) as error:
+                    self._pass_over(seal.step, str(error))
+            elif seal is not None:
+                raise DropforgeError(
+                    f"checkpoint {self.store.uri}/{_prefix(step)}",
+                    f"it has layout {seal}, and this trainer reads layout {SCHEMA} only",
+                    "Go on with the trainer that wrote it, or start a new run",
+                )
         return None
 
-    def _read(self, seal: Seal) -> Snapshot:
-        parts = {}
-        for name, facts in seal.files.items():
-            data = self.store.get(_prefix(seal.step) + name)
-            if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
-                raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
-            parts[name] = data
+    def _check_same(self, seal: Seal) -> None:
+        thing = f"checkpoint {self.store.uri}/{_prefix(seal.step)}"
+        found = changes(seal.recipe, self.recipe)
+        unsafe = [change for change in found if not change.safe]
+        if unsafe:
+            rows = "".join(f"\n  {change}" for change in unsafe)
+            raise RecipeError(
+                thing,
+                "it is of another recipe",
+                f"Free to change are {', '.join(SAFE)}. Give back the others, or start a new run. What differs, its "
+                f"value -> this run's:{rows}",
+            )
+        if seal.plan != self.plan:
+            raise DropforgeError(
+                thing,
+                f"its plan {seal.plan[:12]} is not this run's {self.plan[:12]}, so its step counts other data",
+                "Start a new run, or give back the dataset and the image of this one",
+            )
+        if found:
+            self.say(f"changed since checkpoint step-{seal.step}, safely: {', '.join(map(str, found))}")
+
+    def _manifest(self, step: int) -> Seal | int | None:
+        """The manifest, the number of its layout if that is another one, or None with a notice if it is broken."""
+        try:
+            values = json.loads(self._fetch(f"{_prefix(step)}{MANIFEST}"))
+            schema = values["schema"]
+            if isinstance(schema, int) and schema != SCHEMA:
+                return schema
+            seal = Seal(**values)
+            if seal.step != step or _digest(seal.files) != seal.digest or _check(values) != seal.check:
+                raise ValueError("it contradicts itself")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self._pass_over(step, f"its manifest cannot be read ({error})")
+            return None
+        return seal
+
+    def read(self, seal: Seal) -> Snapshot:
+        """The state of a checkpoint. :raises DropforgeError, ValueError, KeyError: if it is broken."""
+        parts = []
+        progress: dict[str, Any] = {}
+        for name in seal.files:
+            data = self.file(seal, name)
+            if name == PROGRESS:
+                progress = json.loads(data)
+            else:
+                parts.append(read_blocks(data))
+        state = join(parts)
         generators: list[dict[str, torch.Tensor]] = [{} for _ in range(seal.world)]
-        for key, state in load(parts["rng.safetensors"]).items():
+        for key, tensor in _below(state, _RANDOM).items():
             rank, _, name = key.partition(":")
-            generators[int(rank)][name] = state
-        return Snapshot(
-            seal.step,
-            load(parts["model.safetensors"]),
-            load(parts["optimizer.safetensors"]),
-            list(generators),
-            json.loads(parts["progress.json"]),
-        )
+            generators[int(rank)][name] = tensor
+        return Snapshot(seal.step, _below(state, _WEIGHT), _below(state, _MOMENT), list(generators), progress)
+
+    def file(self, seal: Seal, name: str) -> bytes:
+        """One file of a checkpoint. :raises DropforgeError: if its bytes are not those that were sealed."""
+        data, facts = self._fetch(_prefix(seal.step) + name), seal.files[name]
+        if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
+            raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
+        return data
+
+    def header(self, seal: Seal, name: str) -> dict[str, Any]:
+        """What a rank's file says of its tensors, unchecked. :raises ValueError: if it says nothing."""
+
+        key = _prefix(seal.step) + name
+
+        def begin() -> bytes:
+            with self.store.open(key) as stream:
+                return stream.read(min(int.from_bytes(stream.read(8), "little"), seal.files[name]["bytes"]))
+
+        found = json.loads(self._try(key, begin))
+        if not isinstance(found, dict) or "__metadata__" not in found:
+            raise ValueError(f"{name} is no file of a state")
+        return found
+
+    def _fetch(self, key: str) -> bytes:
+        return self._try(key, lambda: self.store.get(key))
+
+    def _try(self, key: str, read: Callable[[], bytes]) -> bytes:
+        last: BaseException | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            try:
+                return read()
+            except MissingObjectError:
+                raise
+            except Exception as error:  # stores raise many kinds
+                if not out_of_reach(error):
+                    raise
+                last = error
+        raise StorageError(
+            f"{self.store.uri}/{key} cannot be read now ({last}). Mend the storage and try again; to go on from an "
+            f"older checkpoint, remove {key.rpartition('/')[0]}/"
+        ) from last
 
     def _pass_over(self, step: int, cause: str) -> None:
         if step not in self.bad:  # once is enough
             self.say(f"checkpoint step-{step} is broken ({cause}); going back to an older one")
         self.bad.add(step)
 
-    def prune(self, keep: int, step: int) -> list[int]:
-        """Delete all but the `keep` newest checkpoints up to `step`; steps that were deleted.
+    def prune(self, keep: int, step: int, best: int = 0) -> list[int]:
+        """Delete all but the `keep` newest and the `best` best checkpoints up to `step`; steps that were deleted.
 
-        Nothing is deleted unless the newest one reads back whole, and what is broken does not count as kept.
+        What lacks bytes is not kept, and nothing is deleted if that is the newest. What was never finished, or is
+        broken, goes as well, once a newer one is whole.
         """
-        seals = [seal for seal in self.seals() if seal.step <= step and seal.step not in self.bad]
-        old = seals[:-keep]
-        if not old:
+        listing = {at: names for at, names in sorted(self._listing().items()) if at <= step}
+        seals = [self._manifest(at) for at, names in listing.items() if MANIFEST in names]
+        present = [seal for seal in seals if isinstance(seal, Seal)]
+        for seal in present:
+            sizes = listing[seal.step]
+            lacking = [name for name, facts in seal.files.items() if sizes.get(name) != facts["bytes"]]
+            if lacking:
+                self._pass_over(seal.step, f"{lacking[0]} lacks bytes")
+        good = [seal for seal in present if seal.step not in self.bad]
+        if not good or good[-1].step != (present[-1].step if present else None):
             return []
-        try:
-            self._read(seals[-1])
-        except (DropforgeError, OSError, ValueError, KeyError) as error:
-            self._pass_over(seals[-1].step, str(error))
-            return []
-        for seal in old:
-            # The manifest goes first: half of a checkpoint is none.
-            for name in ("manifest.json", *seal.files):
-                self.store.delete(_prefix(seal.step) + name)
-        return [seal.step for seal in old]
+        gone = which_go(good, keep, best)
+        known = {seal.step for seal in good}
+        for at in listing:
+            if at in gone or (at < good[-1].step and at not in known):
+                self.discard(at)
+        return gone
 
-    def _listing(self) -> dict[int, set[str]]:
-        found: dict[int, set[str]] = {}
-        for item in self.store.list("checkpoints/"):
-            match = _STEP.fullmatch(item.key)
+    def discard(self, step: int) -> None:
+        """Delete all that is there of a step; the manifest first, because half of a checkpoint is none."""
+        self.store.delete(f"{_prefix(step)}{MANIFEST}")
+        self.store.delete_all(_prefix(step))
+
+    def sweep(self) -> None:
+        """Delete what killed attempts left unfinished; only before a rank of this attempt writes."""
+        for step, names in self._listing().items():
+            if MANIFEST not in names:
+                self.discard(step)
+
+    def _listing(self) -> dict[int, dict[str, int]]:
+        found: dict[int, dict[str, int]] = {}
+        for key, size in self.store.sizes("checkpoints/").items():
+            match = _STEP.fullmatch(key)
             if match:
-                found.setdefault(int(match[1]), set()).add(match[2])
+                found.setdefault(int(match[1]), {})[match[2]] = size
         return found
 
 
-def generators(device: torch.device) -> dict[str, torch.Tensor]:
-    """The random state of this rank."""
-    states = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+def rank_file(rank: int) -> str:
+    """Name of a rank's file."""
+    return f"rank-{rank}.safetensors"
 
 
-def set_generators(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Put this rank's random state back."""
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+def _below(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def _contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
-def _digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+def _digest(files: Mapping[str, File]) -> str:
     lines = sorted(f"{name} {facts['sha256']} {facts['bytes']}" for name, facts in files.items())
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _check(values: Mapping[str, Any]) -> str:
+    content = json.dumps({key: value for key, value in values.items() if key != "check"}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _prefix(step: int) -> str:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dropforge.errors import DropforgeError
 from trainer.gang import Gang, collective
-from trainer.state.checkpoint import Checkpoints, Snapshot
+from trainer.state.checkpoint import Checkpoints, Snapshot, StorageError
 
 T = TypeVar("T")
 
@@ -18,17 +18,21 @@ T = TypeVar("T")
 def choose_checkpoint(checkpoints: Checkpoints, gang: Gang) -> Snapshot | None:
     """The newest whole checkpoint, on every rank; None for a fresh start.
 
-    :raises DropforgeError: on every rank, if it belongs to another plan or recipe.
+    :raises DropforgeError: on every rank, if it belongs to another plan, recipe or layout.
+    :raises StorageError: on every rank, if rank 0 cannot read what is there.
     """
     found: Snapshot | None = None
-    failure: DropforgeError | None = None
+    failure: Exception | None = None
     if gang.leader:
         try:
             newest = checkpoints.newest()
             found = newest[1] if newest else None
-        except DropforgeError as error:
+            checkpoints.sweep()
+        except (DropforgeError, StorageError) as error:
             failure = error
-    message: tuple[DropforgeError | None, Any] = (failure, None if found is None else _head(found))
+        except Exception as error:  # the others wait for an answer, and not every error can be sent
+            failure = StorageError(f"the checkpoints in {checkpoints.store.uri} cannot be looked at ({error})")
+    message: tuple[Exception | None, Any] = (failure, None if found is None else _head(found))
     failure, outline = _broadcast(gang, message)
     if failure is not None:
         raise failure

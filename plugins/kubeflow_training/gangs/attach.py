@@ -67,7 +67,7 @@ class Gangs:
         self._still_wanted, self._replaced, self._prepared = still_wanted, replaced, prepared
         self._numbered, self._keep_failed = numbered, keep_failed
         self._place, self._elsewhere = place, elsewhere
-        self._had_rights = False
+        self._may_be_starting = False
 
     def attach(self, manifest: Mapping[str, Any], generation: str) -> Decision:
         """The gang to wait for (`ADOPT`, `CREATE` or `REPLACE`, done by then) or whose success is to be told (`TELL`).
@@ -79,7 +79,7 @@ class Gangs:
         wanted = replace(identity(manifest, self.owner, generation), backend=self._place)
         longest = longest_name(manifest) if self._numbered else None
         before = self.memory.job
-        self._had_rights = before is not None and before.uid is not None
+        self._may_be_starting = before is not None and before.uid is not None
         for _ in range(_TRIES):
             stored = self.memory.job
             if stored is not None and not stored.same_place(wanted):
@@ -179,7 +179,8 @@ class Gangs:
     def _asked(self, call: Callable[[], T]) -> T:
         """The cluster's answer. An outage is waited out; a create that went through unseen is known by its token.
 
-        An API server that has just started denies rights for a moment; they are known to be there since an earlier try.
+        An API server that has just started denies rights for a moment. That may be so where it was away before, and
+        where the rights are known to be there since an earlier try.
         """
         until: dict[type[JobError], float] = {}
         pause = _PAUSES[0]
@@ -189,8 +190,9 @@ class Gangs:
             except BackendUnauthorizedError:
                 raise  # only a new client has new credentials
             except (BackendUnavailableError, JobForbiddenError) as error:
-                if isinstance(error, JobForbiddenError) and not self._had_rights:
+                if isinstance(error, JobForbiddenError) and not self._may_be_starting:
                     raise
+                self._may_be_starting = True
                 now = time.monotonic()
                 if now >= until.setdefault(type(error), now + _OUTAGE):
                     raise

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kubeflow_training.jobs.errors import ManifestError
-from kubeflow_training.jobs.kinds import kind_named, kind_of
+from kubeflow_training.jobs.kinds import TRAIN_JOB, kind_named, kind_of
 from kubeflow_training.jobs.kinds.compile import compiled
 from kubeflow_training.jobs.manifest.canonical import without_nulls
 from kubeflow_training.jobs.manifest.naming import longest_name, made_name, renamed
@@ -22,6 +23,12 @@ def job_of(manifest: Any, spec: Any, kind: str | None, owner: Owner) -> dict[str
     :param kind: what a spec is compiled to; of a manifest it only may be the manifest's own.
     :raises ManifestError: if there is none.
     """
+    runtime: dict[str, str] = {}
+    if spec is not None and kind and kind_named(kind) is TRAIN_JOB:
+        spec = spec_of(spec)
+        if spec.runtime is not None:
+            runtime = {"runtime": spec.runtime, "runtime_kind": spec.runtime_kind}
+            spec = replace(spec, runtime=None)
     found = named(manifest_of(manifest, spec), owner)
     wanted = kind_named(kind) if kind else kind_of(found)
     if wanted is kind_of(found):
@@ -29,7 +36,16 @@ def job_of(manifest: Any, spec: Any, kind: str | None, owner: Owner) -> dict[str
     if spec is None:
         cause = f"its manifest is a {found['kind']}, and `kind` is {wanted.name}"
         raise ManifestError("the job", cause, "Leave out `kind`, or give a `spec`, which can be compiled to any")
-    return compiled(found, wanted)
+    return compiled(found, wanted, **runtime)
+
+
+def spec_of(spec: Any) -> TrainingJobSpec:
+    """The spec that is given as itself, as a mapping, or as its YAML text.
+
+    :raises ManifestError: if it is none.
+    """
+    spec = manifest_from_text(spec, "the job's spec") if isinstance(spec, str) else spec
+    return spec if isinstance(spec, TrainingJobSpec) else TrainingJobSpec.from_dict(spec)
 
 
 def manifest_of(manifest: Any = None, spec: Any = None) -> dict[str, Any]:
@@ -42,8 +58,7 @@ def manifest_of(manifest: Any = None, spec: Any = None) -> dict[str, Any]:
     if (manifest is None) == (spec is None):
         raise ManifestError("the job", "it needs a manifest or a spec, and not both", "Give `manifest` or `spec`")
     if spec is not None:
-        spec = manifest_from_text(spec, "the job's spec") if isinstance(spec, str) else spec
-        found = (spec if isinstance(spec, TrainingJobSpec) else TrainingJobSpec.from_dict(spec)).manifest()
+        found = spec_of(spec).manifest()
     elif isinstance(manifest, str):
         found = manifest_from_text(manifest)
     elif isinstance(manifest, Mapping):

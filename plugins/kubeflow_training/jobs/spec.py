@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
 from kubeflow_training.jobs.elastic import elastic
+from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.manifest.values import checked, default_of
 from kubeflow_training.jobs.manifest.words import (
     API_VERSION,
@@ -83,6 +84,7 @@ class TrainingJobSpec:
     :param spread: pods prefer different nodes ("spread"), get them or wait ("one_per_node"), or come anywhere ("any").
     :param labels, annotations: of the job.
     :param pod_labels, pod_annotations, service_account: of its pods.
+    :param runtime, runtime_kind: of a TrainJob; Kubeflow Trainer's own `torch-distributed` unless given.
     :param mlflow_run: id of the job's MLflow run, for the task's link; becomes an annotation.
     :param mesh: let a service mesh inject its side-car, which outlives the training container: the pod may never end.
     :param pod: anything else of the pod's spec; what is given here is laid over all of the above.
@@ -129,6 +131,8 @@ class TrainingJobSpec:
     service_account: str | None = None
     image_pull_policy: str | None = None
     image_pull_secrets: Sequence[str] = ()
+    runtime: str | None = None
+    runtime_kind: str = "ClusterTrainingRuntime"
     mlflow_run: str | None = None
     mesh: bool = False
     pod: Mapping[str, Any] = field(default_factory=dict)
@@ -150,7 +154,13 @@ class TrainingJobSpec:
         return cls(**values)
 
     def manifest(self) -> dict[str, Any]:
-        """The PyTorchJob: plain values, the same for the same spec."""
+        """The PyTorchJob: plain values, the same for the same spec.
+
+        :raises ManifestError: if the spec names a runtime, which only a TrainJob has.
+        """
+        if self.runtime is not None:
+            mend = "Give the operator kind='TrainJob', or leave out `runtime`"
+            raise ManifestError("the job's spec", f"only a TrainJob has a runtime, such as {self.runtime!r}", mend)
         policy = {
             # Ended pods of a finished job stay, for their logs and exit codes; running ones are ended with it.
             "cleanPodPolicy": self.clean_pod_policy,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from kubeflow_training.jobs.observation import Phase
 
+from tests.kubeflow_training.meeting import MEET
+
 both = pytest.mark.parametrize("mode", ["deferred", "sync"])
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(120)"
 
@@ -274,7 +276,8 @@ def test_the_sensor_waits_for_a_job_of_somebody_else(new_run, mode):
 @pytest.mark.skipif(not Path(os.environ.get("KUBECONFIG", "/none")).is_file(), reason="KUBECONFIG names no cluster")
 @both
 def test_the_same_on_kubernetes(new_run, mode, namespace):
-    script = '[ "$RANK" != 0 ] || sleep 12; echo "hello from $RANK"'  # the master's end is the job's
+    # The master's end is the job's: it waits until the worker has spoken.
+    script = f'[ "$RANK" = 0 ] || echo "hello from $RANK"; {MEET} [ "$RANK" != 0 ] || echo "hello from $RANK"'
     run = new_run(mode, script, backend="kubernetes", namespace=namespace, nodes=2, cpus=0.05, memory_gb=0.05)
     assert run.attempt()["state"] == "success"
     assert run.look()["xcoms"]["return_value"]["phase"] == "succeeded"

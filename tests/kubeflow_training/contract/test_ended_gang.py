@@ -9,13 +9,11 @@ import pytest
 from kubeflow_training.jobs.errors import JobExistsError
 from kubeflow_training.jobs.observation import Phase
 
+from tests.kubeflow_training.meeting import MEET
+
 LINES = 700
-# Nobody comes to a master that has ended, so it waits for the worker's call; on one machine there is no need.
 SCRIPT = f"""
-if [ "$MASTER_ADDR" != 127.0.0.1 ]; then
-  if [ "$RANK" = 0 ]; then nc -l -p "$MASTER_PORT" </dev/null >/dev/null 2>&1; else
-    until nc -w 1 "$MASTER_ADDR" "$MASTER_PORT" </dev/null >/dev/null 2>&1; do sleep 0.2; done; fi
-fi
+{MEET}
 echo "$RANK $WORLD_SIZE $PET_NNODES $PET_NPROC_PER_NODE $PET_NODE_RANK $OWN $PYTHONUNBUFFERED"
 echo "$MASTER_ADDR:$MASTER_PORT $PET_MASTER_ADDR:$PET_MASTER_PORT"
 echo "to stderr" >&2

@@ -9,6 +9,8 @@ import pytest
 from kubeflow_training.jobs.errors import JobRefusedError, ManifestError
 from kubeflow_training.jobs.observation import Phase, Reason
 
+from tests.kubeflow_training.meeting import MEET
+
 SAY = "> ${TERMINATION_LOG:-/dev/termination-log}"
 
 
@@ -48,7 +50,7 @@ def test_the_rank_that_failed_first_is_named_and_the_others_are_ended(place):
 
 
 def test_a_killed_rank_is_the_cause_and_broken_peers_are_its_victims(place):
-    job = place.submit('[ "$RANK" = 1 ] && exit 137; sleep 8; echo Connection closed by peer; exit 21', nodes=2)
+    job = place.submit(MEET + '[ "$RANK" = 1 ] && exit 137; sleep 8; echo Connection closed by peer; exit 21', nodes=2)
     seen = job.ended()
     assert (seen.reason, seen.retryable, seen.replica, seen.exit_code) == (Reason.UNKNOWN, True, "worker-0", 137)
 

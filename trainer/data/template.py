@@ -1,0 +1,175 @@
+"""Chats by the chat template that came with a model: the text, and which parts of it the model is to say.
+
+The template's own `{% generation %}` markers tell it where they hold the answer, its end of turn and no question.
+Else it is what a turn adds to its prompt. A template may rewrite earlier turns (Qwen3 takes their thinking out, older
+Mistral ones move the system message), so nothing is looked up by its wording: the prompt and the turn, rendered alone,
+must both be how the whole text begins. Where one is not, the conversation is unrolled into one text per answer, which
+are the very texts that the model meets when it is used. What cannot be told even then is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from dropforge.errors import DataError
+from trainer.data.tokenizer import PLAIN_TEMPLATE
+
+Message = dict[str, str]
+
+_MARKER: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_QUESTION: Final = "DROPFORGEQUESTION"
+_ANSWER: Final = "DROPFORGEANSWER"
+_MEND: Final = (
+    "Put `{% generation %}` and `{% endgeneration %}` around the answer and its end token in the template, "
+    "and save it with the tokenizer"
+)
+
+
+class UnusableChatError(Exception):
+    """One conversation that this template cannot render, or whose answers cannot be told. The text says why."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A text for the model.
+
+    :param spans: ranges of characters that the model is to say, each with its end of turn.
+    :param said: UTF-8 bytes of the answers in the spans, as they stand in the row.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    said: int
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """How an answer ends. :param closing: all that follows it; :param end: characters of that up to the end token."""
+
+    closing: str
+    end: int
+
+
+class ChatTemplate:
+    """A tokenizer's chat template. :raises DataError: if it has several and none is the default."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.name = f"chat template of {tokenizer.name_or_path or 'the base model'}"
+        template = tokenizer.chat_template or PLAIN_TEMPLATE
+        if isinstance(template, dict):
+            template = template.get("default")
+        if not isinstance(template, str):
+            raise DataError(self.name, "there are several and none is `default`", "Save one `chat_template`")
+        self.template = template
+        self.special = dict(tokenizer.special_tokens_map)
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | {tokenizer.eos_token}
+        # Gemma's vocabulary has line breaks among its added tokens: they end nothing.
+        self.ends = sorted((token for token in added if token and token.strip()), key=len, reverse=True)
+
+    @cached_property
+    def marked(self) -> bool:
+        """Whether the template's markers can be believed: they hold an answer with its end, and no question."""
+        if not _MARKER.search(self.template):
+            return False
+        text, spans = self._probe()
+        begin, question = text.index(_ANSWER), text.index(_QUESTION)
+        end = begin + len(_ANSWER) + self._turn.end
+        return any(low <= begin and end <= high and not low <= question < high for low, high in spans)
+
+    @cached_property
+    def _turn(self) -> _Turn:
+        """How an answer ends.
+
+        :raises DataError: if no end token follows it: the model would not learn to stop.
+        """
+        text, _ = self._probe()
+        closing = text[text.index(_ANSWER) + len(_ANSWER) :]
+        found = [(closing.index(token), -len(token)) for token in self.ends if token in closing]
+        if not found:
+            raise DataError(self.name, "no end token follows an answer, so a model could not learn to stop", _MEND)
+        place, size = min(found)
+        return _Turn(closing, place - size)
+
+    def check(self) -> None:
+        """:raises DataError: if the template does not tell what the assistant says in the plainest conversation."""
+        if self.marked:
+            return
+        question = {"role": "user", "content": _QUESTION}
+        messages = [question, {"role": "assistant", "content": _ANSWER}]
+        try:
+            self.answers(messages)
+        except UnusableChatError as error:
+            raise DataError(self.name, f"it does not tell what the assistant says ({error})", _MEND) from error
+
+    def whole(self, messages: list[Message]) -> str:
+        """The text of a conversation. :raises UnusableChatError: if the template refuses it."""
+        return self._render(messages)[0]
+
+    def answers(self, messages: list[Message]) -> list[Rendered]:
+        """A conversation as one text, or as one for each answer; a conversation without an answer has no span.
+
+        :raises UnusableChatError: if the template refuses it, or does not tell what the assistant says.
+        :raises DataError: if the template trains no end of turn.
+        """
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        said = sum(len(messages[turn]["content"].encode()) for turn in turns)
+        text, spans = self._render(messages)
+        if self.marked:
+            return [Rendered(text, spans, said)]
+        found = [self._span(text, messages, turn) for turn in turns]
+        whole = tuple(span for span in found if span is not None)
+        if len(whole) == len(turns):
+            return [Rendered(text, whole, said)]
+        return [self._last(messages[: turn + 1]) for turn in turns]
+
+    def _last(self, messages: list[Message]) -> Rendered:
+        """The last answer, with all before it as its prompt."""
+        text = self.whole(messages)
+        span = self._span(text, messages, len(messages) - 1)
+        if span is None:
+            raise UnusableChatError("the prompt for an answer is not how the answered text begins")
+        return Rendered(text, (span,), len(messages[-1]["content"].encode()))
+
+    def _span(self, text: str, messages: list[Message], turn: int) -> tuple[int, int] | None:
+        """Characters of `text` that answer `turn` adds to its prompt; None if the text does not begin with both."""
+        if not turn:
+            raise UnusableChatError("it begins with an answer")
+        before, _ = self._render(messages[:turn], prompt=True)
+        after = text if turn == len(messages) - 1 else self.whole(messages[: turn + 1])
+        if not after.endswith(self._turn.closing):
+            raise UnusableChatError("an answer does not end as the template's answers do")
+        stem = after[: len(after) - len(self._turn.closing) + self._turn.end]
+        if len(before) < len(stem) and stem.startswith(before) and text.startswith(stem):
+            return len(before), len(stem)
+        return None
+
+    def _probe(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+        try:
+            found = self._render([{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}])
+        except UnusableChatError as error:
+            raise DataError(self.name, f"it does not render a question and its answer ({error})", _MEND) from error
+        if found[0].count(_ANSWER) != 1 or found[0].count(_QUESTION) != 1:
+            raise DataError(self.name, "it does not show a question and its answer once each", _MEND)
+        return found
+
+    def _render(self, messages: list[Message], prompt: bool = False) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The text and the ranges inside generation markers."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            found: Any = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.template,
+                return_assistant_tokens_mask=not prompt and bool(_MARKER.search(self.template)),
+                add_generation_prompt=prompt,
+                **self.special,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            cause = " ".join(str(error).split())[:200]
+            raise UnusableChatError(f"the chat template refuses it: {cause}") from error
+        texts, marks = found
+        return str(texts[0]), tuple((low, high) for low, high in marks[0]) if marks else ()

@@ -1,0 +1,63 @@
+"""Whether a run may go on from a checkpoint of another recipe: which keys changed, and which of these are harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+# The order of the samples is held by the plan's digest, the rows by the dataset's; these keys change neither them, nor
+# the arithmetic of a step beyond the order of its sums.
+SAFE: Final = (
+    "compute.*",
+    "curation.*",
+    "data.*",
+    "promote.*",
+    "train.micro_batch",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.keep_*",
+    "train.log_*",
+)
+_NONE: Final = "nothing"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key that differs. :param old, new: its values as text."""
+
+    key: str
+    old: str
+    new: str
+
+    @property
+    def safe(self) -> bool:
+        return any(fnmatchcase(self.key, pattern) for pattern in SAFE)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old} -> {self.new}"
+
+
+def facts(recipe: Mapping[str, Any], **more: str) -> dict[str, str]:
+    """A recipe as dotted keys with text values, and other facts that a resume must share."""
+    return {**_flat(recipe, ""), **more}
+
+
+def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
+    """The keys that differ, in order."""
+    return [
+        Change(key, old.get(key, _NONE), new.get(key, _NONE))
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = repr(value)
+    return found
