@@ -151,7 +151,7 @@ class Loop:
                 stopping = self.save()
             if stopping:
                 self._save_at_stop()
-                raise PreemptedError(self.saved)
+                raise PreemptedError(self.saved, step)
         if self.saved != self.steps:
             self._collect(self.saver.wait())
             self._begin_save()
@@ -245,7 +245,11 @@ class Loop:
         if all(done for done, _ in told):
             return
         if any(late for _, late in told):
-            self.console.say(f"no time is left to save step {self.progress.step}")
+            self.console.say(
+                f"no time is left to save step {self.progress.step}: a save takes {self.saver.slowest:.0f} s, "
+                f"{max(0.0, end - time.monotonic()):.0f} s are left; "
+                + ("there is no checkpoint yet" if self.saved is None else f"checkpoint step-{self.saved} stays")
+            )
             return
         self._begin_save()
         self._collect(self.saver.wait(lambda: end - time.monotonic()))

@@ -14,12 +14,37 @@ import pytest
 
 from dropforge.run import ExitCode
 from trainer.agent import _PEER_SECONDS
+from trainer.state.stop import PreemptedError
 
 from .faults import fault
 from .test_launch import ONE, finish, gone, ranks_of, read, termination
+from .test_loop import Bench
 from .toy import Toy
 
 GRACE = 30.0
+
+
+def test_a_save_that_cannot_end_is_not_begun(toy: Toy, tmp_path: Path) -> None:
+    """The grace is 30 seconds, and saves were seen to take 28: the checkpoint before stays, and is named."""
+    loop = Bench(toy, tmp_path / "scratch", train={"checkpoint_every": 2, "eval_every": 0}).loop()
+    loop.start()
+    after = loop.observers[0].after_step
+
+    def stop_at_four(result: Any, *arguments: Any) -> None:
+        after(result, *arguments)
+        if result.step == 3:
+            loop.stop.since = time.monotonic()
+            loop.saver.slowest = 28.0
+
+    loop.observers[0].after_step = stop_at_four  # type: ignore[method-assign]
+    with pytest.raises(PreemptedError, match="step 4, and out of time to save it: checkpoint step-2 is the newest"):
+        loop.run()
+    assert any("a save takes 28 s" in line and "checkpoint step-2 stays" in line for line in loop_said(loop))
+    assert [seal.step for seal in loop.checkpoints.seals()] == [2]
+
+
+def loop_said(loop: Any) -> list[str]:
+    return list(loop.console.say.__self__)
 
 
 def hold(process: subprocess.Popen[str]) -> None:

@@ -16,10 +16,19 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class PreemptedError(Exception):
-    """The run was asked to stop, and did. :param step: the newest checkpoint, or None."""
+    """The run was asked to stop, and did.
 
-    def __init__(self, step: int | None, message: str = "asked to stop before there was a checkpoint") -> None:
-        super().__init__(message if step is None else f"asked to stop at step {step}")
+    :param step: the newest checkpoint, or None. :param at: the step at which it stopped, if that is another.
+    """
+
+    def __init__(self, step: int | None, at: int | None = None, message: str = "") -> None:
+        if step is None:
+            message = message or "asked to stop before there was a checkpoint"
+        elif at is None or at == step:
+            message = f"asked to stop at step {step}"
+        else:
+            message = f"asked to stop at step {at}, and out of time to save it: checkpoint step-{step} is the newest"
+        super().__init__(message)
         self.step = step
 
 
@@ -88,7 +97,7 @@ class StopSignal:
     def check(self) -> None:
         """For phases before the first step. :raises PreemptedError: if a stop was asked for; nothing is lost there."""
         if self.asked:
-            raise PreemptedError(None, TOO_EARLY)
+            raise PreemptedError(None, message=TOO_EARLY)
 
 
 def die_with_parent(parent: int) -> None:
