@@ -35,6 +35,7 @@ PENDING = "ledger/pending/"
 REFUSED = "ledger/refused/"
 SEEN = "ledger/seen/"
 LOGS = "logs/"  # in a run's folder
+FAILURES = "failures/"
 
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

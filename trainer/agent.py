@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
@@ -165,16 +166,21 @@ class Output:
                         continue
                     if target is sys.__stderr__:
                         lines.append(line)
-                    text = f"[rank {rank}] {line}"
-                    self.keep(text)
-                    # The job library looks for progress at the start of a line.
-                    if line.startswith(_PROGRESS):
-                        text = line
-                        self._note(line.removeprefix(_PROGRESS))
-                    # A full disk under the log, or nobody who reads it, must not stop the rank that writes here.
-                    with self.lock, suppress(OSError):
-                        target.write(f"{text}\n")
-                        target.flush()
+                    self.tell(rank, line, target)
+
+    def tell(self, rank: int, line: str, target: Any = None) -> None:
+        """Add a line to a rank's log. :param target: stderr without one."""
+        target = target or sys.__stderr__
+        text = f"[rank {rank}] {line}"
+        self.keep(text)
+        # The job library looks for progress at the start of a line.
+        if line.startswith(_PROGRESS):
+            text = line
+            self._note(line.removeprefix(_PROGRESS))
+        # A full disk under the log, or nobody who reads it, must not stop the rank that writes here.
+        with self.lock, suppress(OSError):
+            target.write(f"{text}\n")
+            target.flush()
 
     def _note(self, body: str) -> None:
         try:
@@ -209,7 +215,31 @@ class Pipes(DefaultLogsSpecs):
 
 
 class Agent(LocalElasticAgent):
-    """The elastic agent with a way to reach its ranks."""
+    """The elastic agent with a way to reach its ranks.
+
+    :ivar closed: ranks that still ran when the agent began to end them, because another had failed.
+    """
+
+    closed: frozenset[int] = frozenset()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        context = self._pcontext
+        assert context is not None
+        close = context.close
+        ranks = {local: worker.global_rank for local, worker in enumerate(worker_group.workers)}
+
+        def close_soon(death_sig: signal.Signals | None = None, timeout: int = _PEER_SECONDS) -> None:
+            # torch waits for 30 s when a rank has failed, whatever `shutdown_timeout` says.
+            self.closed |= {ranks[local] for local, pid in context.pids().items() if _runs(pid)}
+            close(death_sig, min(timeout, _PEER_SECONDS))
+
+        context.close = close_soon  # type: ignore[method-assign]
+        return started
+
+    def store(self) -> Any:
+        """Another client of the store that all nodes share."""
+        return self._worker_group.spec.rdzv_handler._store.clone()  # type: ignore[attr-defined]
 
     def signal_ranks(self, number: int) -> bool:
         """Send a signal to all ranks of this node; False if they have not been started."""
@@ -222,6 +252,14 @@ class Agent(LocalElasticAgent):
             except ProcessLookupError:
                 continue
         return True
+
+
+def _runs(pid: int) -> bool:
+    """Whether a child has not ended; it is left for its owner to wait for."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def make_agent(place: Place, command: list[str], output: Output) -> Agent:

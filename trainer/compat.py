@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -64,3 +66,31 @@ def fused_cross_entropy() -> Callable[..., Any] | None:
         return operation(hidden, weight, target, linear_bias=bias, reduction="sum", options=options())
 
     return fused
+
+
+def flight_records() -> dict[str, bytes]:
+    """The last collectives of this process by backend, as JSON; empty without a process group."""
+    if "torch.distributed" not in sys.modules:
+        return {}
+    from torch._C import _distributed_c10d
+
+    found = {}
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json")):
+        with suppress(Exception):  # no such backend in this build
+            dump = getattr(_distributed_c10d, name)
+            try:
+                data = dump(backend=backend) if backend == "gloo" else dump()
+            except TypeError:  # one recorder for all backends, before torch 2.15
+                data = dump()
+            if data:
+                found[backend] = data if isinstance(data, bytes) else str(data).encode()
+    return found
+
+
+def flight_recorder(folder: str) -> dict[str, str]:
+    """Environment that has torch remember the last collectives, and NCCL write them where one takes too long."""
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/flight-timeout-",
+    }

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,17 +32,24 @@ from trainer.report.console import warn
 
 _MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message and the last of the log
 _ARCHIVE: Final = 10.0  # seconds that the end waits for the store to take the rest of the log
+_EVIDENCE: Final = ("stacks-*", "flight-*", "hang.json")
+_LARGEST: Final = 32 << 20  # bytes of a file
 # Whoever has a reason of his own comes before those who only lost a peer.
 _CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended. :param code: as `Popen.returncode`: negative for a signal."""
+    """How a rank ended.
+
+    :param code: as `Popen.returncode`: negative for a signal.
+    :param closed: it still ran when the agent began to end all ranks: its end is a consequence of another's.
+    """
 
     rank: int
     code: int
     message: str = ""
+    closed: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
     """
     if not ends:
         return Verdict(ExitCode.DONE, "done")
-    killed = [end for end in ends if end.code < 0 and end.code != -signal.SIGTERM]
+    first = [end for end in ends if not end.closed] or ends
+    killed = [end for end in first if end.code < 0 and end.code != -signal.SIGTERM]
     own = [end for end in ends if end.code in _CAUSES]
     others = [end for end in ends if end.code > 0 and end.code not in (*_CAUSES, ExitCode.PREEMPTED, ExitCode.HARDWARE)]
     saved = [end for end in ends if end.code == ExitCode.PREEMPTED]
@@ -76,6 +84,8 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
     if stopped and not others and (saved or not lost):
         # Killed at the end of the grace, or before they could listen: preempted all the same.
         message = saved[0].message if saved else "asked to stop, and out of time: no new checkpoint"
+        if all(end.code == -signal.SIGTERM for end in ends):
+            message = "asked to stop before the ranks could listen"
         return Verdict(ExitCode.PREEMPTED, message, (saved or ends)[0].rank)
     if killed:
         end = killed[0]
@@ -83,7 +93,7 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
         hint = " (out of memory, or killed from outside)" if name == "SIGKILL" else ""
         tail = f". Last line: {end.message}" if end.message else ""
         return Verdict(ExitCode.HARDWARE, f"rank {end.rank} was ended by {name}{hint}{tail}", end.rank)
-    for group in (others, saved, lost):
+    for group in (others, [end for end in saved if end in first], lost):
         if group:
             return Verdict(
                 group[0].code, group[0].message or f"rank {group[0].rank} ended with {group[0].code}", group[0].rank
@@ -133,32 +143,48 @@ def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Ar
     try:
         terminator.install(_grace(spec))
         archive.open(spec.root)
-        return _run(uri, env, terminator, archive)
+        return _run(uri, spec.root, env, terminator, archive)
     except SystemExit:
         return Verdict(ExitCode.PREEMPTED, "asked to stop before the ranks were started")
     finally:
         terminator.over = True
 
 
-def _run(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
+def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from trainer.agent import Output, make_agent, place_from_env
+    from trainer.compat import flight_recorder
+    from trainer.heart import STACK_SIGNAL
     from trainer.machine import available_cores
+    from trainer.watchdog import Watchdog
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what matters is said by this module
     place = place_from_env(env)
     with tempfile.TemporaryDirectory(prefix="dropforge-") as name:
         scratch = Path(name)
         os.environ["DROPFORGE_SCRATCH"] = name
+        os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
         # torchrun would set one thread per rank, whatever the machine has.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        for key, value in flight_recorder(name).items():
+            os.environ.setdefault(key, value)
         output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]
         agent = make_agent(place, command, output)
         terminator.agent = agent
+        watchdog = Watchdog(
+            scratch,
+            range(place.first_rank, place.first_rank + place.ranks),
+            place.nodes * place.ranks,
+            signal_stacks=lambda: agent.signal_ranks(STACK_SIGNAL),
+            kill=lambda: agent.signal_ranks(signal.SIGKILL),
+            tell=output.tell,
+            store=agent.store if place.nodes > 1 else None,
+        )
+        watchdog.start()
         try:
             result = agent.run()
         except SignalException:
@@ -170,13 +196,43 @@ def _run(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Arch
             )
         finally:
             agent.signal_ranks(signal.SIGKILL)
+            hung = watchdog.close()
             output.close()
         ends = []
         for rank, failure in sorted(result.failures.items()):
             lines = [line for line in output.last.get(rank, ()) if line.strip()]
-            ends.append(Ended(rank, failure.exitcode, _word(scratch, rank) or (lines[-1] if lines else "")))
-        verdict = judge(ends, terminator.stopped)
-        return replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
+            word = _word(scratch, rank) or (lines[-1] if lines else "")
+            ends.append(Ended(rank, failure.exitcode, word, rank in agent.closed))
+        verdict = Verdict(ExitCode.HARDWARE, hung[1], hung[0]) if hung else judge(ends, terminator.stopped)
+        verdict = replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
+        if verdict.code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+            kept = keep_evidence(scratch, root, archive.folder, terminator.left)
+            if kept and hung:
+                verdict = replace(verdict, message=f"{verdict.message}. Stacks: {kept}")
+        return verdict
+
+
+def keep_evidence(scratch: Path, root: str, folder: str, left: Callable[[], float]) -> str:
+    """Copy stacks, flight records and the standing of ranks into the run's folder; the address, or nothing.
+
+    :param left: seconds until this pod is killed. A store that is away costs a few seconds and nothing else.
+    """
+    files = [path for pattern in _EVIDENCE for path in scratch.glob(pattern) if 0 < path.stat().st_size <= _LARGEST]
+    if not files:
+        return ""
+    stored = threading.Event()
+
+    def copy() -> None:
+        with suppress(Exception):  # stores raise many kinds
+            store = open_store(root, hurried=True)
+            for path in files:
+                store.put(f"{folder}{path.name}", path.read_bytes())
+            stored.set()
+
+    thread = threading.Thread(target=copy, name="evidence", daemon=True)
+    thread.start()
+    thread.join(max(0.0, min(_ARCHIVE, left() - _MARGIN)))
+    return f"{root}/{folder}" if stored.is_set() else ""
 
 
 def _word(scratch: Path, rank: int) -> str:

@@ -12,9 +12,11 @@ import torch
 
 from dropforge.errors import DropforgeError
 from trainer.config import Settings
-from trainer.data.plan import Plan
+from trainer.data.batch import make_batch
+from trainer.data.plan import Plan, share
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
+from trainer.heart import Heart
 from trainer.measure import Measured, measure
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
@@ -24,6 +26,7 @@ from trainer.progress import Progress
 from trainer.report.console import Console
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
+from trainer.selfcheck import check_accumulation
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.saver import Saved, Saver
@@ -60,6 +63,7 @@ class Loop:
     tracker: Tracker
     offer: Callable[[list[Seal]], None] = lambda _: None
     observers: list[Observer] = field(default_factory=list)
+    heart: Heart = field(default_factory=Heart)
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -67,7 +71,7 @@ class Loop:
         self.step = Step(self.gang, train, self.built, self.loss, self.plan, self.train, self.pad, self.stop)
         self.optimizer = self.step.optimizer
         self.steps = self.plan.steps
-        self.observers = [StepLog(self.console, self.tracker, self.steps), *self.observers]
+        self.observers = [self.heart, StepLog(self.console, self.tracker, self.steps), *self.observers]
         # About a hundred points on a curve, and a sign of life at least every ten steps.
         self.log_every = max(1, min(10, self.steps // 100))
         self.saved: int | None = None
@@ -98,12 +102,30 @@ class Loop:
             best=train.keep_best,
             before_seal=self.tracker.flush,
         )
+        self.heart.warm_up()
         self.step.wrap()
+        self._check_accumulation()
+        self.heart.rest()
         states = getattr(self, "_generators", None)
         if states is not None and len(states) == self.gang.world:
             set_generators(states[self.gang.rank], self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+
+    def _check_accumulation(self) -> None:
+        """On the first rows of the plan, wherever the training begins."""
+        packs = share(self.plan.step(0), self.plan.lengths, self.gang.rank, self.gang.world, 1 << 30)[0]
+        weights = [weight for _, weight in self.built.trainable()]
+        self.loss.eval()
+        self.accumulation = check_accumulation(
+            packs[: self.settings.train.micro_batch],
+            lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
+            self.step.backward,
+            lambda: float(torch.nn.utils.clip_grad_norm_(weights, math.inf)),
+            self.settings.train.precision,
+        )
+        self.loss.train()
+        self.optimizer.zero_grad()
 
     def run(self) -> None:
         """Train to the end.
@@ -129,7 +151,7 @@ class Loop:
                 stopping = self.save()
             if stopping:
                 self._save_at_stop()
-                raise PreemptedError(self.saved)
+                raise PreemptedError(self.saved, step)
         if self.saved != self.steps:
             self._collect(self.saver.wait())
             self._begin_save()
@@ -145,6 +167,7 @@ class Loop:
         """One optimizer step; whether a rank was asked to stop."""
         progress = self.progress
         rate = learning_rate(self.settings.train, progress.step, self.steps)
+        self.heart.step(progress.step + 1)
         result = self.step.take(progress.step, rate)
         progress.count(result)
         log = progress.step % self.log_every == 0 or progress.step == self.steps
@@ -169,6 +192,7 @@ class Loop:
         step, train = self.progress.step, self.settings.train
         began = time.perf_counter()
         self.console.phase(f"evaluating {when}", step)
+        self.heart.evaluation(step)
         found = measure(
             self.loss,
             self.eval,
@@ -179,6 +203,7 @@ class Loop:
             precision=self.settings.eval_precision,
             stop=lambda: self.stop.asked,
         )
+        self.heart.rest()
         if found is not None:
             self.progress.evaluations.append({"step": step, **found.plain()})
             self.tracker.metrics(found.metrics(), step)
@@ -220,7 +245,11 @@ class Loop:
         if all(done for done, _ in told):
             return
         if any(late for _, late in told):
-            self.console.say(f"no time is left to save step {self.progress.step}")
+            self.console.say(
+                f"no time is left to save step {self.progress.step}: a save takes {self.saver.slowest:.0f} s, "
+                f"{max(0.0, end - time.monotonic()):.0f} s are left; "
+                + ("there is no checkpoint yet" if self.saved is None else f"checkpoint step-{self.saved} stays")
+            )
             return
         self._begin_save()
         self._collect(self.saver.wait(lambda: end - time.monotonic()))
@@ -272,6 +301,7 @@ class Loop:
             "seconds": round(progress.seconds, 3),
             "tokens_per_second": round(progress.tokens / max(1e-9, progress.seconds), 1),
             "skipped_steps": progress.skipped,
+            "accumulation_difference": self.accumulation,
             "train": {"loss_first": progress.loss_first, "loss_last": progress.loss_last},
             "eval": {"before": _figures(progress.evaluation(0)), "after": _figures(progress.evaluation(self.steps))},
         }

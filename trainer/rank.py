@@ -19,14 +19,15 @@ from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import read_settings
+from trainer.heart import Heart, bounds_from_env
 from trainer.prepare import prepare, scratch_folder
 from trainer.report.console import Console, warn
-from trainer.state.stop import PreemptedError, StopSignal, die_with_parent
+from trainer.state.stop import TOO_EARLY, PreemptedError, StopSignal, die_with_parent
 
 _PEER_FIRST = 1.0  # seconds; whoever caused a failure is to be seen to end first
 
 
-def run(uri: str, stop: StopSignal, console: Console) -> None:
+def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None) -> None:
     """Do the run at an address. :raises Exception: of many kinds, see `ending`."""
     check_versions()
     root, key = split_uri(uri)
@@ -45,7 +46,7 @@ def run(uri: str, stop: StopSignal, console: Console) -> None:
         quiet_libraries()
         gang = gang_from_env()
         set_threads(gang.local_world)
-        train(spec, settings, gang, scratch, stop, console)
+        train(spec, settings, gang, scratch, stop, console, heart or Heart())
 
 
 def ending(error: BaseException) -> tuple[int, str]:
@@ -88,13 +89,17 @@ def main(argv: list[str] | None = None) -> int:
         warn("usage: python -m trainer.rank ADDRESS_OF_RUN_JSON")
         return 2
     rank = int(os.environ.get("RANK", 0))
-    if "DROPFORGE_SCRATCH" in os.environ:
-        die_with_parent()
+    if "DROPFORGE_LAUNCHER" in os.environ:
+        die_with_parent(int(os.environ["DROPFORGE_LAUNCHER"]))
     stop = StopSignal()
-    stop.install()
+    stop.install(lambda: _leave_at_once(rank))
     console = Console(quiet=rank != 0)
+    heart = Heart(rank, bounds_from_env(os.environ), lambda: stop.looks)
+    folder = scratch_folder()
+    if folder is not None:
+        heart.start(folder)
     try:
-        run(arguments[0], stop, console)
+        run(arguments[0], stop, console, heart)
     except BaseException as error:
         code, message = ending(error)
         if code == 1:
@@ -104,8 +109,17 @@ def main(argv: list[str] | None = None) -> int:
         if code == ExitCode.HARDWARE:
             time.sleep(_PEER_FIRST)
         return int(code)
+    finally:
+        stop.uninstall()
     _leave_word(rank, 0, "done")
     return 0
+
+
+def _leave_at_once(rank: int) -> None:
+    """End because of a SIGTERM before training, whatever the main thread is in: nothing can be lost."""
+    _leave_word(rank, ExitCode.PREEMPTED, TOO_EARLY)
+    warn(TOO_EARLY)
+    os._exit(ExitCode.PREEMPTED)
 
 
 def _leave_word(rank: int, code: int, message: str) -> None:

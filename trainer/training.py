@@ -17,6 +17,7 @@ from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
+from trainer.heart import Heart
 from trainer.loop import Loop
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.export import ExportError, export_model
@@ -33,7 +34,9 @@ from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
 
-def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: StopSignal, console: Console) -> None:
+def train(
+    spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: StopSignal, console: Console, heart: Heart
+) -> None:
     """Train, evaluate, export and report.
 
     :raises PreemptedError, CollectiveError, DropforgeError: see `trainer.rank` for how each ends.
@@ -74,6 +77,7 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
         console=console,
         tracker=tracker,
         offer=lambda seals: offer(tracker, store, seals),
+        heart=heart,
     )
     attempt = 0
     try:
@@ -86,6 +90,7 @@ def train(spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: St
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
             del snapshot
         loop.start()
+        stop.together()
         loop.run()
         if gang.leader:
             console.phase("writing the model", plan.steps)

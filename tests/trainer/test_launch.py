@@ -50,6 +50,10 @@ SLOW = {"max_steps": 4000, "checkpoint_every": 5}  # until it is stopped
         ([Ended(0, -15)], False, 21, 0),
         ([Ended(0, 21), Ended(1, 1, "ValueError")], False, 1, 1),
         ([Ended(0, 21), Ended(1, 21)], True, 21, 0),
+        ([Ended(0, 20), Ended(1, -9, closed=True)], False, 20, 0),  # what the agent ends is a consequence
+        ([Ended(0, 20, closed=True), Ended(1, 21)], False, 21, 1),
+        ([Ended(0, 20, closed=True), Ended(1, -9)], False, 21, 1),
+        ([Ended(0, 11, closed=True), Ended(1, 21)], False, 11, 0),
     ],
 )
 def test_the_verdict_names_who_failed_first(ends: list[Ended], stopped: bool, code: int, rank: int | None) -> None:

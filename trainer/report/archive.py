@@ -68,6 +68,11 @@ class Archive:
         self._streams: tuple[TextIO, TextIO] | None = None
         self._fresh()
 
+    @property
+    def folder(self) -> str:
+        """Where in the run's folder the traces of this pod's failure go."""
+        return f"{layout.FAILURES}{layout.pod_folder(self._pod)}/{self._began}/"
+
     def open(self, root: str) -> None:
         """Begin to keep lines in the run's folder, and with them what this process itself prints."""
         self._root = root

@@ -1,0 +1,60 @@
+"""A check before the first step, on the model as it will be trained: that micro-batches add up to their batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from dropforge.errors import DropforgeError
+from trainer.data.batch import Batch
+from trainer.data.plan import Pack
+
+TOLERANCE: Final = {"fp32": 1e-4, "bf16": 5e-2}  # largest difference, as a part of the gradient's norm
+
+
+def halves(packs: Sequence[Pack]) -> list[list[Pack]]:
+    """A micro-batch as two smaller ones: between its rows, or between the documents of its only row."""
+    if len(packs) == 1 and len(packs[0]) > 1:
+        middle = len(packs[0]) // 2
+        return [[packs[0][:middle]], [packs[0][middle:]]]
+    middle = len(packs) // 2
+    return [list(packs[:middle]), list(packs[middle:])]
+
+
+def check_accumulation(
+    packs: Sequence[Pack],
+    make: Callable[[list[Pack]], Batch],
+    backward: Callable[[Batch, float, bool], torch.Tensor],
+    norm: Callable[[], float],
+    precision: str,
+) -> float | None:
+    """Compare the gradient of a micro-batch with the sum of its halves', which is taken off it; dropout must be off.
+
+    A loss that averages over rows, or a layer that mixes them, makes a training depend on how a step is cut. All ranks
+    take part, and see the same: the gradient is that of all of them. It is left in the weights, to be set to zero.
+
+    :param packs: a real micro-batch of this rank. :param make: see `trainer.data.batch.make_batch`.
+    :param backward: see `trainer.step.Step.backward`. :param norm: global norm of the gradient.
+    :returns: the difference as a part of the gradient's norm; None if there is no gradient to compare.
+    :raises DropforgeError: if it is larger than `TOLERANCE`.
+    """
+    backward(make(list(packs)), 1.0, True)
+    whole = norm()
+    first, second = halves(packs)
+    backward(make(first), -1.0, False)
+    backward(make(second), -1.0, True)
+    rest = norm()
+    if not math.isfinite(whole) or whole == 0:
+        return None  # a loss that is no number is the steps' business
+    difference = rest / whole
+    if not difference <= TOLERANCE[precision]:
+        raise DropforgeError(
+            "the model's gradient",
+            f"two halves of a micro-batch do not add up to it (they differ by {difference:.1e} of its norm, "
+            f"{TOLERANCE[precision]:.0e} is allowed)",
+            "A layer mixes the rows of a batch, as batch norm does, or the loss is no sum: choose another model",
+        )
+    return difference
