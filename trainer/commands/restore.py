@@ -39,7 +39,7 @@ class Choice:
 
 def open_checkpoints(spec: RunSpec, say: Callable[[str], None]) -> Checkpoints:
     """The checkpoints of a run, for reading: whether a resume may go on from them is not looked at."""
-    return Checkpoints(open_store(spec.root), spec.run, "", "", say)
+    return Checkpoints(open_store(spec.root), spec.run, "", {}, say)
 
 
 def choose(spec: RunSpec, seals: list[Seal], choice: Choice) -> Seal:
