@@ -79,9 +79,9 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool) -> Policy:
 
 
 def decide(
-    candidate: Mapping[str, float],
-    champion: Mapping[str, float] | None,
-    base: Mapping[str, float] | None,
+    candidate: Mapping[str, Any],
+    champion: Mapping[str, Any] | None,
+    base: Mapping[str, Any] | None,
     policy: Policy,
 ) -> Verdict:
     """Decide whether `candidate` replaces `champion`.
@@ -95,7 +95,11 @@ def decide(
         problem = f"the candidate has no finite {policy.metric}"
         return Verdict(False, (Check("measured", value, None, False, problem),))
     checks = [Check("measured", value, None, True, f"{policy.metric} is {_show(value)}")]
-    if policy.better_than_base and base is not None:
+    mine, theirs = candidate.get("precision"), (base or {}).get("precision")
+    if policy.better_than_base and base is not None and None not in (mine, theirs) and mine != theirs:
+        problem = f"the base model was measured in {theirs}, the candidate in {mine}: they do not compare"
+        checks.append(Check("better than base", value, base.get(policy.metric), False, problem))
+    elif policy.better_than_base and base is not None:
         checks.append(_compare("better than base", value, base.get(policy.metric), 0.0, policy, "the base model"))
     if champion is None:
         checks.append(Check("better than champion", value, None, True, "the family has no champion yet"))

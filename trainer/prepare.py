@@ -20,6 +20,7 @@ from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.config import Settings
 from trainer.data.chat import check_left_out, documents, make_encoder
+from trainer.data.hub import fetch_from_hub
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Tokens, collect
@@ -33,7 +34,7 @@ _READY: Final = "ready.json"
 class Prepared:
     """What lies in the node's scratch folder.
 
-    :param base: folder or hub id of the base model; empty for a model from a config.
+    :param base: folder of the base model; empty for a model from a config.
     :param plan_content: digest of the training documents and the tokenizer.
     """
 
@@ -55,9 +56,9 @@ def prepare(
     data, run = open_store(spec.data_root), open_store(spec.root)
     base = ""
     if settings.base.model is not None:
-        base = settings.base.model
-        if not is_hub_id(base):
-            base = str(fetch_folder(base, scratch / "base"))
+        model = settings.base.model
+        hub = is_hub_id(model)
+        base = str(fetch_from_hub(model, settings.base.revision) if hub else fetch_folder(model, scratch / "base"))
     else:
         say("training the tokenizer")
         _publish_tokenizer(run, lambda: texts(read_rows(data, manifest, "train"), TRAINING_CHARACTERS), settings)

@@ -53,6 +53,7 @@ def ending(error: BaseException) -> tuple[int, str]:
     """Exit code and message for what ended a rank."""
     import torch
 
+    from trainer.data.hub import UnreachableError
     from trainer.gang import CollectiveError
     from trainer.loop import DivergedError
     from trainer.model.export import ExportError
@@ -72,7 +73,7 @@ def ending(error: BaseException) -> tuple[int, str]:
             return ExitCode.HARDWARE, f"the ranks lost each other: {text}. Look for a rank that ended first"
         case StorageError():
             return ExitCode.HARDWARE, text
-        case ExportError():
+        case ExportError() | UnreachableError():  # another try may do
             return 1, text
         case DropforgeError():
             return ExitCode.BAD_RECIPE, text

@@ -22,7 +22,7 @@ from trainer.loop import Loop
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.export import ExportError, export_model
 from trainer.model.isolation import Isolation, check_isolation
-from trainer.model.loss import LossModel, choose_way, loss_model
+from trainer.model.loss import LossModel, choose_way, loss_model, shortened
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
@@ -48,7 +48,7 @@ def train(
     plan = make_plan(settings, prepared, isolation.packs)
     console.steps = plan.steps
     pad = pad_id(prepared.tokenizer)
-    probe = make_batch(prepared.train, plan.step(0)[:2], pad).to(gang.device)
+    probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
     loss = loss_model(built.model, isolation.packs, settings.train.precision == "bf16")
     choose_way(loss, probe)
     describe(console, built, plan, isolation, loss, prepared)

@@ -68,3 +68,11 @@ def test_the_table_shows_every_check() -> None:
     text = decide(loss(2.0), loss(2.5), loss(3.0), Policy()).as_markdown()
     assert "better than champion | 2.0000 | 2.5000 | yes" in text
     assert text.count("\n") == 4
+
+
+def test_figures_of_two_precisions_do_not_compare() -> None:
+    verdict = decide(loss(2.0) | {"precision": "fp32"}, None, loss(3.0) | {"precision": "bf16"}, Policy())  # type: ignore[operator]
+    assert not verdict.promote
+    assert "measured in bf16, the candidate in fp32" in verdict.reason
+    assert decide(loss(2.0) | {"precision": "bf16"}, None, loss(3.0) | {"precision": "bf16"}, Policy()).promote  # type: ignore[operator]
+    assert decide(loss(2.0) | {"precision": "fp32"}, None, loss(3.0), Policy()).promote  # type: ignore[operator]

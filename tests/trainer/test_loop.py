@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings, read_settings
@@ -29,7 +30,7 @@ from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import PreemptedError, StopSignal
 from trainer.training import build, make_plan, pad_id
 
-from .toy import Toy
+from .toy import Toy, sample_rows, write_dataset
 
 
 class Bench:
@@ -197,6 +198,62 @@ def test_evaluation_does_not_depend_on_batches_or_packing(bench: Any) -> None:
     ]
     assert len({(item.targets, item.accuracy, item.rows) for item in found if item}) == 1
     assert all(item.loss == pytest.approx(found[0].loss, rel=1e-6) for item in found if item and found[0])
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_evaluation_does_not_depend_on_the_number_of_ranks(bench: Any, world: int) -> None:
+    """Ranks' shares add up to what one rank measures, also with fewer batches than ranks."""
+    loop = bench().loop()
+    alone = measure(loop.loss, loop.eval, Gang(), size=64, micro=4, pad=0)
+    assert alone is not None
+    for way, micro in ((loop.loss, 1), (loop.loss, 3), (loop.loss, 50), (_unpacked(loop.loss), 4)):
+        shares: list[list[float]] = []
+        for rank in range(world):
+            measure(way, loop.eval, Listening(rank, world, shares), size=64, micro=micro, pad=0)
+        nats, right, targets = (math.fsum(column) for column in zip(*shares, strict=True))
+        assert targets == alone.targets
+        assert right / targets == pytest.approx(alone.accuracy, rel=1e-12)
+        assert nats / targets == pytest.approx(alone.loss, rel=1e-6)
+    assert alone.bits_per_byte == pytest.approx(
+        alone.loss * alone.targets / math.log(2) / loop.eval.facts["target_bytes"]
+    )
+
+
+class Listening(Gang):
+    """A rank alone that keeps what it would add to the others' sums."""
+
+    def __init__(self, rank: int, world: int, shares: list[list[float]]) -> None:
+        super().__init__(rank, world)
+        object.__setattr__(self, "shares", shares)
+
+    def sum(self, values: list[float]) -> list[float]:
+        if len(values) > 1:  # a look at the stop signal is one number
+            self.shares.append(values)  # type: ignore[attr-defined]
+        return values
+
+
+def test_a_bf16_training_is_evaluated_in_fp32_unless_the_recipe_says_bf16(bench: Any) -> None:
+    loop = bench(train={"precision": "bf16"}).loop()
+    plain = LossModel(loop.loss.model, True, way=loop.loss.way)
+    exact = measure(plain, loop.eval, Gang(), size=64, micro=loop.settings.train.micro_batch, pad=loop.pad)
+    found = loop.evaluate("now")
+    assert found is not None
+    assert exact is not None
+    assert found.loss == exact.loss
+    assert found.plain()["precision"] == "fp32"
+    assert loop.loss.bf16  # the training goes on in its own arithmetic
+    rough = bench(train={"precision": "bf16"}, evaluate={"precision": "bf16"}).loop().evaluate("now")
+    assert rough.precision == "bf16"
+    assert rough.loss != exact.loss
+    assert rough.loss == pytest.approx(exact.loss, rel=2e-4)
+
+
+def test_an_evaluation_split_without_a_target_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    root = str(tmp_path / "bucket")
+    mute = [{"messages": [{"role": "user", "content": f"a {index}"}]} for index in range(5)]
+    made = Toy(root, write_dataset(open_store(root), {"train": sample_rows(20), "eval": mute}))
+    with pytest.raises(DataError, match="no evaluation row has a token to learn from"):
+        Bench(made, tmp_path / "scratch")
 
 
 def _unpacked(loss: LossModel) -> LossModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
 from trainer.data.tokens import Tokens
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
-from trainer.model.isolation import check_isolation
-from trainer.model.loss import LossModel, choose_way, loss_model
+from trainer.model.isolation import check_isolation, document_lengths, widest_window
+from trainer.model.loss import LossModel, choose_way, loss_model, shortened
 from trainer.optim import decays, learning_rate, make_optimizer
 
 from .toy import recipe
@@ -107,6 +108,65 @@ def test_a_dropped_sliding_window_would_be_seen() -> None:
     narrow_logits, wide_logits = (item(input_ids=batch.ids, use_cache=False).logits for item in (model, wide))
     assert (narrow_logits - wide_logits).abs().max() > 1e-3
     assert check_isolation(model, 96).packs
+
+
+@pytest.mark.parametrize(("window", "length"), [(16, 96), (16, 25), (60, 100), (80, 96), (80, 8192)])
+def test_packing_is_tried_beyond_a_window_wherever_a_row_is_longer(window: int, length: int) -> None:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(attention_chunk_size=window))
+    assert widest_window(config, length) == window
+    first, second = document_lengths(length, window)
+    assert second > window
+    assert first >= 8
+    assert first + second <= min(length, 2 * window + 24)
+
+
+def test_a_window_that_no_row_goes_beyond_costs_nothing() -> None:
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(sliding_window=4096))
+    assert widest_window(config, 2048) == 0
+    assert sum(document_lengths(2048, 0)) == 64
+
+
+def test_the_check_computes_no_whole_logits() -> None:
+    model = small("mistral", sliding_window=200, max_position_embeddings=512)
+    places, reached = [], []
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: places.append(inputs[0].shape[1]))
+    model.model.register_forward_pre_hook(
+        lambda _, __, named: reached.append(int(named["position_ids"].max())), with_kwargs=True
+    )
+    assert check_isolation(model, 512).packs
+    assert max(places) <= 128
+    assert max(reached) > 200
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: you tried")])
+def test_out_of_memory_is_no_reason_against_packing(error: Exception) -> None:
+    model = small("llama")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    model.lm_head.forward = fail
+    with pytest.raises(type(error)):
+        check_isolation(model, 96)
+
+
+def test_the_loss_is_chosen_on_a_few_tokens_with_targets() -> None:
+    data = tokens([400, 120, 90])
+    data.trained[:350] = False  # a long prompt
+    batch = make_batch(data, [np.array([0]), np.array([1, 2])], 0)
+    part = shortened(batch)
+    assert part.ids.shape == (2, 256)
+    assert len(part.targets)
+    flat = part.ids.view(-1)
+    assert torch.equal(flat[part.places + 1], part.targets)
+    alone = shortened(make_batch(data, [np.array([0])], 0))
+    assert torch.equal(alone.ids.view(-1)[alone.places + 1], alone.targets)
+    assert len(alone.targets)
+    model = small("llama", max_position_embeddings=512)
+    seen: list[int] = []
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel() // 32))
+    choose_way(loss_model(model, True, False), batch)
+    assert max(seen) <= 512
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -19,6 +19,7 @@ from trainer.model.build import takes_positions
 
 Way = Literal["fused", "places", "own"]
 TOLERANCE: Final = 1e-4
+_PROBE: Final = 256  # tokens of a row that show which loss is the model's own
 
 
 class LossModel(nn.Module):
@@ -83,8 +84,9 @@ class LossModel(nn.Module):
 def choose_way(loss: LossModel, batch: Batch) -> Way:
     """Set and return the cheapest way whose loss and logits agree with the model's own, in fp32.
 
-    :param batch: any batch with targets.
+    :param batch: any batch with targets; a part of it is used.
     """
+    batch = shortened(batch)
     training, bf16 = loss.training, loss.bf16
     loss.eval()
     loss.bf16 = False
@@ -107,6 +109,25 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
     finally:
         loss.bf16 = bf16
         loss.train(training)
+
+
+def shortened(batch: Batch) -> Batch:
+    """At most 2 rows of 256 tokens of a batch, with targets in them: whole logits of more would be gigabytes."""
+    width = batch.ids.shape[1]
+    keep = min(_PROBE, width)
+    row, column = batch.places // width, batch.places % width
+    near = column[row < 2]
+    # From a little before the first target on: a row may begin with a long prompt.
+    start = min(max(0, int(near.min()) - 32), width - keep) if len(near) else 0
+    inside = (row < 2) & (column >= start) & (column < start + keep - 1)
+    return Batch(
+        ids=batch.ids[:2, start : start + keep].contiguous(),
+        positions=batch.positions[:2, start : start + keep].contiguous(),
+        places=(row * keep + column - start)[inside],
+        targets=batch.targets[inside],
+        documents=batch.documents[inside],
+        tokens=min(batch.tokens, 2 * keep),
+    )
 
 
 def loss_model(model: Any, packed: bool, bf16: bool) -> LossModel:

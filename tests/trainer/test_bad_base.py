@@ -1,0 +1,105 @@
+"""A base model that cannot be had, or not be trained: the right word, the mend and the exit code."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropforge.errors import DataError, RecipeError
+from dropforge.run import ExitCode
+from trainer.data.hub import UnreachableError, fetch_from_hub
+from trainer.data.tokenizer import load_tokenizer, train_tokenizer, wrap_tokenizer
+from trainer.rank import ending
+from trainer.training import pad_id
+
+from .test_data import TEXTS
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Start a hub that answers everything with one status; its address."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    servers = []
+
+    def start(status: int, code: str = "") -> str:
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.send_header("X-Error-Code", code)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "word", "exit_code"),
+    [
+        (404, "RepoNotFound", "the hub has no some/model", ExitCode.BAD_RECIPE),
+        (404, "RevisionNotFound", "base.revision", ExitCode.BAD_RECIPE),
+        (403, "GatedRepo", "accepted its terms", ExitCode.BAD_RECIPE),
+        (401, "", "does not give us", ExitCode.BAD_RECIPE),
+        (500, "", "does not answer", 1),
+        (429, "", "does not answer", 1),
+    ],
+)
+def test_each_no_of_the_hub_has_its_word_and_exit_code(
+    hub: Any, status: int, code: str, word: str, exit_code: int
+) -> None:
+    with pytest.raises((RecipeError, UnreachableError), match=word) as caught:
+        fetch_from_hub("some/model", None, hub(status, code))
+    assert ending(caught.value)[0] == exit_code  # 1 is tried again, a bad recipe is not
+
+
+def test_a_hub_that_is_not_there_is_tried_again(hub: Any) -> None:
+    with pytest.raises(UnreachableError, match=r"does not answer.*S3") as caught:
+        fetch_from_hub("some/model", None, "http://127.0.0.1:9")
+    assert ending(caught.value)[0] == 1
+
+
+def test_a_name_that_is_none_is_refused(hub: Any) -> None:
+    with pytest.raises(RecipeError, match=r"base\.model"):
+        fetch_from_hub("a/b/c/d", None, hub(404))
+
+
+def saved(folder: Path, **without: None) -> Path:
+    wrap_tokenizer(train_tokenizer(TEXTS, 320), 64).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | without))
+    return folder
+
+
+def test_a_tokenizer_without_an_end_token_is_refused_with_the_mend(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no end token.*`eos_token`") as caught:
+        load_tokenizer(saved(tmp_path, eos_token=None))
+    assert ending(caught.value)[0] == ExitCode.BAD_DATA
+
+
+def test_a_tokenizer_without_a_padding_token_fills_rows_with_its_end(tmp_path: Path) -> None:
+    found = load_tokenizer(saved(tmp_path, pad_token=None))
+    assert found.pad_token_id is None
+    assert pad_id(found) == found.eos_token_id
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a tokenizer beside it"):
+        load_tokenizer(tmp_path)
