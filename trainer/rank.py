@@ -52,8 +52,8 @@ def ending(error: BaseException) -> tuple[int, str]:
     """Exit code and message for what ended a rank."""
     import torch
 
+    from trainer.divergence import DivergedError
     from trainer.gang import CollectiveError
-    from trainer.loop import DivergedError
     from trainer.model.export import ExportError
     from trainer.state.checkpoint import StorageError
 
