@@ -103,11 +103,11 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
     """
     train, compute = recipe.train, recipe.compute
     ranks = compute.nodes * compute.processes_per_node
-    sequences = train.tokens_per_step // train.sequence_length
+    sequences = train.rows
     steps = train.max_steps
     if steps is None and data_bytes is not None:
         tokens = data_bytes * (1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
-        steps = max(1, ceil(tokens * train.epochs / train.tokens_per_step))
+        steps = max(1, ceil(tokens * (train.epochs or 1.0) / (sequences * train.sequence_length)))
     shape = shape_of(recipe)
     parameters = shape.parameters if shape else None
     trained = parameters

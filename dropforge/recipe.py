@@ -10,7 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
+
+
+Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Section(BaseModel):
@@ -97,6 +102,15 @@ class Lora(Section):
     """Modules to adapt."""
 
 
+class EarlyStopping(Section):
+    """When training ends before its steps do."""
+
+    patience: int = Field(default=3, ge=1, le=LARGEST)
+    """Evaluations in a row that are not better than the best before them."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Nats per token by which an evaluation must be better to count."""
+
+
 class Train(Section):
     """The training itself. Batch sizes are global: the number of ranks is a detail."""
 
@@ -108,20 +122,34 @@ class Train(Section):
     """Tokens per packed sequence."""
     packing: Literal["auto", "off"] = "auto"
     """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
-    tokens_per_step: int = Field(default=4096, ge=16, le=LARGEST)
-    """Tokens in one optimizer step over all ranks."""
+    tokens_per_step: int | None = Field(default=None, ge=16, le=LARGEST)
+    """Tokens in one optimizer step over all ranks, a multiple of `sequence_length`; about 4096 if not given."""
+    rows_per_step: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Sequences in one optimizer step over all ranks, instead of `tokens_per_step`."""
     micro_batch: int = Field(default=2, ge=1, le=LARGEST)
-    """Sequences per forward pass and rank."""
-    epochs: float = Field(default=1.0, gt=0, le=1000)
-    """Passes over the training rows; ignored if `max_steps` is set."""
+    """Most sequences per forward pass and rank."""
+    epochs: float | None = Field(default=None, gt=0, le=1000)
+    """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
-    """Optimizer steps; wins over `epochs`."""
+    """Optimizer steps, instead of `epochs`."""
+    max_rows: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Training rows to use, the first by content key: for smoke runs."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Decay after the warm-up."""
-    warmup: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the steps spent warming up."""
+    schedule: Literal["cosine", "linear", "constant", "exponential", "step", "plateau", "wsd"] = "cosine"
+    """Course of the learning rate after the warm-up; `wsd` stays at the peak and decays at the end."""
+    warmup: float = Field(default=0.05, ge=0, le=LARGEST)
+    """Share of the steps spent warming up, or from 1 on their number."""
+    min_rate: float = Field(default=0.0, ge=0, le=1)
+    """Lowest learning rate after the warm-up, as a share of the peak."""
+    decay: float = Field(default=0.2, gt=0, le=LARGEST)
+    """The last part of `wsd`: share of the steps, or from 1 on their number."""
+    drop_factor: float = Field(default=0.1, gt=0, le=1)
+    """What is left of the learning rate: at the end of `exponential`, after each drop of `step` and `plateau`."""
+    drop_every: float = Field(default=0.3, gt=0, le=LARGEST)
+    """From one drop of `step` to the next: share of the steps, or from 1 on their number."""
+    plateau_patience: int = Field(default=2, ge=1, le=LARGEST)
+    """Evaluations in a row without a new lowest loss that `plateau` bears; the next one drops the rate."""
     weight_decay: float = Field(default=0.1, ge=0)
     """On matrices only; norms, biases and embeddings are left alone."""
     clip: float = Field(default=1.0, gt=0)
@@ -132,14 +160,29 @@ class Train(Section):
     """Arithmetic of forward and backward; master weights are fp32 either way."""
     loss_on: Literal["answers", "all"] = "answers"
     """Tokens that count in conversations: the assistant's, or all."""
-    eval_every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0 evaluates before and after only."""
-    checkpoint_every: int = Field(default=25, ge=1)
-    """Steps between checkpoints."""
+    log_every: Count | Minutes | None = None
+    """Steps between log lines, or time as in `"10 min"`; about a hundred lines if not given."""
+    eval_every: Annotated[int, Field(ge=0, le=LARGEST)] | Minutes = 0
+    """Steps between evaluations, or time as in `"10 min"`; 0 evaluates before and after only."""
+    checkpoint_every: Count | Minutes = 25
+    """Steps between checkpoints, or time as in `"10 min"`."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints to keep."""
     keep_best: int = Field(default=1, ge=0)
     """Checkpoints with the lowest evaluation loss to keep beside them, of those that were evaluated."""
+    early_stopping: EarlyStopping | None = None
+    """End the training once evaluations no longer get better."""
+    export: Literal["last", "best"] = "last"
+    """Weights that become the model: those of the last step, or of the lowest evaluation loss."""
+    max_skipped_steps: int = Field(default=50, ge=0, le=LARGEST)
+    """Steps in all that may be skipped because loss or gradient is not finite; five in a row are borne at most."""
+
+    @property
+    def rows(self) -> int:
+        """Sequences in one optimizer step, over all ranks."""
+        if self.rows_per_step is not None:
+            return self.rows_per_step
+        return (self.tokens_per_step or DEFAULT_TOKENS) // self.sequence_length or 1
 
 
 class Volume(Section):
@@ -193,6 +236,8 @@ class Evaluate(Section):
     """Evaluation rows to use, chosen by content key."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only."""
+    max_batches: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Most forward passes of an evaluation while training: for smoke runs. Candidate and champion get all rows."""
 
 
 class Promote(Section):

@@ -10,10 +10,12 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from dropforge.errors import RecipeError
+from trainer.interval import Interval
 
+DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
 
 
@@ -49,34 +51,60 @@ class Lora:
 
 
 @dataclass(frozen=True)
+class EarlyStopping:
+    """When training ends before its steps do."""
+
+    patience: int
+    min_delta: float
+
+
+@dataclass(frozen=True)
 class Train:
-    """The training; batch sizes are global."""
+    """The training; batch sizes are global. What stands for what is told by `dropforge.recipe.Train`."""
 
     method: Literal["full", "lora"]
     lora: Lora
     sequence_length: int
     packing: Literal["auto", "off"]
-    tokens_per_step: int
+    tokens_per_step: int | None
+    rows_per_step: int | None
     micro_batch: int
-    epochs: float
+    epochs: float | None
     max_steps: int | None
+    max_rows: int | None
     learning_rate: float
-    schedule: Literal["cosine", "linear", "constant"]
+    schedule: Literal["cosine", "linear", "constant", "exponential", "step", "plateau", "wsd"]
     warmup: float
+    min_rate: float
+    decay: float
+    drop_factor: float
+    drop_every: float
+    plateau_patience: int
     weight_decay: float
     clip: float
     seed: int
     precision: Literal["fp32", "bf16"]
     loss_on: Literal["answers", "all"]
-    eval_every: int
-    checkpoint_every: int
+    log_every: int | str | None
+    eval_every: int | str
+    checkpoint_every: int | str
     keep_checkpoints: int
     keep_best: int
+    early_stopping: EarlyStopping | None
+    export: Literal["last", "best"]
+    max_skipped_steps: int
 
     @property
-    def rows_per_step(self) -> int:
+    def rows(self) -> int:
         """Sequences in one optimizer step, over all ranks."""
-        return self.tokens_per_step // self.sequence_length
+        if self.rows_per_step is not None:
+            return self.rows_per_step
+        return (self.tokens_per_step or DEFAULT_TOKENS) // self.sequence_length or 1
+
+    @property
+    def passes(self) -> float:
+        """Passes over the training rows, where `max_steps` does not decide."""
+        return 1.0 if self.epochs is None else self.epochs
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ class Settings:
     :param max_left_out: largest share of training rows that may teach nothing.
     :param eval_rows: most evaluation rows to use.
     :param eval_precision: arithmetic of an evaluation's forward pass.
+    :param eval_batches: most forward passes of an evaluation while training.
     :param grace_seconds: time between SIGTERM and SIGKILL.
     """
 
@@ -94,6 +123,7 @@ class Settings:
     max_left_out: float
     eval_rows: int
     eval_precision: Literal["fp32", "bf16"]
+    eval_batches: int | None
     grace_seconds: int
 
 
@@ -112,6 +142,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         max_left_out=_value(float, _get(recipe, "data", "max_left_out"), "data.max_left_out"),
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
         eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
+        eval_batches=_value(int | None, _get(recipe, "evaluate", "max_batches"), "evaluate.max_batches"),
         grace_seconds=_value(int, _get(recipe, "compute", "grace_seconds"), "compute.grace_seconds"),
     )
     if (base.model is None) == (base.scratch is None):
@@ -121,20 +152,49 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
             raise _bad("train.method", "adapters need a trained model, `base.scratch` has random weights")
         if base.scratch.context < train.sequence_length:
             raise _bad("train.sequence_length", f"it is longer than the model's context of {base.scratch.context}")
-    for name in ("sequence_length", "micro_batch", "rows_per_step", "checkpoint_every", "keep_checkpoints"):
-        if getattr(train, name) < 1:
-            raise _bad(f"train.{name}", "it must be at least 1")
-    if train.max_steps is not None and train.max_steps < 1:
-        raise _bad("train.max_steps", "it must be at least 1")
-    if train.keep_best < 0:
-        raise _bad("train.keep_best", "it must be at least 0")
-    if train.epochs <= 0 or train.learning_rate <= 0 or train.clip <= 0 or not 0 <= train.warmup < 1:
-        raise _bad("train", "epochs, learning_rate and clip must be positive, warmup in [0, 1)")
-    if settings.eval_rows < 1:
-        raise _bad("evaluate.max_rows", "it must be at least 1")
+    _check_train(train)
+    for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):
+        if value is not None and value < 1:
+            raise _bad(f"evaluate.{name}", "it must be at least 1")
     if not 0 <= settings.max_left_out <= 1:
         raise _bad("data.max_left_out", "it must be in [0, 1]")
     return settings
+
+
+def _check_train(train: Train) -> None:
+    """What the recipe's model refuses too, and what only the trainer knows."""
+    for one, other in (("tokens_per_step", "rows_per_step"), ("epochs", "max_steps")):
+        if getattr(train, one) is not None and getattr(train, other) is not None:
+            raise _bad(f"train.{one}", f"`train.{other}` is given too, and says something else")
+    if train.sequence_length < 1 or (train.tokens_per_step or 0) % train.sequence_length:
+        raise _bad("train.tokens_per_step", "it is no multiple of `train.sequence_length`")
+    counts = ("tokens_per_step", "rows_per_step", "micro_batch", "max_steps", "max_rows", "keep_checkpoints")
+    for name in (*counts, "plateau_patience"):
+        if getattr(train, name) is not None and getattr(train, name) < 1:
+            raise _bad(f"train.{name}", "it must be at least 1")
+    if train.passes <= 0 or train.learning_rate <= 0 or train.clip <= 0 or train.max_skipped_steps < 0:
+        raise _bad("train", "epochs, learning_rate and clip must be positive, max_skipped_steps not negative")
+    if train.keep_best < 0:
+        raise _bad("train.keep_best", "it must be at least 0")
+    for name in ("warmup", "decay", "drop_every"):
+        value = getattr(train, name)
+        if value < 0 or (value >= 1 and value != int(value)) or (name != "warmup" and not value):
+            raise _bad(f"train.{name}", f"{value:g} is neither a share below 1 nor a number of steps")
+    if not 0 <= train.min_rate <= 1 or not 0 < train.drop_factor <= 1:
+        raise _bad("train.min_rate", "it must be in [0, 1], and `train.drop_factor` in (0, 1]")
+    if train.early_stopping and (train.early_stopping.patience < 1 or train.early_stopping.min_delta < 0):
+        raise _bad("train.early_stopping", "patience must be at least 1, min_delta not negative")
+    for name in ("log_every", "eval_every", "checkpoint_every"):
+        value = getattr(train, name)
+        try:
+            interval = None if value is None else Interval.parse(value)
+        except ValueError as error:
+            raise _bad(f"train.{name}", str(error)) from None
+        if interval == Interval() and name != "eval_every":
+            raise _bad(f"train.{name}", "it must be at least 1")
+    judged = train.schedule == "plateau" or train.early_stopping or train.export == "best"
+    if judged and train.eval_every == 0:
+        raise _bad("train.eval_every", "plateau, early stopping and the best weights need evaluations on the way")
 
 
 def _get(recipe: Mapping[str, Any], section: str, key: str) -> Any:

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dropforge.errors import DropforgeError
+from trainer.batching import solve
+from trainer.best import BestWeights, best_step, stalled
 from trainer.config import Settings
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan, share
 from trainer.data.tokens import Tokens
+from trainer.divergence import DivergedError, check_skipped
 from trainer.gang import Gang
 from trainer.heart import Heart
+from trainer.interval import Due, Interval, Timers
+from trainer.limits import first_batches
 from trainer.measure import Measured, measure
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
 from trainer.observer import Observer
-from trainer.optim import learning_rate, load_optimizer, optimizer_tensors
+from trainer.optim import load_optimizer, optimizer_tensors
 from trainer.progress import Progress
 from trainer.report.console import Console
+from trainer.report.figures import training_figures
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
+from trainer.schedule import check_steps, learning_rate
 from trainer.selfcheck import check_accumulation
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
-from trainer.step import Step, StepResult
+from trainer.step import Step
 
-BAD_STEPS: Final = 5  # skipped steps in a row that are still borne
 LAST_WORDS: Final = 3.0  # seconds of the grace that the launcher keeps for itself
-
-
-class DivergedError(DropforgeError):
-    """The loss is no number any more."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Loop:
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
+    :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
 
     gang: Gang
@@ -64,16 +68,45 @@ class Loop:
     offer: Callable[[list[Seal]], None] = lambda _: None
     observers: list[Observer] = field(default_factory=list)
     heart: Heart = field(default_factory=Heart)
+    row_keys: NDArray[np.void] | Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
         train = self.settings.train
         self.progress = Progress()
-        self.step = Step(self.gang, train, self.built, self.loss, self.plan, self.train, self.pad, self.stop)
-        self.optimizer = self.step.optimizer
         self.steps = self.plan.steps
+        check_steps(train, self.steps)
+        self.batching = solve(self.plan.rows, self.gang.world, train.micro_batch)
+        self.step = Step(
+            self.gang,
+            train,
+            self.built,
+            self.loss,
+            self.plan,
+            self.train,
+            self.pad,
+            self.stop,
+            self.batching.micro_batch,
+        )
+        self.optimizer = self.step.optimizer
+        if self.settings.eval_batches is not None:
+            self.eval = first_batches(
+                self.eval,
+                self.settings.eval_batches,
+                micro=train.micro_batch,
+                size=train.sequence_length,
+                packed=self.loss.packed,
+            )
         self.observers = [self.heart, StepLog(self.console, self.tracker, self.steps), *self.observers]
         # About a hundred points on a curve, and a sign of life at least every ten steps.
-        self.log_every = max(1, min(10, self.steps // 100))
+        log_every = max(1, min(10, self.steps // 100)) if train.log_every is None else train.log_every
+        self.every = {
+            "log": Interval.parse(log_every),
+            "evaluation": Interval.parse(train.eval_every),
+            "checkpoint": Interval.parse(train.checkpoint_every),
+        }
+        self.timers = Timers(self.every)
+        self.due = Due()
+        self.best = BestWeights(self.checkpoints.store)
         self.saved: int | None = None
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -93,7 +126,8 @@ class Loop:
         self._generators = snapshot.generators
 
     def start(self) -> None:
-        """Wrap the model for several ranks and set the random state."""
+        """Wrap the model for several ranks, set the random state, and start the clocks."""
+        self.console.say(str(self.batching))
         train = self.settings.train
         self.saver = Saver(
             self.checkpoints,
@@ -133,59 +167,71 @@ class Loop:
         :raises PreemptedError: after a checkpoint, if a rank was asked to stop.
         :raises DivergedError: after too many steps in a row that are not finite.
         """
-        train = self.settings.train
         if self.progress.step == 0 and self.evaluate("before training") is None:
             raise PreemptedError(None)
         self.loss.train()
         if self._lacks_evaluation() and self.evaluate(f"at step {self.progress.step}") is None:
             raise PreemptedError(self.saved)
-        while self.progress.step < self.steps:
+        for name in self.every:
+            self.timers.restart(name)
+        while not self._finished():
             stopping = self._step()
             step = self.progress.step
-            last = step == self.steps
             if self._lacks_evaluation() and not stopping:
-                stopping = self.evaluate("after training" if last else f"at step {step}") is None
+                stopping = self.evaluate("after training" if step == self.steps else f"at step {step}") is None
             self._collect(self.saver.poll())
-            if not stopping and not last and step % train.checkpoint_every == 0:
+            due = self.due.checkpoint or self.every["checkpoint"].due(step)
+            if due and not stopping and not self._finished():
                 # A stop that was asked for meanwhile needs no other step, and no other save after it.
                 stopping = self.save()
+                self.timers.restart("checkpoint")
+                self._prune_best()
             if stopping:
                 self._save_at_stop()
                 raise PreemptedError(self.saved, step)
-        if self.saved != self.steps:
+        if self.saved != self.progress.step:
             self._collect(self.saver.wait())
             self._begin_save()
             self._collect(self.saver.wait(self._grace_left))
+        self._take_best()
+
+    def _finished(self) -> bool:
+        """Whether all steps are done, or evaluations no longer get better; a resumed run decides alike."""
+        return self.progress.step >= self.steps or stalled(
+            self.progress.evaluations, self.settings.train.early_stopping
+        )
 
     def _lacks_evaluation(self) -> bool:
         """Whether an evaluation is due at this step; after a stop in the middle of one it is still due."""
-        step, every = self.progress.step, self.settings.train.eval_every
-        due = step == self.steps or (every and step and step % every == 0)
-        return bool(due) and self.progress.evaluation(step) is None
+        step = self.progress.step
+        due = step == self.steps or self.due.evaluation or self.every["evaluation"].due(step)
+        return due and self.progress.evaluation(step) is None
 
     def _step(self) -> bool:
         """One optimizer step; whether a rank was asked to stop."""
-        progress = self.progress
-        rate = learning_rate(self.settings.train, progress.step, self.steps)
+        progress, train = self.progress, self.settings.train
+        rate = learning_rate(train, progress.step, self.steps, progress.evaluations)
         self.heart.step(progress.step + 1)
-        result = self.step.take(progress.step, rate)
-        progress.count(result)
-        log = progress.step % self.log_every == 0 or progress.step == self.steps
+        result = self.step.take(progress.step, rate, self.timers.due() if self.gang.leader else Due())
+        progress.count(result, self._keys(result.suspects))
+        self.due = result.due
+        log = self.due.log or self.every["log"].due(progress.step) or progress.step == self.steps
         for observer in self.observers:
             observer.after_step(result, progress, log)
         if log:
             progress.nats, progress.window = 0.0, 0
-        self._check_bad_steps(result)
+            self.timers.restart("log")
+        try:
+            check_skipped(progress, train.max_skipped_steps)
+        except DivergedError:
+            self._collect(self.saver.wait(self._grace_left))
+            raise
         return result.stopping
 
-    def _check_bad_steps(self, result: StepResult) -> None:
-        if self.progress.in_row > BAD_STEPS:
-            self._collect(self.saver.wait(self._grace_left))
-            raise DivergedError(
-                f"step {result.step}",
-                f"loss or gradient was not finite in {self.progress.in_row} steps in a row",
-                "Lower `train.learning_rate`, lengthen `train.warmup`, or look at the rows of these steps",
-            )
+    def _keys(self, documents: Sequence[int]) -> list[str]:
+        """The content keys of the rows that documents came from; their places where no keys are known."""
+        rows = sorted({int(self.train.rows[document]) for document in documents})
+        return [bytes(self.row_keys[row]).hex() if len(self.row_keys) else f"row {row}" for row in rows]
 
     def evaluate(self, when: str) -> Measured | None:
         """Measure and log; None if a rank was asked to stop meanwhile."""
@@ -205,12 +251,15 @@ class Loop:
         )
         self.heart.rest()
         if found is not None:
-            self.progress.evaluations.append({"step": step, **found.plain()})
+            # What rank 0 measured is what all record, so that whatever follows from it is decided alike.
+            self.progress.evaluations.append({"step": step, **self.gang.gather(found.plain())[0]})
+            self._keep_best()
             self.tracker.metrics(found.metrics(), step)
             self.console.say(
                 f"eval {when}: loss {found.loss:.4f}  perplexity {found.perplexity:.2f}  accuracy {found.accuracy:.4f}"
                 f"  ({found.targets} tokens, {time.perf_counter() - began:.1f} s)"
             )
+        self.timers.restart("evaluation")
         return found
 
     def save(self) -> bool:
@@ -290,22 +339,38 @@ class Loop:
             {"train/checkpoint_seconds": ended.seconds, "train/checkpoint_stall_seconds": ended.copied}, ended.step
         )
 
+    def _keep_best(self) -> None:
+        """Write the weights of a new best evaluation. A failure ends the attempt: the next one measures it again."""
+        step = self.progress.step
+        chosen = self.settings.train.export == "best" and self.gang.leader
+        if chosen and step and step < self.steps and best_step(self.progress.evaluations) == step:
+            self.best.keep(step, dict(self.built.trainable()))
+
+    def _prune_best(self) -> None:
+        """Delete the weights that neither this run nor a kept checkpoint takes for the best."""
+        if self.settings.train.export == "best" and self.gang.leader:
+            known = [*(seal.step for seal in self.checkpoints.seals()), self.progress.step]
+            found = self.progress.evaluations
+            self.best.prune(best_step([item for item in found if item["step"] <= step]) for step in known)
+
+    @property
+    def exported(self) -> int:
+        """The step whose weights become the model."""
+        best = best_step(self.progress.evaluations) if self.settings.train.export == "best" else None
+        return self.progress.step if best is None else best
+
+    def _take_best(self) -> None:
+        """Put the best weights into the model of rank 0, which exports it."""
+        if self.exported != self.progress.step and self.gang.leader:
+            weights = self.best.read(self.exported)
+            self.console.say(f"the model is that of step {self.exported}, which had the lowest evaluation loss")
+            with torch.no_grad():
+                for name, weight in self.built.trainable():
+                    weight.copy_(weights[name])
+
     def report(self) -> Mapping[str, Any]:
         """The loop's part of the run's report."""
-        progress = self.progress
         return {
-            "steps": progress.step,
-            "epochs": round(self.plan.passes(progress.step), 4),
-            "tokens": progress.tokens,
-            "target_tokens": progress.targets,
-            "seconds": round(progress.seconds, 3),
-            "tokens_per_second": round(progress.tokens / max(1e-9, progress.seconds), 1),
-            "skipped_steps": progress.skipped,
+            **training_figures(self.progress, self.plan, self.exported),
             "accumulation_difference": self.accumulation,
-            "train": {"loss_first": progress.loss_first, "loss_last": progress.loss_last},
-            "eval": {"before": _figures(progress.evaluation(0)), "after": _figures(progress.evaluation(self.steps))},
         }
-
-
-def _figures(values: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if values is None else {key: value for key, value in values.items() if key != "step"}

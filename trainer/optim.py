@@ -1,8 +1,7 @@
-"""Learning rate, parameter groups and the optimizer's state by name."""
+"""Parameter groups and the optimizer's state by name."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -13,22 +12,6 @@ from trainer.config import Train
 
 BETAS: Final = (0.9, 0.95)
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-
-
-def learning_rate(train: Train, step: int, steps: int) -> float:
-    """Rate of optimizer step `step` (0-based) of `steps`: linear warm-up, then the schedule; a pure function."""
-    warmup = math.ceil(train.warmup * steps)
-    if step < warmup:
-        return train.learning_rate * (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(1, steps - warmup)
-    match train.schedule:
-        case "constant":
-            share = 1.0
-        case "linear":
-            share = 1 - done
-        case "cosine":
-            share = 0.5 * (1 + math.cos(math.pi * done))
-    return train.learning_rate * share
 
 
 def decays(name: str, parameter: torch.Tensor, embeddings: set[int]) -> bool:

@@ -15,6 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
@@ -28,6 +31,7 @@ from trainer.model.build import fetch_folder, is_hub_id
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
 _READY: Final = "ready.json"
+_KEYS: Final = "train-keys.npy"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Prepared:
 
     :param base: folder of the base model; empty for a model from a config.
     :param plan_content: digest of the training documents and the tokenizer.
+    :param row_keys: content keys of the training rows, in their order.
     """
 
     train: Tokens
@@ -43,6 +48,7 @@ class Prepared:
     tokenizer: Any
     base: str
     plan_content: str
+    row_keys: NDArray[np.void]
 
 
 def prepare(
@@ -76,10 +82,14 @@ def prepare(
     say(f"tokenising {manifest.rows('train')} rows")
     encoder = make_encoder(tokenizer, settings.train.loss_on)
     facts: dict[str, Any] = {}
-    train = collect(documents(encoder, seen("train"), settings.train.sequence_length, facts), facts)
+    rows = seen("train")
+    chosen_rows = islice(rows, settings.train.max_rows)
+    train = collect(documents(encoder, chosen_rows, settings.train.sequence_length, facts), facts)
+    for _ in rows:  # the rest is read for its keys
+        pass
     rows = seen("eval")
     chosen = list(islice(rows, settings.eval_rows))
-    for _ in rows:  # the rest is read for its keys
+    for _ in rows:
         pass
     check_keys(manifest, keys)
     if not len(train):
@@ -89,6 +99,7 @@ def prepare(
     if not len(evaluation):
         raise _no_target(spec.dataset, "evaluation", evaluation.facts)
     train.save(scratch / "train")
+    np.save(scratch / _KEYS, np.array(keys["train"], dtype="V16"))
     evaluation.save(scratch / "eval")
     ready = {"base": base, "content": hashlib.sha256((train.digest() + _fingerprint(tokenizer)).encode()).hexdigest()}
     temporary = scratch / f".{_READY}"
@@ -108,6 +119,7 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
         tokenizer=open_tokenizer(settings, ready["base"], open_store(spec.root)),
         base=ready["base"],
         plan_content=ready["content"],
+        row_keys=np.load(scratch / _KEYS, mmap_mode="r"),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from trainer.step import StepResult
+
+_SUSPECTS: Final = 100  # rows of a skipped step whose keys are kept
 
 
 @dataclass
@@ -18,6 +20,7 @@ class Progress:
     :param seconds: time spent in steps, over all attempts.
     :param skipped: steps that were left out for a loss or gradient that is not finite; `in_row` of them just now.
     :param nats, window: sum of the loss and of the targets since the last log line.
+    :param skips: for each skipped step its number, the content keys of rows that may be the cause, and their number.
     :param evaluations: for each evaluation its step and figures.
     """
 
@@ -31,6 +34,7 @@ class Progress:
     window: int = 0
     loss_first: float | None = None
     loss_last: float | None = None
+    skips: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
@@ -40,8 +44,8 @@ class Progress:
     def load(cls, values: Mapping[str, Any]) -> Progress:
         return cls(**values)
 
-    def count(self, result: StepResult) -> None:
-        """Take a step into the counters."""
+    def count(self, result: StepResult, suspects: Sequence[str] = ()) -> None:
+        """Take a step into the counters. :param suspects: keys of the rows that may be why it was skipped."""
         self.step = result.step
         self.tokens += result.tokens
         self.targets += result.targets
@@ -49,6 +53,7 @@ class Progress:
         if result.nats is None:
             self.skipped += 1
             self.in_row += 1
+            self.skips.append({"step": result.step, "rows": list(suspects[:_SUSPECTS]), "count": len(suspects)})
             return
         self.in_row = 0
         self.nats += result.nats

@@ -54,8 +54,8 @@ def ending(error: BaseException) -> tuple[int, str]:
     import torch
 
     from trainer.data.hub import UnreachableError
+    from trainer.divergence import DivergedError
     from trainer.gang import CollectiveError
-    from trainer.loop import DivergedError
     from trainer.model.export import ExportError
     from trainer.state.checkpoint import StorageError
 

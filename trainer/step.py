@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Train
 from trainer.data.batch import make_batch
-from trainer.data.plan import Plan, share
+from trainer.data.plan import Pack, Plan, share
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang, collective
+from trainer.interval import Due
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
 from trainer.optim import make_optimizer
@@ -34,6 +35,7 @@ class Tally:
     :param loss: nats over the rank's targets, 0 where not finite.
     :param targets, tokens: what the rank learned from and read, padding left out.
     :param stop: whether the rank was asked to stop. :param broken: whether its loss or gradient is not finite.
+    :param log, evaluation, checkpoint: whether the time for it has come, by the clock of rank 0.
     """
 
     loss: float
@@ -41,6 +43,9 @@ class Tally:
     tokens: float
     stop: float
     broken: float
+    log: float
+    evaluation: float
+    checkpoint: float
 
     def summed(self, gang: Gang) -> Tally:
         """The same over all ranks, equal to the bit on each of them; one collective."""
@@ -58,7 +63,8 @@ class StepResult:
     :param rate: learning rate. :param norm: global gradient norm before clipping.
     :param own_nats: this rank's part of the loss, for the notice of a skipped step.
     :param seconds: the whole step; of these `data_seconds` for making batches and `wait_seconds` in the collective.
-    :param stopping: whether any rank was asked to stop.
+    :param stopping: whether any rank was asked to stop. :param due: what is to be done because its time has come.
+    :param suspects: of a skipped step, the documents whose loss was not finite, or all if that cannot be told.
     """
 
     step: int
@@ -72,6 +78,8 @@ class StepResult:
     data_seconds: float
     wait_seconds: float
     stopping: bool
+    due: Due
+    suspects: tuple[int, ...]
 
     @property
     def loss(self) -> float | None:
@@ -82,7 +90,7 @@ class StepResult:
 class Step:
     """Model, optimizer and data of a rank, joined to take optimizer steps.
 
-    :param pad: id for padding.
+    :param pad: id for padding. :param micro_batch: rows of a forward pass.
     """
 
     def __init__(
@@ -95,8 +103,10 @@ class Step:
         tokens: Tokens,
         pad: int,
         stop: StopSignal,
+        micro_batch: int,
     ) -> None:
         self.gang, self.train, self.built, self.loss = gang, train, built, loss
+        self.micro_batch = micro_batch
         self.plan, self.tokens, self.pad, self.stop = plan, tokens, pad, stop
         self.optimizer = make_optimizer(built.model, train)
         self.wrapped: nn.Module = loss
@@ -115,15 +125,18 @@ class Step:
         self.backward(make_batch(self.tokens, [], self.pad), 0.0, last=True)
         self.optimizer.zero_grad()
 
-    def take(self, index: int, rate: float) -> StepResult:
-        """Take optimizer step `index` (from 0) with a learning rate, or skip it on all ranks if it is not finite."""
+    def take(self, index: int, rate: float, due: Due = Due()) -> StepResult:  # noqa: B008 - immutable
+        """Take optimizer step `index` (from 0) with a learning rate, or skip it on all ranks if it is not finite.
+
+        :param due: on rank 0, what its clock says; on the others nothing.
+        """
         began = time.perf_counter()
         packs = self.plan.step(index)
         wanted = sum(int(self.plan.targets[pack].sum()) for pack in packs)
-        shares = share(packs, self.plan.lengths, self.gang.rank, self.gang.world, self.train.micro_batch)
+        shares = share(packs, self.plan.lengths, self.gang.rank, self.gang.world, self.micro_batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        summed = torch.zeros((), dtype=torch.float64, device=self.gang.device)
+        losses: list[torch.Tensor] = []
         targets, tokens = 0, 0
         data_seconds = time.perf_counter() - began
         for turn, mine in enumerate(shares):
@@ -131,10 +144,10 @@ class Step:
             batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
             data_seconds += time.perf_counter() - asked
             # DDP averages over ranks, the loss is a sum: hence the number of ranks.
-            summed += self.backward(batch, self.gang.world / wanted, last=turn == len(shares) - 1)
+            losses.append(self.backward(batch, self.gang.world / wanted, last=turn == len(shares) - 1))
             targets += len(batch.targets)
             tokens += batch.tokens
-        nats = float(summed)
+        nats = float(torch.stack(losses).double().sum())
         norm = float(nn.utils.clip_grad_norm_([weight for _, weight in self.built.trainable()], self.train.clip))
         finite = math.isfinite(nats) and math.isfinite(norm)
         met = time.perf_counter()
@@ -144,11 +157,15 @@ class Step:
             tokens=tokens,
             stop=self.stop.asked,
             broken=not finite,
+            **asdict(due),
         ).summed(self.gang)
         wait_seconds = time.perf_counter() - met
         if int(tally.targets) != wanted:
             raise RuntimeError(f"ranks saw {int(tally.targets)} targets in step {index}, the plan has {wanted}")
-        if not tally.broken:
+        suspects: tuple[int, ...] = ()
+        if tally.broken:
+            suspects = self._suspects(shares, losses, packs)
+        else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
         return StepResult(
@@ -163,7 +180,21 @@ class Step:
             data_seconds=data_seconds,
             wait_seconds=wait_seconds,
             stopping=bool(tally.stop),
+            due=Due(log=bool(tally.log), evaluation=bool(tally.evaluation), checkpoint=bool(tally.checkpoint)),
+            suspects=suspects,
         )
+
+    def _suspects(self, shares: list[list[Pack]], losses: list[torch.Tensor], packs: list[Pack]) -> tuple[int, ...]:
+        """Documents of the forward passes, of all ranks, whose loss is not finite; else those of the whole step."""
+        own = [
+            int(document)
+            for mine, loss in zip(shares, losses, strict=True)
+            if not math.isfinite(float(loss))
+            for pack in mine
+            for document in pack
+        ]
+        found = [document for part in self.gang.gather(own) for document in part]
+        return tuple(sorted(found or (int(document) for pack in packs for document in pack)))
 
     def backward(self, batch: Any, scale: float, last: bool) -> torch.Tensor:
         """The loss of a micro-batch summed over its targets, its gradient times `scale` added to the weights'.

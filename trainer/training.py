@@ -78,6 +78,7 @@ def train(
         tracker=tracker,
         offer=lambda seals: offer(tracker, store, seals),
         heart=heart,
+        row_keys=prepared.row_keys,
     )
     attempt = 0
     try:
@@ -157,9 +158,9 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool) -> Plan:
         targets=prepared.train.targets,
         seed=train.seed,
         size=train.sequence_length,
-        rows=train.rows_per_step,
+        rows=train.rows,
         packed=packs,
-        epochs=train.epochs,
+        epochs=train.passes,
         max_steps=train.max_steps,
     )
 

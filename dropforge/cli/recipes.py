@@ -110,7 +110,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
         ),
         ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
         ("memory per rank", _memory(recipe, figures)),
-        ("checkpoint", f"{_checkpoint(figures)}every {train.checkpoint_every} steps"),
+        ("checkpoint", f"{_checkpoint(figures)}every {_interval(train.checkpoint_every)}"),
         (
             "then",
             f"evaluate on up to {recipe.evaluate.max_rows:,} rows, register, and move alias "
@@ -132,6 +132,10 @@ def _memory(recipe: Recipe, figures: Estimate) -> str:
     verdict = "fits" if fits else "DOES NOT FIT; raise compute.memory_gb or lower train.micro_batch"
     place = unknown or f"of {available:g} GB"
     return f"about {size_text(figures.rank_bytes)} {place}: {told}" + ("" if unknown else f": {verdict}")
+
+
+def _interval(value: int | str) -> str:
+    return f"{value} steps" if isinstance(value, int) else value
 
 
 def _checkpoint(figures: Estimate) -> str:

@@ -23,6 +23,11 @@ from dropforge.recipes.rules import check_combinations, check_startable
 
 _FOLDER = Path(__file__).parent
 _LIMIT = 64 * 1024
+_EITHER = (
+    ("base", "model", "scratch"),
+    ("train", "epochs", "max_steps"),
+    ("train", "tokens_per_step", "rows_per_step"),
+)
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -96,7 +101,9 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # without the branch of a union
+        # Without the branch of a union.
+        parts = [str(part) for part in first["loc"]]
+        key = ".".join(part for part in parts if "[" not in part and not part.startswith("constrained-"))
         raise RecipeError(
             f"recipe key `{key}`",
             f"{first['msg'][:1].lower()}{first['msg'][1:]}" + (f", not {first['input']!r:.60}"),
@@ -169,17 +176,28 @@ def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values of `over` win; mappings are merged, all else is replaced."""
+    """Nested values of `over` win; mappings are merged, all else is replaced. Of two ways to say the same thing, the
+    one that `over` names replaces the other."""
+    result = join(under, over)
+    for section, one, two in _EITHER:
+        above, merged = over.get(section), result.get(section)
+        if (
+            isinstance(above, Mapping)
+            and isinstance(merged, dict)
+            and (above.get(one) is None) != (above.get(two) is None)
+        ):
+            other = one if above.get(one) is None else two
+            result[section] = {key: value for key, value in merged.items() if key != other}
+    return result
+
+
+def join(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values of both, those of `over` where both have one; contradictions stay."""
     result = dict(under)
     for key, value in over.items():
         below = result.get(key)
         both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        result[key] = merge(below, value) if both else value  # type: ignore[arg-type]
-    # One way to begin replaces the other.
-    if "base" in over and isinstance(over["base"], Mapping) and isinstance(result.get("base"), dict):
-        for mine, other in (("model", "scratch"), ("scratch", "model")):
-            if over["base"].get(mine) is not None and over["base"].get(other) is None:
-                result["base"] = {key: value for key, value in result["base"].items() if key != other}
+        result[key] = join(below, value) if both else value  # type: ignore[arg-type]
     return result
 
 

@@ -50,19 +50,7 @@ def check_combinations(recipe: Recipe) -> None:
             )
     if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
-    if train.tokens_per_step < train.sequence_length:
-        raise RecipeError(
-            "recipe key `train.tokens_per_step`",
-            f"{train.tokens_per_step} is less than one sequence of {train.sequence_length}",
-            "Raise it to at least `train.sequence_length`",
-        )
-    ranks = compute.nodes * compute.processes_per_node
-    if train.tokens_per_step // train.sequence_length < ranks:
-        raise RecipeError(
-            "recipe key `train.tokens_per_step`",
-            f"{train.tokens_per_step // train.sequence_length} sequences per step leave some of {ranks} ranks idle",
-            "Raise it, or use fewer ranks",
-        )
+    check_train(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
             "recipe key `compute.processes_per_node`",
@@ -80,4 +68,67 @@ def check_combinations(recipe: Recipe) -> None:
             "recipe keys `compute.volumes` and `compute.queue`",
             "the local backend has neither claims nor queues",
             "Remove them, or use `backend: kubernetes`",
+        )
+
+
+def check_train(recipe: Recipe) -> None:
+    """:raises RecipeError: for settings of the training that contradict each other."""
+    train, compute = recipe.train, recipe.compute
+    for one, other in (("epochs", "max_steps"), ("tokens_per_step", "rows_per_step")):
+        if getattr(train, one) is not None and getattr(train, other) is not None:
+            raise RecipeError(f"recipe keys `train.{one}` and `train.{other}`", "both are given", "Give one of them")
+    tokens, length = train.tokens_per_step, train.sequence_length
+    if tokens is not None and tokens < length:
+        raise RecipeError(
+            "recipe key `train.tokens_per_step`",
+            f"{tokens} is less than one sequence of {length}",
+            "Raise it to at least `train.sequence_length`",
+        )
+    if tokens is not None and tokens % length:
+        low = tokens // length * length
+        raise RecipeError(
+            "recipe key `train.tokens_per_step`",
+            f"{tokens} is no multiple of the {length} tokens of a sequence, and a step takes whole ones",
+            f"Set it to {low} or {low + length}",
+        )
+    ranks = compute.nodes * compute.processes_per_node
+    if train.rows < ranks:
+        raise RecipeError(
+            f"recipe key `train.{'tokens' if train.rows_per_step is None else 'rows'}_per_step`",
+            f"{train.rows} sequences per step leave some of {ranks} ranks idle",
+            "Raise it, or use fewer ranks",
+        )
+    for name in ("warmup", "decay", "drop_every"):
+        value = getattr(train, name)
+        if value >= 1 and value != int(value):
+            raise RecipeError(
+                f"recipe key `train.{name}`",
+                f"{value:g} is neither a share of the steps nor a number of them",
+                "Give a share below 1, or a whole number",
+            )
+    steps = train.max_steps
+    spent = [part if part >= 1 else part * (steps or 1) for part in (train.warmup, train.decay)]
+    if steps is not None and (spent[0] >= steps or (train.schedule == "wsd" and sum(spent) > steps)):
+        raise RecipeError(
+            "recipe key `train.warmup`",
+            f"the warm-up, and the decay of `wsd`, do not fit into {steps} steps",
+            "Shorten them, or raise `train.max_steps`",
+        )
+    judges = {
+        "schedule: plateau": train.schedule == "plateau",
+        "early_stopping": train.early_stopping is not None,
+        "export: best": train.export == "best",
+    }
+    asked = next((name for name, given in judges.items() if given), None)
+    if asked and train.eval_every == 0:
+        raise RecipeError(
+            "recipe key `train.eval_every`",
+            f"`{asked}` needs evaluations on the way, and there are none",
+            "Set it to a number of steps, or a time as in '10 min'",
+        )
+    if recipe.evaluate.max_batches is not None and recipe.promote.better_than_base:
+        raise RecipeError(
+            "recipe key `evaluate.max_batches`",
+            "the base model would be measured on fewer rows than the candidate that must beat it",
+            "Set `promote.better_than_base: false`, or limit `evaluate.max_rows` instead",
         )

@@ -13,7 +13,7 @@ from typing import Any, Final
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import presets
-from dropforge.recipes.load import merge
+from dropforge.recipes.load import join, merge
 
 # Sections of the form and the recipe keys they show, in this order. What to train stands before them, without a
 # section, because the page shows only those fields unfolded.
@@ -125,7 +125,7 @@ def form_overrides(params: Mapping[str, Any]) -> dict[str, Any]:
         nested: Any = value
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        asked = merge(asked, nested)
+        asked = join(asked, nested)  # two fields that contradict each other are refused, not chosen from
     more = params.get("overrides") or {}
     if not isinstance(more, Mapping):
         raise RecipeError("form field `overrides`", "it is no JSON object", 'Write it as {"train": {"clip": 0.5}}')

@@ -46,6 +46,17 @@ def test_every_preset_loads(name: str) -> None:
         ("base: {scratch: {context: 64}}", r"longer than the model's context of 64"),
         ("base: {model: /a/b, revision: abc}", r"only a Hugging Face id has revisions"),
         (SCRATCH + "train: {tokens_per_step: 256}", r"less than one sequence of 512"),
+        (SCRATCH + "train: {tokens_per_step: 5000}", r"no multiple of the 512.*Set it to 4608 or 5120"),
+        (SCRATCH + "train: {tokens_per_step: 512, rows_per_step: 1}", r"`train.rows_per_step`: both are given"),
+        (SCRATCH + "train: {epochs: 1, max_steps: 9}", r"`train.epochs` and `train.max_steps`: both are given"),
+        (SCRATCH + "train: {max_steps: 9, warmup: 9}", r"do not fit into 9 steps"),
+        (SCRATCH + "train: {warmup: 1.5}", r"1.5 is neither a share of the steps nor a number"),
+        (SCRATCH + "train: {schedule: plateau}", r"`schedule: plateau` needs evaluations"),
+        (SCRATCH + "train: {early_stopping: {}}", r"`early_stopping` needs evaluations"),
+        (SCRATCH + "train: {export: best}", r"`export: best` needs evaluations"),
+        (SCRATCH + "train: {eval_every: 10 hours}", r"`train.eval_every`"),
+        (SCRATCH + "train: {checkpoint_every: 0}", r"`train.checkpoint_every`"),
+        (SCRATCH + "evaluate: {max_batches: 1}", r"measured on fewer rows than the candidate"),
         (SCRATCH + "compute: {nodes: 9}", r"leave some of 9 ranks idle"),
         (SCRATCH + "compute: {gpus: 8}", r"1 ranks cannot share 8 GPUs"),
         (SCRATCH + "compute: {image: mine}", r"the local backend runs no image"),
@@ -109,6 +120,13 @@ def test_extends_and_overrides_win_in_order() -> None:
     recipe = parse_recipe("extends: tiny\ntrain: {max_steps: 7}", {"train": {"seed": 3}})
     assert (recipe.train.max_steps, recipe.train.seed) == (7, 3)
     assert recipe.train.sequence_length == load_recipe("tiny").train.sequence_length
+
+
+def test_one_way_to_say_the_length_or_the_batch_replaces_the_preset_s_other() -> None:
+    train = parse_recipe("extends: sample\ntrain: {epochs: 2, rows_per_step: 24}").train
+    assert (train.epochs, train.max_steps, train.rows, train.tokens_per_step) == (2.0, None, 24, None)
+    again = parse_recipe("extends: sample\ntrain: {epochs: 2}", {"train": {"max_steps": 5}}).train
+    assert (again.epochs, again.max_steps, again.rows) == (None, 5, 16)
 
 
 def test_another_base_replaces_the_preset_s() -> None:

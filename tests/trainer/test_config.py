@@ -31,7 +31,7 @@ def test_every_preset_is_understood(name: str) -> None:
     read_settings(load_recipe(name).plain())
 
 
-@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "Train"])
+@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "EarlyStopping", "Train"])
 def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
     assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
 
@@ -47,6 +47,21 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("train.max_steps", 0),
         ("train.micro_batch", True),
         ("train.tokens_per_step", 32),
+        ("train.tokens_per_step", 100),
+        ("train.rows_per_step", 8),
+        ("train.epochs", 1.0),
+        ("train.max_rows", 0),
+        ("train.warmup", 1.5),
+        ("train.decay", 0.0),
+        ("train.min_rate", 1.1),
+        ("train.log_every", 0),
+        ("train.checkpoint_every", 0),
+        ("train.eval_every", "10 hours"),
+        ("train.eval_every", "0 min"),
+        ("train.schedule", "plateau"),
+        ("train.early_stopping", {"patience": 0, "min_delta": 0.0}),
+        ("train.export", "best"),
+        ("evaluate.max_batches", 0),
         ("train.sequence_length", 100_000),
         ("train.method", "lora"),
         ("base.model", "/somewhere"),

@@ -18,7 +18,7 @@ from trainer.data.tokens import Tokens
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.isolation import check_isolation, document_lengths, widest_window
 from trainer.model.loss import LossModel, choose_way, loss_model, shortened
-from trainer.optim import decays, learning_rate, make_optimizer
+from trainer.optim import decays, make_optimizer
 
 from .toy import recipe
 
@@ -251,15 +251,6 @@ def test_decay_is_on_matrices_only_by_name() -> None:
     assert "model.embed_tokens.weight" in rest
     assert "model.norm.weight" in rest
     assert not decays("h.0.bias", torch.zeros(3), set())
-
-
-def test_learning_rate_is_a_function_of_the_step() -> None:
-    train = read_settings(recipe(train={"warmup": 0.25, "learning_rate": 1.0})).train
-    rates = [learning_rate(train, step, 12) for step in range(12)]
-    assert rates[:3] == [0.25, 0.5, 0.75]
-    assert rates[3] == 1.0
-    assert rates[3:] == sorted(rates[3:], reverse=True)
-    assert 0 < rates[-1] < 0.05
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gpt2"])

@@ -18,7 +18,7 @@ from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.errors import exit_code
 from trainer.commands.terminal import Paint, safe, table
-from trainer.config import Settings, Train, read_settings
+from trainer.config import Settings, read_settings
 
 if TYPE_CHECKING:
     from trainer.commands.dry import Rehearsal
@@ -144,12 +144,16 @@ def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], An
 
 def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
     """What will be done, as JSON values."""
+    from trainer.batching import solve
     from trainer.data.plan import share
-    from trainer.optim import learning_rate
+    from trainer.interval import Interval
+    from trainer.schedule import learning_rate
 
     train, plan = settings.train, made.plan
     first, last = plan.step(0), plan.step(plan.steps - 1)
-    spread = [[len(batch) for batch in share(first, plan.lengths, r, ranks, train.micro_batch)] for r in range(ranks)]
+    micro_batch = solve(plan.rows, ranks, train.micro_batch).micro_batch
+    spread = [[len(batch) for batch in share(first, plan.lengths, r, ranks, micro_batch)] for r in range(ranks)]
+    evaluated, saved = Interval.parse(train.eval_every), Interval.parse(train.checkpoint_every)
     counts = {key: value for key, value in made.prepared.train.facts.items() if isinstance(value, int)}
     return {
         "train": counts,
@@ -188,11 +192,11 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
             "schedule": train.schedule,
             "curve": [[step + 1, learning_rate(train, step, plan.steps)] for step in points(plan.steps, _WIDTH)],
         },
-        "evaluations": _evaluations(train, plan.steps),
+        "evaluations": None if evaluated.seconds else 2 + times(evaluated.steps, plan.steps - 1),
         "checkpoints": {
-            "every": train.checkpoint_every,
-            "written": math.ceil(plan.steps / train.checkpoint_every),
-            "kept": min(train.keep_checkpoints, math.ceil(plan.steps / train.checkpoint_every)),
+            "every": str(saved),
+            "written": None if saved.seconds else 1 + times(saved.steps, plan.steps - 1),
+            "kept": train.keep_checkpoints,
         },
     }
 
@@ -204,9 +208,14 @@ def points(steps: int, most: int) -> list[int]:
     return [round(index * (steps - 1) / (most - 1)) for index in range(most)]
 
 
-def _evaluations(train: Train, steps: int) -> int:
-    between = (steps - 1) // train.eval_every if train.eval_every else 0
-    return 2 + between
+def times(every: int, steps: int) -> int:
+    """How often an interval ends within so many steps; 0 is never."""
+    return steps // every if every else 0
+
+
+def often(count: int | None) -> str:
+    """How often, where it is known beforehand."""
+    return "" if count is None else f"; {count} times"
 
 
 def bars(values: list[float]) -> str:
@@ -265,7 +274,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("", f"{train['tokens']:,} tokens, {train['targets']:,} of them targets"),
         (
             "eval rows",
-            f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets; {facts['evaluations']} times",
+            f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets{often(facts['evaluations'])}",
         ),
         ("packing", told),
         ("packs", f"{packing['packs_per_epoch']:,} in an epoch"),
@@ -276,7 +285,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", (facts["memory"] or {}).get("text", "unknown")),
         (
             "checkpoints",
-            f"every {saved['every']} steps{f', about {size} each' if size else ''}: {saved['written']} in all, "
+            f"every {saved['every']}{f', about {size} each' if size else ''}{often(saved['written'])}; "
             f"the newest {saved['kept']} stay",
         ),
         ("rate", rate),

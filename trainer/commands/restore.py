@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
@@ -91,7 +92,7 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     except MissingObjectError:
         raise DataError(f"run {spec.run}", f"its {TOKENIZER} is gone", "Without it the model says nothing") from None
     none = collect([], {})
-    built = build(settings, Prepared(none, none, tokenizer, base, ""), Gang())
+    built = build(settings, Prepared(none, none, tokenizer, base, "", np.empty(0, np.void)), Gang())
     named = dict(built.trainable())
     if {name: weight.shape for name, weight in named.items()} != {
         name: weight.shape for name, weight in snapshot.weights.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.divergence import shown_rows
 from trainer.progress import Progress
 from trainer.report.console import Console, duration
 from trainer.report.tracking import Tracker
@@ -32,7 +33,7 @@ class StepLog:
     def _skipped(self, result: StepResult, progress: Progress) -> None:
         self.console.say(
             f"step {result.step}: loss {result.own_nats} or gradient norm {result.norm} is not finite; "
-            "step skipped on all ranks"
+            f"step skipped on all ranks; rows {shown_rows(progress.skips[-1]['rows'])}"
         )
         self.tracker.metrics({"train/skipped": progress.skipped}, result.step)
 
