@@ -233,6 +233,7 @@ def test_plan_names_all_that_the_run_is_refused_for(toy: Toy, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert found["step"]["idle_ranks"] == 1
     assert [item["thing"] for item in found["refused"]] == ["recipe key `train.tokens_per_step`"]
+    assert [item.key for item in toy.files("tight").list()] == ["run.json"]
     assert main(["plan", address(toy, "tight")]) == ExitCode.BAD_RECIPE
     told = capsys.readouterr().out
     assert re.search(r"refused +recipe key `compute\.memory_gb`: a pod of 0\.1 GB is too small .* Set it to 1", told)
@@ -262,9 +263,11 @@ def test_evaluate_gives_the_figures_of_the_run_itself(trained: Toy, capsys: pyte
     models = [address(trained), f"{address(trained)}/checkpoints/step-12", f"{address(trained)}/checkpoints/step-8"]
     found = ask(capsys, "evaluate", *models, "--run", address(trained))
     losses = {row["step"]: row["eval_loss"] for row in report["checkpoints"]}
+    after = report["eval"]["after"]
     for figures in found[:2]:
-        for key, value in report["eval"]["after"].items():
-            assert figures[key] == pytest.approx(value, rel=0, abs=1e-6)
+        assert (figures["rows"], figures["target_tokens"]) == (after["rows"], after["target_tokens"])
+        for key in ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte"):
+            assert figures[key] == pytest.approx(after[key], rel=0, abs=1e-6)
     assert found[2]["eval/loss"] == pytest.approx(losses[8], rel=0, abs=1e-6)
     assert found[2]["eval/loss"] != pytest.approx(losses[12], rel=0, abs=1e-3)
     words = ["--dataset", dataset(trained), "--length", "64", "--rows", "30"]

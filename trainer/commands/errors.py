@@ -55,6 +55,8 @@ def as_known(error: Exception) -> DropforgeError | None:
         if type(error).__name__ == "ClientError":
             return DropforgeError(where, text, "Check the bucket, and what the credentials may do with it")
         return DropforgeError(where, f"it cannot be used ({text})", "Check AWS_ENDPOINT_URL and the credentials")
+    if type(error).__name__ == "StorageError":  # by name, because its module needs torch
+        return DropforgeError("storage", text, "Nothing was written")
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return DropforgeError(f"package {package}", "it is not installed", f"Install it: pip install {package}")

@@ -24,7 +24,7 @@ models:/NAME@champion of the MLflow server of MLFLOW_TRACKING_URI; or an id of t
 
 With --run, rows, sequence length, mask and packing are those of the run, and its own evaluation gives the same
 figures. Each model reads the rows with its own tokenizer: eval/loss compares two models only where they share it,
-eval/bits_per_byte any two. All is computed in fp32, on the GPU if there is one.
+eval/bits_per_byte any two. The arithmetic is the recipe's evaluate.precision, which is fp32 if nobody says otherwise.
 
 examples:
   python -m trainer evaluate s3://dropforge/runs/RUN/checkpoints/step-50 --run s3://dropforge/runs/RUN

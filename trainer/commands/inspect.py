@@ -127,12 +127,13 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
             documents(make_encoder(tokenizer, subject.loss_on), rows, subject.length or _WHOLE, counts), counts
         )
         for key, text in (
-            ("without_targets", "of the rows teach nothing, so they are left out"),
             ("cut_conversations", "of the conversations are longer than a row, so they are cut"),
+            ("unrolled_conversations", "of the conversations are unrolled, a document for each answer"),
             ("split_texts", "of the texts are longer than a row, so they are split"),
         ):
             if counts[key]:
                 facts["notes"].append(f"{counts[key]} {text}")
+        facts["notes"] += [f"row with key {item['row']} is left out: {item['reason']}" for item in counts["left_out"]]
         samples = []
         for index in range(len(tokens)):
             row = int(tokens.rows[index])
