@@ -48,11 +48,11 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     settings = read_settings(spec.recipe)
     rows = evaluation_rows(spec, settings)
     stop.check()
-    candidate, mark = _measure("candidate", order["candidate"], rows, settings, stop, console)
+    candidate, mark = measure_model("candidate", order["candidate"], rows, settings, stop, console)
     champion: dict[str, Any] | None = None
     same = True
     if order["champion"] is not None:
-        champion, other = _measure("champion", order["champion"]["model"], rows, settings, stop, console)
+        champion, other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
         same = mark == other
     result = {
         "precision": settings.eval_precision,
@@ -93,10 +93,13 @@ def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
     return list(islice(sorted(rows, key=lambda row: row.key), settings.eval_rows))
 
 
-def _measure(
+def measure_model(
     name: str, uri: str, rows: list[Row], settings: Settings, stop: StopSignal, console: Console
 ) -> tuple[dict[str, Any], str]:
-    """Figures of one model and a digest of its tokenizer."""
+    """Figures of one model and a digest of its tokenizer.
+
+    :param name: what it is called in messages. :param uri: its folder.
+    """
     import numpy as np
 
     from trainer.data.batch import make_batch

@@ -1,0 +1,140 @@
+"""A rehearsal: everything of a run up to its first step, without a GPU, a process group or a trace of it.
+
+Data, tokenizer and plan are the run's own. The model is made of random weights with few of its layers, because
+whether packed documents stay apart follows from its code; its whole size is counted without memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dropforge.errors import RecipeError
+from dropforge.run import RunSpec
+from dropforge.store import open_store
+from trainer.config import Settings
+from trainer.data.plan import Plan
+from trainer.data.tokenizer import SPECIAL
+from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, scratch_config
+from trainer.model.isolation import Isolation
+from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
+from trainer.training import examine, make_plan
+
+_LAYERS: Final = 2
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a run would begin with. :param layers: of the model, how many were tried for packing.
+
+    :param parameters, trained: weights of the whole model. :param config: folder with the model's `config.json`.
+    """
+
+    prepared: Prepared
+    plan: Plan
+    isolation: Isolation
+    layers: int
+    parameters: int
+    trained: int
+    config: Path
+
+
+def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[str], None]) -> Rehearsal:
+    """Prepare data and plan as the run does.
+
+    :param scratch: an empty folder, which holds all that is made. :param say: takes notices.
+    :raises RecipeError, DataError: what the run itself would be refused for.
+    """
+    from trainer.compat import check_versions, quiet_libraries
+
+    check_versions()
+    quiet_libraries()
+    if settings.base.scratch is not None:
+        # A tokenizer that the run has already is used; one that is trained here stays here.
+        run = open_store(spec.root) if spec.root else None
+        if run is not None and run.stat(TOKENIZER) is not None:
+            run.download(TOKENIZER, scratch / "run" / TOKENIZER)
+    spec = replace(spec, root=str(scratch / "run"))
+    prepare(spec, settings, scratch, lambda: None, say)
+    prepared = await_prepared(settings, spec, scratch, lambda: None)
+    config = _config(settings, prepared)
+    parameters, trained = count_weights(config, settings)
+    small, layers = _shortened(config)
+    largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
+    check_context(small, settings.train.sequence_length)
+    check_vocabulary(small, largest)
+    isolation = examine(Built(small), settings)
+    plan = make_plan(settings, prepared, isolation.packs)
+    folder = scratch / "config"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    return Rehearsal(prepared, plan, isolation, layers, parameters, trained, folder)
+
+
+def _config(settings: Settings, prepared: Prepared) -> Any:
+    from transformers import AutoConfig
+
+    if settings.base.scratch is not None:
+        vocabulary = prepared.tokenizer.get_vocab()
+        return scratch_config(settings.base.scratch, {token: vocabulary[token] for token in SPECIAL})
+    try:
+        return AutoConfig.from_pretrained(prepared.base, revision=settings.base.revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`", f"{settings.base.model} has no config that can be read ({cause})", "Name another"
+        ) from error
+
+
+def count_weights(config: Any, settings: Settings) -> tuple[int, int]:
+    """All weights, and those that the optimizer moves; counted on torch's meta device, so nothing is allocated.
+
+    :raises RecipeError: if no module has the name of an adapter's target, or it is no causal language model.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = make_model(config)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        built = (
+            add_adapters(model, settings.train.lora, settings.train.seed)
+            if settings.train.method == "lora"
+            else Built(model)
+        )
+    return parameters, sum(weight.numel() for _, weight in built.trainable())
+
+
+def _shortened(config: Any) -> tuple[Any, int]:
+    """A model of the config with few layers, but each kind of layer that it has."""
+    import copy
+
+    import torch
+
+    short = copy.deepcopy(config)
+    kinds = getattr(config, "layer_types", None)
+    whole = int(getattr(config, "num_hidden_layers", 0) or 0)
+    keep = min(whole, _LAYERS if not kinds else max(_LAYERS, 1 + max(kinds.index(kind) for kind in set(kinds))))
+    if keep:
+        short.num_hidden_layers = keep
+        if kinds:
+            short.layer_types = kinds[:keep]
+    torch.manual_seed(0)
+    return make_model(short).eval(), keep or whole
+
+
+def make_model(config: Any) -> Any:
+    """A causal language model of a config, with random weights.
+
+    :raises RecipeError: if the config is of another kind.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    except (ValueError, KeyError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError("recipe key `base.model`", f"it is no causal language model ({cause})", "Name one") from error

@@ -1,0 +1,131 @@
+"""`python -m trainer evaluate`: the figures of any model on the evaluation rows of a dataset version."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dropforge.errors import RecipeError
+from dropforge.run import RunSpec
+from trainer.commands.addresses import open_dataset, open_run, spec_of
+from trainer.commands.arguments import positive, subparser
+from trainer.commands.terminal import safe
+from trainer.config import Settings, read_settings
+
+_EPILOG = """\
+A MODEL is a folder or s3://... of one; a run that is done, or RUN/checkpoints/step-N; models:/NAME/VERSION or
+models:/NAME@champion of the MLflow server of MLFLOW_TRACKING_URI; or an id of the Hugging Face hub, with @REVISION.
+
+With --run, rows, sequence length, mask and packing are those of the run, and its own evaluation gives the same
+figures. Each model reads the rows with its own tokenizer: eval/loss compares two models only where they share it,
+eval/bits_per_byte any two. All is computed in fp32, on the GPU if there is one.
+
+examples:
+  python -m trainer evaluate s3://dropforge/runs/RUN/checkpoints/step-50 --run s3://dropforge/runs/RUN
+  python -m trainer evaluate ./ours models:/python-help@champion --dataset s3://dropforge/datasets/python-help/DIGEST
+"""
+
+
+def add(commands: Any) -> None:
+    """Describe the command."""
+    parser = subparser(
+        commands,
+        "evaluate",
+        "measure any model on a dataset version",
+        "Measure models on the evaluation rows of a dataset version.",
+        _EPILOG,
+    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="what to measure; see below")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run", help="take dataset and settings of this run")
+    which.add_argument("--dataset", help="address of a dataset version: its folder or manifest.json")
+    parser.add_argument(
+        "--rows", type=positive, help="most rows, in the order of their keys (default: the run's, or 2000)"
+    )
+    parser.add_argument("--length", type=positive, help="tokens of a row (default: the run's, or 512)")
+    parser.add_argument(
+        "--loss-on", choices=("answers", "all"), help="tokens that count in conversations (default: answers)"
+    )
+    parser.add_argument("--micro-batch", type=positive, help="rows of a forward pass (default: the run's, or 2)")
+    parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
+    parser.set_defaults(main=main)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure; returns the exit code."""
+    if arguments.run is not None:
+        spec = open_run(arguments.run)
+        settings = read_settings(spec.recipe)
+    else:
+        dataset = open_dataset(arguments.dataset)
+        spec, settings = spec_of(dataset), plain_settings()
+    settings = _with(settings, arguments)
+
+    from trainer.compat import check_versions
+    from trainer.evaluate import evaluation_rows
+
+    check_versions()
+    rows = evaluation_rows(spec, settings)
+    found = []
+    for model in arguments.models:
+        print(f"measuring {safe(model)} on {len(rows)} rows", file=sys.stderr)
+        found.append(_measure(model, spec, settings, rows))
+    if arguments.json:
+        print(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        print(_table(found))
+    return 0
+
+
+def plain_settings() -> Settings:
+    """Settings for a dataset without a run: the defaults of a recipe."""
+    from dropforge.recipes.load import build_recipe
+
+    return read_settings(build_recipe({"base": {"model": "none"}}).plain())
+
+
+def _with(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    train = settings.train
+    if arguments.length is not None and arguments.length < 2:
+        raise RecipeError("option --length", "no token of a row would come after another", "Set it to 2 or more")
+    given = {
+        "sequence_length": arguments.length,
+        "loss_on": arguments.loss_on,
+        "micro_batch": arguments.micro_batch,
+    }
+    train = replace(train, **{key: value for key, value in given.items() if value is not None})
+    return replace(settings, train=train, eval_rows=arguments.rows or settings.eval_rows)
+
+
+def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> dict[str, Any]:
+    from trainer.commands.models import fetch_model
+    from trainer.compat import quiet_libraries
+    from trainer.evaluate import measure_model
+    from trainer.report.console import Console
+    from trainer.state.stop import StopSignal
+
+    quiet_libraries()
+    with tempfile.TemporaryDirectory(prefix="dropforge-evaluate-") as name:
+        folder = fetch_model(model, Path(name), lambda text: print(text, file=sys.stderr))
+        figures, _ = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True))
+    return {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None, **figures}
+
+
+def _table(found: Sequence[Mapping[str, Any]]) -> str:
+    names = ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte", "rows", "target_tokens")
+    width = max(5, *(len(safe(str(item["model"]))) for item in found))
+    lines = [f"{'model':<{width}}  " + "  ".join(f"{name:>{max(len(name), 10)}}" for name in names)]
+    for item in found:
+        cells = []
+        for name in names:
+            value = item.get(name)
+            text = "-" if value is None else f"{value:.6f}" if isinstance(value, float) else f"{value:,}"
+            cells.append(f"{text:>{max(len(name), 10)}}")
+        lines.append(f"{safe(str(item['model'])):<{width}}  " + "  ".join(cells))
+    return "\n".join(lines)

@@ -1,0 +1,283 @@
+"""`python -m trainer plan`: what a run will do, and what it would be refused for; nothing is started or written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.run import RunSpec
+from trainer.commands.addresses import open_dataset, open_run, spec_of
+from trainer.commands.arguments import positive, subparser
+from trainer.commands.errors import exit_code
+from trainer.commands.terminal import Paint, safe, table
+from trainer.config import Settings, Train, read_settings
+
+if TYPE_CHECKING:
+    from trainer.commands.dry import Rehearsal
+
+_WIDTH = 60
+_BARS = "▁▂▃▄▅▆▇█"
+
+_EPILOG = """\
+The data is read, checked, tokenised and packed as the run does it, so that all counts are exact; this takes as long
+as the run's own start. No GPU and no other rank is needed, and nothing is written into the run's folder. Memory is an
+estimate. What the run would be refused for is said last, and the exit code is the one that the run would end with.
+
+examples:
+  python -m trainer plan s3://dropforge/runs/python-help-9ab3f12c77d0 --ranks 8
+  python -m trainer plan --recipe recipe.yaml --dataset s3://dropforge/datasets/python-help/DIGEST
+"""
+
+
+def add(commands: Any) -> None:
+    """Describe the command."""
+    parser = subparser(
+        commands, "plan", "say what a run will do", "Say what a run will do, and start nothing.", _EPILOG
+    )
+    parser.add_argument("run", metavar="RUN", nargs="?", help="a run's address or name; or give --recipe and --dataset")
+    parser.add_argument("--recipe", help="a recipe file or a preset's name, instead of the run's own recipe")
+    parser.add_argument("--dataset", help="address of a dataset version, instead of the run's own")
+    parser.add_argument("--ranks", type=positive, help="plan for this many ranks (default: the recipe's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(main=main)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Plan; returns the exit code that the run would be refused with, or 0."""
+    spec = _spec(arguments)
+    recipe = _for_ranks(spec.recipe, arguments.ranks)
+    refusals: list[DropforgeError] = []
+
+    def refused(check: Callable[[], Any]) -> Any:
+        try:
+            return check()
+        except DropforgeError as error:
+            refusals.append(error)
+            return None
+
+    facts: dict[str, Any] = {"run": spec.run or None, "family": spec.family, "dataset": spec.dataset_digest}
+    settings: Settings | None = refused(lambda: read_settings(recipe))
+    if settings is not None:
+        from trainer.commands.dry import rehearse
+
+        with tempfile.TemporaryDirectory(prefix="dropforge-plan-") as name:
+            made: Rehearsal | None = refused(
+                lambda: rehearse(spec, settings, Path(name), lambda text: print(text, file=sys.stderr))
+            )
+            facts["memory"] = _memory(recipe, made.config if made and settings.base.model else None, refused)
+            if made is not None:
+                compute = recipe["compute"]
+                facts |= describe(made, settings, int(compute["nodes"]) * int(compute["processes_per_node"]))
+    facts["refused"] = [{"thing": e.thing, "cause": e.cause, "mend": e.mend} for e in refusals]
+    if arguments.json:
+        print(json.dumps(facts, indent=1, allow_nan=False))
+    else:
+        print(text_of(facts, Paint.of(sys.stdout)))
+    return exit_code(refusals[0]) if refusals else 0
+
+
+def _spec(arguments: argparse.Namespace) -> RunSpec:
+    """The run, or one that is put together for the occasion."""
+    if arguments.run is None and (arguments.recipe is None or arguments.dataset is None):
+        raise RecipeError("command line", "neither a run nor a recipe with its dataset is given", "See plan --help")
+    spec = open_run(arguments.run) if arguments.run is not None else None
+    if arguments.dataset is not None:
+        other = spec_of(open_dataset(arguments.dataset))
+        spec = other if spec is None else replace(other, recipe=spec.recipe)
+    assert spec is not None
+    if arguments.recipe is not None:
+        from dropforge.recipes import load_recipe
+
+        # Another recipe may train another tokenizer, so the run's own folder is not looked at.
+        spec = replace(spec, recipe=load_recipe(arguments.recipe).plain(), root="", run="")
+    return spec
+
+
+def _for_ranks(recipe: Any, ranks: int | None) -> Any:
+    """The recipe for another number of ranks: one in each pod, with its share of the pod's memory."""
+    if ranks is None or not isinstance(recipe.get("compute"), dict):
+        return recipe
+    compute = dict(recipe["compute"])
+    each = max(1, int(compute.get("processes_per_node") or 1))
+    share = {"nodes": ranks, "processes_per_node": 1, "memory_gb": float(compute.get("memory_gb") or 0) / each}
+    return {**recipe, "compute": compute | share | {"gpus": min(1, int(compute.get("gpus") or 0))}}
+
+
+def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], Any]], Any]) -> dict[str, Any] | None:
+    """The estimate of `dropforge plan`, and what the recipe's own rules refuse.
+
+    :param config: folder with the base model's config, once it is here.
+    """
+    try:
+        from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
+        from dropforge.recipes.load import build_recipe
+    except ModuleNotFoundError as error:  # the trainer's image may lack it
+        return {"text": f"not estimated: the package {error.name} is not installed"}
+    if config is not None:
+        recipe = {**recipe, "base": {**recipe["base"], "model": str(config), "revision": None}}
+    loaded = refused(lambda: build_recipe(recipe))
+    if loaded is None:
+        return None
+    figures = estimate(loaded)
+    refused(lambda: check_memory(loaded, figures))
+    if figures.parts is None or figures.rank_bytes is None:
+        return {"text": unknown_memory(loaded, figures) or "unknown"}
+    told = ", ".join(f"{name} {size_text(size)}" for name, size in figures.parts.items())
+    share = loaded.compute.memory_gb / loaded.compute.processes_per_node
+    place = unknown_memory(loaded, figures) or f"of {share:g} GB"
+    checkpoint = "" if figures.checkpoint_bytes is None else size_text(figures.checkpoint_bytes)
+    return {
+        "text": f"about {size_text(figures.rank_bytes)} {place} for each rank: {told}",
+        "bytes": figures.rank_bytes,
+        "parts": figures.parts,
+        "checkpoint": checkpoint,
+    }
+
+
+def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
+    """What will be done, as JSON values."""
+    from trainer.data.plan import share
+    from trainer.optim import learning_rate
+
+    train, plan = settings.train, made.plan
+    first, last = plan.step(0), plan.step(plan.steps - 1)
+    spread = [[len(batch) for batch in share(first, plan.lengths, r, ranks, train.micro_batch)] for r in range(ranks)]
+    counts = {key: value for key, value in made.prepared.train.facts.items() if isinstance(value, int)}
+    return {
+        "train": counts,
+        "eval": {key: value for key, value in made.prepared.eval.facts.items() if isinstance(value, int)},
+        "packing": {
+            "on": made.isolation.packs,
+            "reason": made.isolation.reason,
+            "layers_tried": made.layers if train.packing != "off" else 0,
+            "difference": made.isolation.difference if math.isfinite(made.isolation.difference) else None,
+            "filled": round(plan.filled(), 4),
+            "packs_per_epoch": len(plan.epoch(0)),
+        },
+        "model": {
+            "base": settings.base.model
+            or f"a new {settings.base.scratch.architecture if settings.base.scratch else ''}",
+            "method": train.method,
+            "precision": train.precision,
+            "parameters": made.parameters,
+            "trained": made.trained,
+        },
+        "steps": plan.steps,
+        "epochs": round(plan.passes(plan.steps), 4),
+        "tokens": sum(int(plan.lengths[pack].sum()) for step in range(plan.steps) for pack in plan.step(step))
+        if plan.steps <= 100_000
+        else None,
+        "step": {
+            "rows": plan.rows,
+            "places": plan.size,
+            "ranks": ranks,
+            "micro_batches": len(spread[0]),
+            "micro_batch": max((size for batches in spread for size in batches), default=0),
+            "idle_ranks": sum(not any(batches) for batches in spread),
+            "rows_of_the_last": len(last),
+        },
+        "learning_rate": {
+            "schedule": train.schedule,
+            "curve": [[step + 1, learning_rate(train, step, plan.steps)] for step in points(plan.steps, _WIDTH)],
+        },
+        "evaluations": _evaluations(train, plan.steps),
+        "checkpoints": {
+            "every": train.checkpoint_every,
+            "written": math.ceil(plan.steps / train.checkpoint_every),
+            "kept": min(train.keep_checkpoints, math.ceil(plan.steps / train.checkpoint_every)),
+        },
+    }
+
+
+def points(steps: int, most: int) -> list[int]:
+    """At most `most` steps (0-based), evenly spread, the first and the last among them; a pure function."""
+    if steps <= most:
+        return list(range(steps))
+    return [round(index * (steps - 1) / (most - 1)) for index in range(most)]
+
+
+def _evaluations(train: Train, steps: int) -> int:
+    between = (steps - 1) // train.eval_every if train.eval_every else 0
+    return 2 + between
+
+
+def bars(values: list[float]) -> str:
+    """Values as a line of bars, from 0 to the largest."""
+    top = max(values, default=0.0) or 1.0
+    return "".join(_BARS[min(7, max(0, math.ceil(value / top * 8) - 1))] for value in values)
+
+
+def text_of(facts: dict[str, Any], paint: Paint) -> str:
+    """The plan for people."""
+    rows = [("run", facts["run"] or "none yet"), ("dataset", f"{facts['family']}/{facts['dataset'][:12]}")]
+    if "steps" in facts:
+        rows += _rows(facts)
+    elif facts.get("memory"):
+        rows.append(("memory", facts["memory"]["text"]))
+    told = "nothing"
+    if facts["refused"]:
+        told = "\n".join(f"{e['thing']}: {e['cause'].rstrip('.')}. {e['mend']}" for e in facts["refused"])
+        told = paint(safe(told), "red")
+    return table([*rows, ("refused", told)])
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    train, packing, step, model = facts["train"], facts["packing"], facts["step"], facts["model"]
+    notes = [
+        f"{train[key]:,} {text}"
+        for key, text in (
+            ("without_targets", "rows teach nothing and are left out"),
+            ("cut_conversations", "conversations are longer than a row and are cut"),
+            ("split_texts", "texts are longer than a row and are split"),
+        )
+        if train.get(key)
+    ]
+    if packing["on"]:
+        told = f"on, {packing['filled']:.1%} of the places hold tokens; documents do not see each other "
+        told += f"(largest difference {packing['difference']:.1e}, tried with {packing['layers_tried']} layers)"
+    else:
+        told = f"off: {packing['reason']}; rows are padded"
+    spread = (
+        f"{step['rows']} rows of {step['places']} tokens over {step['ranks']} rank(s): each {step['micro_batches']} "
+    )
+    spread += f"forward pass(es) of at most {step['micro_batch']} row(s)"
+    if step["rows_of_the_last"] < step["rows"]:
+        spread += f"\nthe last step has {step['rows_of_the_last']} rows"
+    if step["idle_ranks"]:
+        spread += f"\n{step['idle_ranks']} of the ranks have nothing to do"
+    curve = facts["learning_rate"]["curve"]
+    peak = max(curve, key=lambda point: point[1])
+    rate = f"{facts['learning_rate']['schedule']}: {curve[0][1]:.3g} at step 1, {peak[1]:.3g} at step {peak[0]}, "
+    rate += f"{curve[-1][1]:.3g} at step {curve[-1][0]}\n{bars([point[1] for point in curve])}"
+    saved = facts["checkpoints"]
+    size = (facts["memory"] or {}).get("checkpoint")
+    tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
+    return [
+        ("train rows", "\n".join([f"{train['rows']:,} rows, {train['documents']:,} documents", *notes])),
+        ("", f"{train['tokens']:,} tokens, {train['targets']:,} of them targets"),
+        (
+            "eval rows",
+            f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets; {facts['evaluations']} times",
+        ),
+        ("packing", told),
+        ("packs", f"{packing['packs_per_epoch']:,} in an epoch"),
+        ("steps", f"{facts['steps']:,}, {facts['epochs']:g} epochs{tokens}"),
+        ("one step", spread),
+        ("model", f"{safe(model['base'])}, {model['method']}, {model['precision']}"),
+        ("", f"{model['parameters']:,} weights, {model['trained']:,} of them trained"),
+        ("memory", (facts["memory"] or {}).get("text", "unknown")),
+        (
+            "checkpoints",
+            f"every {saved['every']} steps{f', about {size} each' if size else ''}: {saved['written']} in all, "
+            f"the newest {saved['kept']} stay",
+        ),
+        ("rate", rate),
+    ]

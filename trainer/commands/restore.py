@@ -1,0 +1,151 @@
+"""A checkpoint of a run as a model folder: whole, read back and compared, or not there at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.run import RunSpec
+from dropforge.store import MissingObjectError, open_store
+from trainer.compat import quiet_libraries
+from trainer.config import read_settings
+from trainer.data.batch import Batch
+from trainer.data.tokenizer import load_tokenizer
+from trainer.data.tokens import collect
+from trainer.gang import Gang
+from trainer.model.build import Built, fetch_folder, is_hub_id
+from trainer.model.export import Exported, export_model
+from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
+from trainer.state.checkpoint import Checkpoints, Seal
+from trainer.training import build, portable
+
+_PROBE: Final = 16  # tokens that the model is compared on after it was read back
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which checkpoint: that of a step, the one with the lowest evaluation loss, or else the newest."""
+
+    step: int | None = None
+    best: bool = False
+
+
+def open_checkpoints(spec: RunSpec, say: Callable[[str], None]) -> Checkpoints:
+    """The checkpoints of a run, for reading: whether a resume may go on from them is not looked at."""
+    return Checkpoints(open_store(spec.root), spec.run, "", {}, say)
+
+
+def choose(spec: RunSpec, seals: list[Seal], choice: Choice) -> Seal:
+    """The checkpoint that is asked for; a pure function.
+
+    :param seals: those that exist, oldest first. :raises DataError: if there is no such one.
+    """
+    if not seals:
+        raise DataError(
+            f"run {spec.run}",
+            f"it has no checkpoint in {spec.root}/checkpoints",
+            "Wait for its first one; `train.checkpoint_every` says when it comes",
+        )
+    there = ", ".join(str(seal.step) for seal in seals)
+    if choice.step is not None:
+        found = [seal for seal in seals if seal.step == choice.step]
+        if not found:
+            raise DataError(f"run {spec.run}", f"it has no checkpoint of step {choice.step}", f"It has: {there}")
+        return found[0]
+    if choice.best:
+        measured = [seal for seal in seals if seal.eval_loss is not None]
+        if not measured:
+            raise DataError(
+                f"run {spec.run}",
+                "none of its checkpoints has an evaluation loss",
+                f"Choose one with --step: {there}, and set `train.eval_every` in the next run",
+            )
+        return min(measured, key=lambda seal: seal.eval_loss or 0.0)
+    return seals[-1]
+
+
+def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) -> tuple[Built, Any]:
+    """The model of a checkpoint and its tokenizer, on the CPU.
+
+    :param scratch: where a base model in a store is copied to.
+    :raises DataError: if the checkpoint's bytes are broken. :raises RecipeError: if the base model is not there.
+    """
+    settings = read_settings(spec.recipe)
+    thing = f"checkpoint {spec.root}/checkpoints/step-{seal.step}"
+    try:
+        snapshot = checkpoints.read(seal)
+    except (DropforgeError, ValueError, KeyError) as error:
+        raise DataError(thing, f"it is broken ({error})", "Choose an older one with --step") from error
+    base = settings.base.model or ""
+    if base and not is_hub_id(base):
+        base = str(fetch_folder(base, scratch / "base"))
+    try:
+        tokenizer = open_tokenizer(settings, base, open_store(spec.root))
+    except MissingObjectError:
+        raise DataError(f"run {spec.run}", f"its {TOKENIZER} is gone", "Without it the model says nothing") from None
+    none = collect([], {})
+    built = build(settings, Prepared(none, none, tokenizer, base, ""), Gang())
+    named = dict(built.trainable())
+    if {name: weight.shape for name, weight in named.items()} != {
+        name: weight.shape for name, weight in snapshot.weights.items()
+    }:
+        raise RecipeError(thing, "its weights are not those of the run's base model", "Give back the base model")
+    with torch.no_grad():
+        for name, weight in named.items():
+            weight.copy_(snapshot.weights[name])
+    return built, tokenizer
+
+
+def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], None]) -> tuple[Seal, Exported]:
+    """Write a checkpoint's model into a folder that is empty or not there; it appears whole or not at all.
+
+    :raises RecipeError: if something lies there. :raises DataError: if the checkpoint is missing or broken.
+    :raises ExportError: if what was read back is another model.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RecipeError(f"folder {folder}", "something lies there", "Name a new folder, or remove what is in it")
+    quiet_libraries()
+    checkpoints = open_checkpoints(spec, say)
+    seal = choose(spec, checkpoints.seals(), choice)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dropforge-export-") as scratch:
+        built, tokenizer = restore(spec, seal, checkpoints, Path(scratch))
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            tokenizer = portable(tokenizer)
+            exported = export_model(built, tokenizer, open_store(str(staging)), "", _probe(built), _base(spec))
+            _check_tokenizer(tokenizer, staging)
+            staging.chmod(0o755)  # made for one user; a model is for those who may enter its parent
+            for path in staging.rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            staging.replace(folder)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+    return seal, exported
+
+
+def _probe(built: Built) -> Batch:
+    rows = built.model.get_input_embeddings().weight.shape[0]
+    ids = (torch.arange(_PROBE) * 7 % rows)[None]
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(ids, torch.arange(_PROBE)[None], none, none, none, _PROBE)
+
+
+def _base(spec: RunSpec) -> str:
+    return str(spec.recipe["base"].get("model") or "")
+
+
+def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """:raises DataError: if the tokenizer that was written reads or renders other text than the run's."""
+    again = load_tokenizer(folder)
+    text = "Grüße, 世界 <|im_end|>\n\tx = 1"
+    if again.chat_template != tokenizer.chat_template or again(text)["input_ids"] != tokenizer(text)["input_ids"]:
+        raise DataError(f"tokenizer in {folder}", "read back, it is another one", "Report this with the run's log")

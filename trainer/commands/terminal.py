@@ -1,0 +1,54 @@
+"""Text for a terminal: colour only where it is seen, and nothing from outside that could steer the terminal."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import IO, Final
+
+_CODES: Final = {"red": "31", "green": "32", "magenta": "35;1", "dim": "2", "bold": "1"}
+_HARMLESS: Final = frozenset("\n\t\u200c\u200d")  # the joiners make letters of many scripts
+
+
+@dataclass(frozen=True)
+class Paint:
+    """Colours text, or leaves it as it is."""
+
+    colour: bool = False
+
+    @classmethod
+    def of(cls, stream: IO[str], plain: bool = False) -> Paint:
+        """For a stream: no colour where nobody sees it, or where NO_COLOR (https://no-color.org) is set."""
+        dull = plain or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        return cls(not dull and stream.isatty())
+
+    def __call__(self, text: str, style: str) -> str:
+        # A colour that spans lines confuses pagers: each line has its own.
+        if not self.colour or not text:
+            return text
+        return "\n".join(f"\x1b[{_CODES[style]}m{line}\x1b[0m" if line else line for line in text.split("\n"))
+
+
+def safe(text: str) -> str:
+    """Text with control and other invisible characters spelled out, so that it cannot move the cursor or the eye."""
+    return "".join(
+        char if char.isprintable() or char in _HARMLESS else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def clip(text: str, most: int) -> str:
+    """At most about `most` characters: the beginning, how much is left out, and the end."""
+    if len(text) <= most:
+        return text
+    head, tail = most * 2 // 3, most // 3
+    return f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[-tail:]}"
+
+
+def table(rows: list[tuple[str, str]]) -> str:
+    """Names and values in two columns; further lines of a value stand below its first."""
+    width = max(len(name) for name, _ in rows)
+    lines = []
+    for name, value in rows:
+        first, *rest = value.split("\n")
+        lines += [f"{name:<{width}}  {first}", *(f"{'':<{width}}  {line}" for line in rest)]
+    return "\n".join(lines)
