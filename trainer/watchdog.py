@@ -113,6 +113,7 @@ class Watchdog:
         self._signal_stacks, self._kill, self._tell, self._make_store = signal_stacks, kill, tell, store
         self._store: Any = None
         self._patience = Patience()
+        self._looked = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.found: tuple[int | None, str] | None = None
@@ -123,19 +124,32 @@ class Watchdog:
     def close(self) -> tuple[int | None, str] | None:
         """End; what hung, if anything did."""
         self._closing.set()
-        self._thread.join(_ANSWER + _OTHERS + 2)
+        self._thread.join(_SILENT + _ANSWER + _OTHERS + 4)
         return self.found
 
     def _run(self) -> None:
-        before = time.monotonic()
+        self._looked = time.monotonic()
         while not self._closing.wait(EVERY):
-            now = time.monotonic()
-            beats = [beat for rank in self._ranks if (beat := read_beat(self._folder, rank)) is not None]
-            standings = self._patience.look(beats, now - before)
-            before = now
+            standings = self._look()
             if any(one.overdue for one in standings) or self._others_found():
-                self._end(standings)
+                self._end(self._settled(standings))
                 return
+
+    def _look(self) -> list[Standing]:
+        now, before = time.monotonic(), self._looked
+        self._looked = now
+        beats = [beat for rank in self._ranks if (beat := read_beat(self._folder, rank)) is not None]
+        return self._patience.look(beats, now - before)
+
+    def _settled(self, standings: list[Standing]) -> list[Standing]:
+        """Look on until each rank has shown that its process runs, or has been silent for long enough."""
+        pulses = {one.beat.rank: one.beat.pulse for one in standings}
+        end = time.monotonic() + _SILENT + 2 * EVERY
+        while time.monotonic() < end and not self._closing.wait(EVERY):
+            standings = self._look()
+            if all(one.silent or one.beat.pulse != pulses.get(one.beat.rank) for one in standings):
+                break
+        return standings
 
     def _end(self, standings: list[Standing]) -> None:
         self._collect(standings)

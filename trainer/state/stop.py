@@ -100,11 +100,12 @@ class StopSignal:
             raise PreemptedError(None, message=TOO_EARLY)
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel end this rank when its launcher is killed: no rank is left behind.
 
-    :param parent: the launcher's process id.
+    :param parent: the launcher's process id; without it, one that died before this call goes unseen.
     """
+    parent = os.getppid() if parent is None else parent
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before
         os.kill(os.getpid(), signal.SIGKILL)
