@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from dropforge.errors import RecipeError
 
 Section = TypeVar("Section")
+Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Settings:
     :param eval_rows: most evaluation rows to use.
     :param eval_precision: arithmetic of an evaluation's forward pass.
     :param grace_seconds: time between SIGTERM and SIGKILL.
+    :param gpus: GPUs of this node, one a rank; 0 trains on the CPU.
+    :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
     """
 
     base: Base
@@ -95,6 +98,9 @@ class Settings:
     eval_rows: int
     eval_precision: Literal["fp32", "bf16"]
     grace_seconds: int
+    gpus: int
+    parallel: Parallel
+    shard_group: int | None
 
 
 def read_settings(recipe: Mapping[str, Any]) -> Settings:
@@ -113,6 +119,9 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
         eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
         grace_seconds=_value(int, _get(recipe, "compute", "grace_seconds"), "compute.grace_seconds"),
+        gpus=_value(int, _get(recipe, "compute", "gpus"), "compute.gpus"),
+        parallel=_value(Parallel, _get(recipe, "compute", "parallel"), "compute.parallel"),
+        shard_group=_value(int | None, _get(recipe, "compute", "shard_group"), "compute.shard_group"),
     )
     if (base.model is None) == (base.scratch is None):
         raise _bad("base.model", "exactly one of `base.model` and `base.scratch` must be given")
@@ -130,6 +139,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("train.keep_best", "it must be at least 0")
     if train.epochs <= 0 or train.learning_rate <= 0 or train.clip <= 0 or not 0 <= train.warmup < 1:
         raise _bad("train", "epochs, learning_rate and clip must be positive, warmup in [0, 1)")
+    if settings.shard_group is not None and settings.parallel != "hybrid":
+        raise _bad("compute.shard_group", "only `compute.parallel: hybrid` has groups")
     if settings.eval_rows < 1:
         raise _bad("evaluate.max_rows", "it must be at least 1")
     if not 0 <= settings.max_left_out <= 1:

@@ -20,6 +20,7 @@ from trainer.heart import Heart
 from trainer.measure import Measured, measure
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
+from trainer.model.shard import like, wrap
 from trainer.observer import Observer
 from trainer.optim import learning_rate, load_optimizer, optimizer_tensors
 from trainer.progress import Progress
@@ -43,7 +44,7 @@ class DivergedError(DropforgeError):
 
 @dataclass
 class Loop:
-    """Everything a rank needs for training.
+    """Everything a rank needs for training. Making one is a collective: the ranks share the model as the recipe says.
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
@@ -68,7 +69,8 @@ class Loop:
     def __post_init__(self) -> None:
         train = self.settings.train
         self.progress = Progress()
-        self.step = Step(self.gang, train, self.built, self.loss, self.plan, self.train, self.pad, self.stop)
+        self.wrapped = wrap(self.settings, self.gang, self.built, self.loss)
+        self.step = Step(self.gang, train, self.wrapped, self.plan, self.train, self.pad, self.stop)
         self.optimizer = self.step.optimizer
         self.steps = self.plan.steps
         self.observers = [self.heart, StepLog(self.console, self.tracker, self.steps), *self.observers]
@@ -81,19 +83,19 @@ class Loop:
 
         :raises KeyError: if it is of another model.
         """
-        named = dict(self.built.trainable())
+        named = dict(self.wrapped.trainable())
         if set(named) != set(snapshot.weights):
             raise KeyError(f"the checkpoint has other weights: {sorted(set(named) ^ set(snapshot.weights))[:3]}")
         with torch.no_grad():
             for name, weight in named.items():
-                weight.copy_(snapshot.weights[name])
+                weight.copy_(like(snapshot.weights[name], weight))
         load_optimizer(self.optimizer, named.items(), dict(snapshot.moments))
         self.progress = Progress.load(snapshot.progress)
         self.saved = snapshot.step
         self._generators = snapshot.generators
 
     def start(self) -> None:
-        """Wrap the model for several ranks and set the random state."""
+        """Make the first step like all others, and set the random state."""
         train = self.settings.train
         self.saver = Saver(
             self.checkpoints,
@@ -103,7 +105,7 @@ class Loop:
             before_seal=self.tracker.flush,
         )
         self.heart.warm_up()
-        self.step.wrap()
+        self.step.warm_up()
         self._check_accumulation()
         self.heart.rest()
         states = getattr(self, "_generators", None)
@@ -115,13 +117,12 @@ class Loop:
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
         packs = share(self.plan.step(0), self.plan.lengths, self.gang.rank, self.gang.world, 1 << 30)[0]
-        weights = [weight for _, weight in self.built.trainable()]
         self.loss.eval()
         self.accumulation = check_accumulation(
             packs[: self.settings.train.micro_batch],
             lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
-            self.step.backward,
-            lambda: float(torch.nn.utils.clip_grad_norm_(weights, math.inf)),
+            self.wrapped.backward,
+            lambda: self.wrapped.clip(math.inf),
             self.settings.train.precision,
         )
         self.loss.train()
@@ -204,6 +205,7 @@ class Loop:
             stop=lambda: self.stop.asked,
         )
         self.heart.rest()
+        self.wrapped.settle()
         if found is not None:
             self.progress.evaluations.append({"step": step, **found.plain()})
             self.tracker.metrics(found.metrics(), step)
@@ -230,7 +232,7 @@ class Loop:
         return self._asked_to_stop()
 
     def _begin_save(self) -> None:
-        progress, named = self.progress, dict(self.built.trainable())
+        progress, named = self.progress, dict(self.wrapped.trainable())
         states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
         states[self.gang.rank] = generators(self.gang.device)
         moments = optimizer_tensors(self.optimizer, named.items())
@@ -302,6 +304,7 @@ class Loop:
             "tokens_per_second": round(progress.tokens / max(1e-9, progress.seconds), 1),
             "skipped_steps": progress.skipped,
             "accumulation_difference": self.accumulation,
+            "distribution": self.wrapped.ran(),
             "train": {"loss_first": progress.loss_first, "loss_last": progress.loss_last},
             "eval": {"before": _figures(progress.evaluation(0)), "after": _figures(progress.evaluation(self.steps))},
         }

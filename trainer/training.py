@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dropforge.errors import DropforgeError
 from dropforge.run import RunSpec
@@ -32,6 +32,8 @@ from trainer.state.compare import facts as comparable
 from trainer.state.resume import choose_checkpoint
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
+
+_LOOKS: Final = 4096  # values of each weight that ranks compare
 
 
 def train(
@@ -92,11 +94,12 @@ def train(
         loop.start()
         stop.together()
         loop.run()
-        if gang.leader:
+        whole = loop.wrapped.whole()
+        if whole is not None:
             console.phase("writing the model", plan.steps)
             base = settings.base.model or ""
             try:
-                exported = export_model(built, portable(prepared.tokenizer), store, "model/", probe, base)
+                exported = export_model(whole, portable(prepared.tokenizer), store, "model/", probe, base)
             except OSError as error:
                 raise ExportError(
                     f"model {store.uri}/model/",
@@ -183,9 +186,13 @@ def resume_facts(spec: RunSpec) -> dict[str, str]:
 
 
 def weights_digest(built: Built) -> str:
-    """A quick look at the first weights: ranks must begin alike."""
-    sums = [float(weight.detach().double().sum()) for _, weight in built.trainable()[:8]]
-    return hashlib.sha256(repr([round(value, 6) for value in sums]).encode()).hexdigest()[:16]
+    """A look at every weight, frozen ones too: ranks must begin alike, or shards of two models make one."""
+    state = hashlib.sha256()
+    for name, weight in built.model.named_parameters():
+        values = weight.detach().reshape(-1)
+        values = values[:: max(1, values.numel() // _LOOKS)].double()
+        state.update(f"{name} {tuple(weight.shape)} {float(values.sum()):.6f} {float(values.abs().sum()):.6f}".encode())
+    return state.hexdigest()[:16]
 
 
 def agree(gang: Gang, facts: dict[str, str]) -> None:

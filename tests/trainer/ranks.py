@@ -119,6 +119,8 @@ def _error(folder: Path, ended: list[int], hung: list[int], codes: list[int | No
 
 def _rank(folder: Path, rank: int, world: int, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """A rank's life, in the forked process."""
+    import torch.distributed as dist
+
     from trainer.gang import Gang
     from trainer.state.stop import die_with_parent
 
@@ -132,8 +134,9 @@ def _rank(folder: Path, rank: int, world: int, work: Callable[..., Any], args: t
         gang = Gang(rank=rank, world=world, local_rank=rank, local_world=world)
         _join(folder, gang)
         result = work(gang, *args)
-        gang.barrier()
-        gang.leave()
+        if dist.is_initialized():
+            gang.barrier()
+            gang.leave()
         (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
     except BaseException as error:
         traceback.print_exc()
