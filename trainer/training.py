@@ -23,6 +23,7 @@ from trainer.model.build import Built, add_adapters, check_context, check_vocabu
 from trainer.model.export import ExportError, export_model
 from trainer.model.isolation import Isolation, check_isolation
 from trainer.model.loss import LossModel, choose_way, loss_model, shortened
+from trainer.model.shard import probe_loss
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
@@ -64,6 +65,7 @@ def train(
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
     snapshot = choose_checkpoint(checkpoints, gang)
     resumed_from = snapshot.step if snapshot else None
+    expected = probe_loss(loss, probe)
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
     loop = Loop(
         gang=gang,
@@ -81,6 +83,9 @@ def train(
         offer=lambda seals: offer(tracker, store, seals),
         heart=heart,
     )
+    loop.wrapped.prove(probe, expected)
+    if gang.world > 1:
+        console.say("distribution: " + ", ".join(f"{key} {value}" for key, value in loop.wrapped.ran().items()))
     attempt = 0
     try:
         if gang.leader:

@@ -12,12 +12,13 @@ from torch import nn
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
 from trainer.config import Parallel
+from trainer.data.batch import make_batch
 from trainer.gang import Gang, gang_from_env
 from trainer.measure import measure
 from trainer.model import shard
 from trainer.model.build import Built
 from trainer.model.loss import loss_model
-from trainer.model.shard import Sharded, ShardingError, check_dtypes, choose, find_blocks
+from trainer.model.shard import Sharded, ShardingError, check_dtypes, choose, find_blocks, probe_loss
 
 from .ranks import Ranks, RanksError
 from .ranks_loop import Stage, make_base, make_loop, make_stage, train_whole
@@ -140,6 +141,22 @@ def test_a_request_that_was_ignored_is_an_error(ranks: Ranks, stage: Stage) -> N
         ranks(not_sharded, 2, stage.change(parallel="fsdp"))
     assert all(isinstance(error, ShardingError) for error in caught.value.errors.values())
     assert len(caught.value.errors) == 2
+
+
+def other_after_sharding(gang: Gang, stage: Stage) -> None:
+    loop = make_loop(gang, stage, True)
+    batch = make_batch(loop.train, loop.plan.step(0)[:2], loop.pad)
+    expected = probe_loss(loop.loss, batch)
+    loop.wrapped.prove(batch, expected)
+    loop.loss.model.model.norm.register_forward_hook(lambda module, inputs, output: output * 1.1)
+    loop.wrapped.prove(batch, expected)
+
+
+@pytest.mark.dist
+def test_a_model_that_sharding_changes_is_refused(ranks: Ranks, stage: Stage) -> None:
+    with pytest.raises(RanksError, match="its loss on the first rows is") as caught:
+        ranks(other_after_sharding, 2, stage.change(parallel="fsdp"))
+    assert {type(error) for error in caught.value.errors.values()} == {ShardingError}
 
 
 def few_rows(gang: Gang, stage: Stage) -> float | None:

@@ -80,6 +80,13 @@ class Wrapped:
         """The whole model on the leader, None elsewhere; all ranks take part."""
         return self.built if self.gang.leader else None
 
+    def prove(self, batch: Batch, expected: float) -> None:
+        """Look whether the loss is still what it was before the ranks shared the model; all ranks take part.
+
+        :param batch: the same on every rank. :param expected: `probe_loss` of it then.
+        :raises ShardingError: if it is not.
+        """
+
     def settle(self) -> None:
         """After a forward pass without a backward one: this rank holds again what it holds between steps."""
 
@@ -178,6 +185,18 @@ class Sharded(Wrapped):
         found.model.to(self.gang.device)
         return found
 
+    def prove(self, batch: Batch, expected: float) -> None:
+        with collective():
+            found = probe_loss(self.loss, batch)
+        self.settle()
+        tolerance = 5e-2 if self.dtype else 1e-4
+        if not abs(found - expected) <= tolerance * max(1.0, abs(expected)):  # NaN is no agreement
+            raise ShardingError(
+                "the sharded model",
+                f"its loss on the first rows is {found:.6g}, it was {expected:.6g} before",
+                "Use `compute.parallel: ddp`, and report this with the log",
+            )
+
     def settle(self) -> None:
         for unit in self.units:
             unit.reshard()
@@ -259,6 +278,17 @@ def choose(asked: Parallel, group: int | None, gang: Gang) -> tuple[Parallel, in
             f"Use {' or '.join(map(str, fitting))}" if fitting else "Use `fsdp`",
         )
     return asked, shards
+
+
+@torch.no_grad()
+def probe_loss(loss: LossModel, batch: Batch) -> float:
+    """The loss summed over a batch's targets, without dropout."""
+    training = loss.training
+    loss.eval()
+    try:
+        return float(loss(batch.ids, batch.positions, batch.places, batch.targets))
+    finally:
+        loss.train(training)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
