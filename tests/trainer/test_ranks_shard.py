@@ -11,14 +11,15 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
-from trainer.config import Parallel
+from trainer.config import Lora, Parallel
 from trainer.data.batch import make_batch
 from trainer.gang import Gang, gang_from_env
 from trainer.measure import measure
 from trainer.model import shard
-from trainer.model.build import Built
+from trainer.model.build import Built, add_adapters
 from trainer.model.loss import loss_model
 from trainer.model.shard import Sharded, ShardingError, check_dtypes, choose, find_blocks, probe_loss
+from trainer.training import weights_digest
 
 from .ranks import Ranks, RanksError
 from .ranks_loop import Stage, make_base, make_loop, make_stage, train_whole
@@ -99,6 +100,15 @@ def test_gpus_that_are_asked_for_and_not_there_are_an_error(monkeypatch: pytest.
     with pytest.raises(RecipeError, match="finds 0"):
         gang_from_env(1, {})
     assert gang_from_env(0, {}).device.type == "cpu"
+
+
+def test_ranks_with_different_frozen_weights_are_told_apart() -> None:
+    built = add_adapters(small("llama"), Lora(2, 4, 0.0, "all-linear"), seed=1)
+    before = weights_digest(built)
+    assert weights_digest(built) == before
+    with torch.no_grad():
+        dict(built.model.named_parameters())["model.norm.weight"][0] += 1e-3
+    assert weights_digest(built) != before
 
 
 def holds(gang: Gang, stage: Stage) -> dict[str, Any]:
