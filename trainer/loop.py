@@ -195,7 +195,7 @@ class Loop:
         self.console.phase(f"evaluating {when}", step)
         self.heart.evaluation(step)
         found = measure(
-            self.loss,
+            self.wrapped.evaluator(self.settings.eval_precision),
             self.eval,
             self.gang,
             size=train.sequence_length,

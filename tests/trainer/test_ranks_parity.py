@@ -123,6 +123,7 @@ def test_bf16_stays_close_tensor_by_tensor(
     assert apart(leader.gradients, one.gradients) > 1e-5  # it was bf16
     assert {weight.dtype for weight in leader.weights.values()} == {torch.float32}
     assert leader.losses[0] == pytest.approx(one.losses[0], rel=1e-2)
+    assert leader.evaluated == pytest.approx(one.evaluated, rel=1e-6)  # in fp32 all the same
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import Parallel, Settings
 from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
+from trainer.measure import Precision
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
 
@@ -80,6 +81,11 @@ class Wrapped:
         """The whole model on the leader, None elsewhere; all ranks take part."""
         return self.built if self.gang.leader else None
 
+    def evaluator(self, precision: Precision) -> LossModel:
+        """The loss to evaluate with, whose arithmetic can be `precision`; all ranks take part. Let it go afterwards."""
+        del precision
+        return self.loss
+
     def prove(self, batch: Batch, expected: float) -> None:
         """Look whether the loss is still what it was before the ranks shared the model; all ranks take part.
 
@@ -129,7 +135,7 @@ class Sharded(Wrapped):
         self.mode, self.shards = mode, shards
         blocks = find_blocks(built.model)
         check_dtypes(loss, blocks)
-        self._skeleton = _skeleton(built) if gang.leader else None
+        self._skeleton = _skeleton(built)
         self.bytes = sum(weight.numel() * weight.element_size() for weight in loss.parameters())
         self.dtype = torch.bfloat16 if loss.bf16 else None
         loss.bf16 = False  # the policy casts weights and inputs; autocast would do it once more
@@ -178,12 +184,20 @@ class Sharded(Wrapped):
     def whole(self) -> Built | None:
         self.settle()
         weights = self.full(dict(self.built.model.named_parameters()))
-        if self._skeleton is None:
-            return None
-        found, self._skeleton = self._skeleton, None
-        _fill(found, weights)
-        found.model.to(self.gang.device)
-        return found
+        return _filled(self._skeleton, weights, self.gang.device) if self.gang.leader else None
+
+    def evaluator(self, precision: Precision) -> LossModel:
+        if precision == "bf16" or self.dtype is None:
+            return self.loss
+        # Gathered weights are bf16, whatever evaluates them: fp32 needs a model of its own, whole on every rank.
+        self.settle()
+        with collective():
+            weights = {
+                name: weight.full_tensor() if isinstance(weight, DTensor) else weight
+                for name, weight in self.built.model.named_parameters()
+            }
+        built = _filled(self._skeleton, weights, self.gang.device)
+        return LossModel(built.model, self.loss.packed, False, self.loss.way)
 
     def prove(self, batch: Batch, expected: float) -> None:
         with collective():
@@ -353,8 +367,9 @@ def _skeleton(built: Built) -> Built:
     return Built(copied) if built.whole is None else Built(copied.get_base_model(), copied)
 
 
-def _fill(built: Built, weights: Mapping[str, torch.Tensor]) -> None:
-    """Put weights into a skeleton; those that were tied stay tied."""
+def _filled(skeleton: Built, weights: Mapping[str, torch.Tensor], device: torch.device) -> Built:
+    """A model from a skeleton and its weights; those that were tied stay tied."""
+    built = copy.deepcopy(skeleton)
     filled = {
         id(empty): nn.Parameter(weights[name], empty.requires_grad) for name, empty in built.model.named_parameters()
     }
@@ -362,3 +377,5 @@ def _fill(built: Built, weights: Mapping[str, torch.Tensor]) -> None:
         for name, empty in module._parameters.items():
             if empty is not None:
                 module._parameters[name] = filled[id(empty)]
+    built.model.to(device)
+    return built
