@@ -125,7 +125,7 @@ def _rank(folder: Path, rank: int, world: int, work: Callable[..., Any], args: t
     from trainer.gang import Gang
     from trainer.state.stop import die_with_parent
 
-    die_with_parent()
+    die_with_parent(os.getppid())
     with (folder / f"output-{rank}").open("w") as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
