@@ -121,8 +121,8 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         trained = shape.layers * train.lora.r * widths
     weights = optimizer = activation = logits = checkpoint = None
     if shape and parameters is not None and trained is not None:
-        weights = 4 * parameters
-        optimizer = 12 * trained
+        weights = 4 * parameters  # with shards too: a rank loads the whole model before it keeps its part
+        optimizer = 12 * trained // shard_ranks(recipe)
         at_once = train.micro_batch * train.sequence_length
         width = 2 if train.precision == "bf16" else 4
         activation = at_once * shape.layers * (18 * shape.hidden + 4 * shape.mlp) * width
@@ -142,6 +142,18 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         logits_bytes=logits,
         checkpoint_bytes=checkpoint,
     )
+
+
+def shard_ranks(recipe: Recipe) -> int:
+    """Ranks that hold one copy of the weights, gradients and moments together."""
+    compute = recipe.compute
+    match compute.parallel:
+        case "fsdp" | "fsdp-no-reshard":
+            return compute.nodes * compute.processes_per_node
+        case "hybrid":
+            return compute.shard_group or compute.processes_per_node
+        case _:
+            return 1
 
 
 def unknown_memory(recipe: Recipe, figures: Estimate) -> str | None:

@@ -213,6 +213,11 @@ class Compute(Section):
     """Memory per pod in gigabytes."""
     gpus: int = Field(default=0, ge=0)
     """GPUs per pod; one rank each."""
+    parallel: Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"] = "auto"
+    """How ranks share the model. `ddp` gives each rank all of it, and `auto` is `ddp`; `fsdp` gives each a shard of the
+    weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""
+    shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
+    """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"

@@ -30,6 +30,7 @@ _LONGEST = (
     "tests/kubeflow_training/examples/",
     "tests/kubeflow_training/contract/test_elastic.py",
     "tests/trainer/test_loop.py",
+    "tests/trainer/test_ranks",  # one server of ranks for all of them
     "tests/curation/test_memory.py",
     "tests/kubeflow_training/test_provider.py",
     "tests/dags/",

@@ -17,6 +17,7 @@ from trainer.interval import Interval
 
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
+Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ class Settings:
     :param eval_precision: arithmetic of an evaluation's forward pass.
     :param eval_batches: most forward passes of an evaluation while training.
     :param grace_seconds: time between SIGTERM and SIGKILL.
+    :param gpus: GPUs of this node, one a rank; 0 trains on the CPU.
+    :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
     """
 
     base: Base
@@ -125,6 +128,9 @@ class Settings:
     eval_precision: Literal["fp32", "bf16"]
     eval_batches: int | None
     grace_seconds: int
+    gpus: int
+    parallel: Parallel
+    shard_group: int | None
 
 
 def read_settings(recipe: Mapping[str, Any]) -> Settings:
@@ -144,6 +150,9 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
         eval_batches=_value(int | None, _get(recipe, "evaluate", "max_batches"), "evaluate.max_batches"),
         grace_seconds=_value(int, _get(recipe, "compute", "grace_seconds"), "compute.grace_seconds"),
+        gpus=_value(int, _get(recipe, "compute", "gpus"), "compute.gpus"),
+        parallel=_value(Parallel, _get(recipe, "compute", "parallel"), "compute.parallel"),
+        shard_group=_value(int | None, _get(recipe, "compute", "shard_group"), "compute.shard_group"),
     )
     if (base.model is None) == (base.scratch is None):
         raise _bad("base.model", "exactly one of `base.model` and `base.scratch` must be given")
@@ -153,6 +162,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         if base.scratch.context < train.sequence_length:
             raise _bad("train.sequence_length", f"it is longer than the model's context of {base.scratch.context}")
     _check_train(train)
+    if settings.shard_group is not None and settings.parallel != "hybrid":
+        raise _bad("compute.shard_group", "only `compute.parallel: hybrid` has groups")
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):
         if value is not None and value < 1:
             raise _bad(f"evaluate.{name}", "it must be at least 1")

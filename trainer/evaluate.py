@@ -113,7 +113,7 @@ def measure_model(
 
     console.phase(f"measuring the {name}, {uri}")
     quiet_libraries()
-    gang = gang_from_env({})
+    gang = gang_from_env(settings.gpus, {})
     set_threads(1)
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
         folder = fetch_folder(uri, Path(temporary))

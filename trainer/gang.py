@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dropforge.errors import RecipeError
 from trainer.machine import available_cores
 
 _SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
@@ -36,8 +37,8 @@ class Gang:
         return self.rank == 0
 
     def connect(self) -> None:
-        """Form the process group. :raises CollectiveError: if a peer does not come."""
-        if self.world == 1:
+        """Form the process group, if there is none yet. :raises CollectiveError: if a peer does not come."""
+        if self.world == 1 or dist.is_initialized():
             return
         with collective():
             cuda = self.device.type == "cuda"
@@ -87,12 +88,23 @@ def collective() -> Iterator[None]:
         raise
 
 
-def gang_from_env(env: dict[str, str] | None = None) -> Gang:
-    """Who this process is, from torchrun's variables; alone without them."""
+def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
+    """Who this process is, from torchrun's variables; alone without them.
+
+    :param gpus: GPUs of this node that the recipe asks for; with 0 the CPU trains, whatever else is there.
+    :raises RecipeError: if this rank finds no GPU of its own.
+    """
     values = os.environ if env is None else env
     local_rank = int(values.get("LOCAL_RANK", 0))
-    cuda = torch.cuda.is_available()
+    cuda = gpus > 0
     if cuda:
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if local_rank >= there:
+            raise RecipeError(
+                "recipe key `compute.gpus`",
+                f"{gpus} are asked for, and rank {local_rank} of this node finds {there}",
+                "Set it to the GPUs that a pod gets, or to 0, and see that the image has a torch for them",
+            )
         torch.cuda.set_device(local_rank)
     return Gang(
         rank=int(values.get("RANK", 0)),

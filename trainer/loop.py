@@ -26,6 +26,7 @@ from trainer.limits import first_batches
 from trainer.measure import Measured, measure
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
+from trainer.model.shard import like, wrap
 from trainer.observer import Observer
 from trainer.optim import load_optimizer, optimizer_tensors
 from trainer.progress import Progress
@@ -46,7 +47,7 @@ LAST_WORDS: Final = 3.0  # seconds of the grace that the launcher keeps for itse
 
 @dataclass
 class Loop:
-    """Everything a rank needs for training.
+    """Everything a rank needs for training. Making one is a collective: the ranks share the model as the recipe says.
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
@@ -73,14 +74,14 @@ class Loop:
     def __post_init__(self) -> None:
         train = self.settings.train
         self.progress = Progress()
+        self.wrapped = wrap(self.settings, self.gang, self.built, self.loss)
         self.steps = self.plan.steps
         check_steps(train, self.steps)
         self.batching = solve(self.plan.rows, self.gang.world, train.micro_batch)
         self.step = Step(
             self.gang,
             train,
-            self.built,
-            self.loss,
+            self.wrapped,
             self.plan,
             self.train,
             self.pad,
@@ -114,19 +115,19 @@ class Loop:
 
         :raises KeyError: if it is of another model.
         """
-        named = dict(self.built.trainable())
+        named = dict(self.wrapped.trainable())
         if set(named) != set(snapshot.weights):
             raise KeyError(f"the checkpoint has other weights: {sorted(set(named) ^ set(snapshot.weights))[:3]}")
         with torch.no_grad():
             for name, weight in named.items():
-                weight.copy_(snapshot.weights[name])
+                weight.copy_(like(snapshot.weights[name], weight))
         load_optimizer(self.optimizer, named.items(), dict(snapshot.moments))
         self.progress = Progress.load(snapshot.progress)
         self.saved = snapshot.step
         self._generators = snapshot.generators
 
     def start(self) -> None:
-        """Wrap the model for several ranks, set the random state, and start the clocks."""
+        """Make the first step like all others, set the random state, and start the clocks."""
         self.console.say(str(self.batching))
         train = self.settings.train
         self.saver = Saver(
@@ -137,7 +138,7 @@ class Loop:
             before_seal=self.tracker.flush,
         )
         self.heart.warm_up()
-        self.step.wrap()
+        self.step.warm_up()
         self._check_accumulation()
         self.heart.rest()
         states = getattr(self, "_generators", None)
@@ -149,13 +150,12 @@ class Loop:
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
         packs = share(self.plan.step(0), self.plan.lengths, self.gang.rank, self.gang.world, 1 << 30)[0]
-        weights = [weight for _, weight in self.built.trainable()]
         self.loss.eval()
         self.accumulation = check_accumulation(
             packs[: self.settings.train.micro_batch],
             lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
-            self.step.backward,
-            lambda: float(torch.nn.utils.clip_grad_norm_(weights, math.inf)),
+            self.wrapped.backward,
+            lambda: self.wrapped.clip(math.inf),
             self.settings.train.precision,
         )
         self.loss.train()
@@ -240,7 +240,7 @@ class Loop:
         self.console.phase(f"evaluating {when}", step)
         self.heart.evaluation(step)
         found = measure(
-            self.loss,
+            self.wrapped.evaluator(self.settings.eval_precision),
             self.eval,
             self.gang,
             size=train.sequence_length,
@@ -250,6 +250,7 @@ class Loop:
             stop=lambda: self.stop.asked,
         )
         self.heart.rest()
+        self.wrapped.settle()
         if found is not None:
             # What rank 0 measured is what all record, so that whatever follows from it is decided alike.
             self.progress.evaluations.append({"step": step, **self.gang.gather(found.plain())[0]})
@@ -279,7 +280,7 @@ class Loop:
         return self._asked_to_stop()
 
     def _begin_save(self) -> None:
-        progress, named = self.progress, dict(self.built.trainable())
+        progress, named = self.progress, dict(self.wrapped.trainable())
         states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
         states[self.gang.rank] = generators(self.gang.device)
         moments = optimizer_tensors(self.optimizer, named.items())
@@ -342,9 +343,11 @@ class Loop:
     def _keep_best(self) -> None:
         """Write the weights of a new best evaluation. A failure ends the attempt: the next one measures it again."""
         step = self.progress.step
-        chosen = self.settings.train.export == "best" and self.gang.leader
-        if chosen and step and step < self.steps and best_step(self.progress.evaluations) == step:
-            self.best.keep(step, dict(self.built.trainable()))
+        chosen = self.settings.train.export == "best" and step and step < self.steps
+        if chosen and best_step(self.progress.evaluations) == step:
+            weights = self.wrapped.full(dict(self.wrapped.trainable()))
+            if self.gang.leader:
+                self.best.keep(step, weights)
 
     def _prune_best(self) -> None:
         """Delete the weights that neither this run nor a kept checkpoint takes for the best."""
@@ -360,17 +363,18 @@ class Loop:
         return self.progress.step if best is None else best
 
     def _take_best(self) -> None:
-        """Put the best weights into the model of rank 0, which exports it."""
-        if self.exported != self.progress.step and self.gang.leader:
+        """Put the best weights into the model, of which each rank may hold a part."""
+        if self.exported != self.progress.step:
             weights = self.best.read(self.exported)
             self.console.say(f"the model is that of step {self.exported}, which had the lowest evaluation loss")
             with torch.no_grad():
-                for name, weight in self.built.trainable():
-                    weight.copy_(weights[name])
+                for name, weight in self.wrapped.trainable():
+                    weight.copy_(like(weights[name], weight))
 
     def report(self) -> Mapping[str, Any]:
         """The loop's part of the run's report."""
         return {
             **training_figures(self.progress, self.plan, self.exported),
             "accumulation_difference": self.accumulation,
+            "distribution": self.wrapped.ran(),
         }

@@ -13,7 +13,7 @@ from torch.nn import functional
 from trainer.data.batch import make_batch
 from trainer.data.plan import Pack, pack_window
 from trainer.data.tokens import Tokens
-from trainer.gang import Gang
+from trainer.gang import Gang, collective
 from trainer.model.loss import LossModel
 
 Precision = Literal["fp32", "bf16"]
@@ -88,7 +88,8 @@ def measure(
             index = turn * gang.world + gang.rank
             # A rank without a batch runs an empty one: a sharded model needs all ranks in each forward pass.
             batch = make_batch(tokens, batches[index] if index < len(batches) else [], pad).to(gang.device)
-            logits = loss.logits(batch.ids, batch.positions, batch.places)
+            with collective():
+                logits = loss.logits(batch.ids, batch.positions, batch.places)
             each = functional.cross_entropy(logits, batch.targets, reduction="none")
             right = logits.argmax(-1) == batch.targets
             sums += torch.stack([each.double().sum(), right.sum().double(), torch.ones_like(each).double().sum()])

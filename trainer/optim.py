@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.config import Train
+from trainer.model.shard import like
 
 BETAS: Final = (0.9, 0.95)
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -47,12 +48,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Iterable[tuple[st
 def load_optimizer(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Put saved state back by name.
+    """Put saved state back by name, onto the weights' devices and in their shards.
 
     :raises KeyError: if a parameter's state is missing.
     """
     if not tensors:
         return
     for name, weight in named:
-        state = {key: tensors[f"{name}:{key}"].to(weight.device) for key in MOMENTS}
+        state = {key: like(tensors[f"{name}:{key}"], weight) for key in MOMENTS}
         optimizer.state[weight] = {**state, "step": tensors[f"{name}:step"].to(weight.device)}

@@ -44,7 +44,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
         from trainer.training import train
 
         quiet_libraries()
-        gang = gang_from_env()
+        gang = gang_from_env(settings.gpus)
         set_threads(gang.local_world)
         train(spec, settings, gang, scratch, stop, console, heart or Heart())
 

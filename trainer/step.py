@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import Train
 from trainer.data.batch import make_batch
 from trainer.data.plan import Pack, Plan, share
 from trainer.data.tokens import Tokens
-from trainer.gang import Gang, collective
+from trainer.gang import Gang
 from trainer.interval import Due
-from trainer.model.build import Built
-from trainer.model.loss import LossModel
+from trainer.model.shard import Wrapped
 from trainer.optim import make_optimizer
 from trainer.state.stop import StopSignal
 
@@ -97,33 +92,27 @@ class Step:
         self,
         gang: Gang,
         train: Train,
-        built: Built,
-        loss: LossModel,
+        wrapped: Wrapped,
         plan: Plan,
         tokens: Tokens,
         pad: int,
         stop: StopSignal,
         micro_batch: int,
     ) -> None:
-        self.gang, self.train, self.built, self.loss = gang, train, built, loss
+        self.gang, self.train, self.wrapped = gang, train, wrapped
         self.micro_batch = micro_batch
         self.plan, self.tokens, self.pad, self.stop = plan, tokens, pad, stop
-        self.optimizer = make_optimizer(built.model, train)
-        self.wrapped: nn.Module = loss
+        self.optimizer = make_optimizer(wrapped.built.model, train)
 
-    def wrap(self) -> None:
-        """Wrap the model for several ranks."""
-        if self.gang.world == 1:
-            return
-        with collective():
-            cuda = self.gang.device.type == "cuda"
-            self.wrapped = DistributedDataParallel(
-                self.loss, device_ids=[self.gang.local_rank] if cuda else None, gradient_as_bucket_view=True
-            )
-        # DDP rebuilds its buckets after the first backward pass, and sums then round in another order. One that is
-        # thrown away keeps a resumed run the same to the last bit.
-        self.backward(make_batch(self.tokens, [], self.pad), 0.0, last=True)
-        self.optimizer.zero_grad()
+    def warm_up(self) -> None:
+        """With several ranks, one backward pass that is thrown away.
+
+        DDP rebuilds its buckets after the first one, and sums then round in another order: so a resumed run is the
+        same to the last bit.
+        """
+        if self.gang.world > 1:
+            self.wrapped.backward(make_batch(self.tokens, [], self.pad).to(self.gang.device), 0.0, last=True)
+            self.optimizer.zero_grad()
 
     def take(self, index: int, rate: float, due: Due = Due()) -> StepResult:  # noqa: B008 - immutable
         """Take optimizer step `index` (from 0) with a learning rate, or skip it on all ranks if it is not finite.
@@ -143,12 +132,11 @@ class Step:
             asked = time.perf_counter()
             batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
             data_seconds += time.perf_counter() - asked
-            # DDP averages over ranks, the loss is a sum: hence the number of ranks.
-            losses.append(self.backward(batch, self.gang.world / wanted, last=turn == len(shares) - 1))
+            losses.append(self.wrapped.backward(batch, 1 / wanted, last=turn == len(shares) - 1))
             targets += len(batch.targets)
             tokens += batch.tokens
         nats = float(torch.stack(losses).double().sum())
-        norm = float(nn.utils.clip_grad_norm_([weight for _, weight in self.built.trainable()], self.train.clip))
+        norm = self.wrapped.clip(self.train.clip)
         finite = math.isfinite(nats) and math.isfinite(norm)
         met = time.perf_counter()
         tally = Tally(
@@ -195,15 +183,3 @@ class Step:
         ]
         found = [document for part in self.gang.gather(own) for document in part]
         return tuple(sorted(found or (int(document) for pack in packs for document in pack)))
-
-    def backward(self, batch: Any, scale: float, last: bool) -> torch.Tensor:
-        """The loss of a micro-batch summed over its targets, its gradient times `scale` added to the weights'.
-
-        :param last: whether ranks exchange gradients after it.
-        """
-        wrapped = self.wrapped
-        whole = last or not isinstance(wrapped, DistributedDataParallel)
-        with collective(), nullcontext() if whole else wrapped.no_sync():  # type: ignore[operator]
-            loss = wrapped(batch.ids, batch.positions, batch.places, batch.targets)
-            (loss * scale).backward()
-        return loss.detach()  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dropforge.errors import DropforgeError
 from dropforge.run import RunSpec
@@ -23,6 +23,7 @@ from trainer.model.build import Built, add_adapters, check_context, check_vocabu
 from trainer.model.export import ExportError, export_model
 from trainer.model.isolation import Isolation, check_isolation
 from trainer.model.loss import LossModel, choose_way, loss_model, shortened
+from trainer.model.shard import probe_loss
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
@@ -32,6 +33,8 @@ from trainer.state.compare import facts as comparable
 from trainer.state.resume import choose_checkpoint
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
+
+_LOOKS: Final = 4096  # values of each weight that ranks compare
 
 
 def train(
@@ -62,6 +65,7 @@ def train(
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
     snapshot = choose_checkpoint(checkpoints, gang)
     resumed_from = snapshot.step if snapshot else None
+    expected = probe_loss(loss, probe)
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
     loop = Loop(
         gang=gang,
@@ -80,6 +84,9 @@ def train(
         heart=heart,
         row_keys=prepared.row_keys,
     )
+    loop.wrapped.prove(probe, expected)
+    if gang.world > 1:
+        console.say("distribution: " + ", ".join(f"{key} {value}" for key, value in loop.wrapped.ran().items()))
     attempt = 0
     try:
         if gang.leader:
@@ -93,11 +100,12 @@ def train(
         loop.start()
         stop.together()
         loop.run()
-        if gang.leader:
+        whole = loop.wrapped.whole()
+        if whole is not None:
             console.phase("writing the model", plan.steps)
             base = settings.base.model or ""
             try:
-                exported = export_model(built, portable(prepared.tokenizer), store, "model/", probe, base)
+                exported = export_model(whole, portable(prepared.tokenizer), store, "model/", probe, base)
             except OSError as error:
                 raise ExportError(
                     f"model {store.uri}/model/",
@@ -184,9 +192,13 @@ def resume_facts(spec: RunSpec) -> dict[str, str]:
 
 
 def weights_digest(built: Built) -> str:
-    """A quick look at the first weights: ranks must begin alike."""
-    sums = [float(weight.detach().double().sum()) for _, weight in built.trainable()[:8]]
-    return hashlib.sha256(repr([round(value, 6) for value in sums]).encode()).hexdigest()[:16]
+    """A look at every weight, frozen ones too: ranks must begin alike, or shards of two models make one."""
+    state = hashlib.sha256()
+    for name, weight in built.model.named_parameters():
+        values = weight.detach().reshape(-1)
+        values = values[:: max(1, values.numel() // _LOOKS)].double()
+        state.update(f"{name} {tuple(weight.shape)} {float(values.sum()):.6f} {float(values.abs().sum()):.6f}".encode())
+    return state.hexdigest()[:16]
 
 
 def agree(gang: Gang, facts: dict[str, str]) -> None:

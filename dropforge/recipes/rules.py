@@ -57,6 +57,7 @@ def check_combinations(recipe: Recipe) -> None:
             f"{compute.processes_per_node} ranks cannot share {compute.gpus} GPUs one to one",
             f"Set it to {compute.gpus}",
         )
+    _check_parallel(recipe)
     if compute.backend == "local" and compute.image != Recipe.model_fields["compute"].default.image:
         raise RecipeError(
             "recipe key `compute.image`",
@@ -131,4 +132,29 @@ def check_train(recipe: Recipe) -> None:
             "recipe key `evaluate.max_batches`",
             "the base model would be measured on fewer rows than the candidate that must beat it",
             "Set `promote.better_than_base: false`, or limit `evaluate.max_rows` instead",
+        )
+
+
+def _check_parallel(recipe: Recipe) -> None:
+    """:raises RecipeError: if these ranks cannot share a model as asked."""
+    compute = recipe.compute
+    ranks = compute.nodes * compute.processes_per_node
+    if compute.parallel != "auto" and ranks == 1:
+        raise RecipeError(
+            "recipe key `compute.parallel`",
+            f"`{compute.parallel}` needs several ranks, and there is one",
+            "Use `auto`, or more `nodes` or `processes_per_node`",
+        )
+    if compute.parallel != "hybrid":
+        if compute.shard_group is not None:
+            raise RecipeError(
+                "recipe key `compute.shard_group`", "only `compute.parallel: hybrid` has groups", "Remove it"
+            )
+        return
+    group = compute.shard_group or compute.processes_per_node
+    if not 1 < group < ranks or ranks % group:
+        raise RecipeError(
+            "recipe key `compute.shard_group`",
+            f"{ranks} ranks do not make several groups of {group}",
+            "Set it to a divisor of the ranks between 1 and all of them, or use `fsdp`",
         )

@@ -37,6 +37,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "compute.backend",
         "compute.nodes",
         "compute.processes_per_node",
+        "compute.parallel",
         "compute.cpus",
         "compute.memory_gb",
         "compute.gpus",

@@ -12,12 +12,19 @@ import pytest
 
 from dropforge.store import open_store
 
+from .ranks import Ranks
 from .toy import REPOSITORY, Toy, sample_rows, write_dataset
 
 
 @pytest.fixture(scope="session")
 def toy_rows() -> dict[str, list[dict[str, Any]]]:
     return {"train": sample_rows(160), "eval": sample_rows(23, seed=1)}
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Runs functions of a module on several ranks, about a second each."""
+    return Ranks(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture

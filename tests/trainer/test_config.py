@@ -67,6 +67,8 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("base.model", "/somewhere"),
         ("base.scratch", None),
         ("evaluate.max_rows", 0),
+        ("compute.parallel", "zero"),
+        ("compute.shard_group", 2),
         ("train", None),
     ],
 )

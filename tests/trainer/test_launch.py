@@ -377,58 +377,6 @@ sys.exit(main([sys.argv[1]]))
 
 
 @pytest.mark.dist
-def test_a_loss_that_is_nan_on_one_rank_is_skipped_by_both(toy: Toy, tmp_path: Path) -> None:
-    uri = toy.run("nan", train={"max_steps": 5, "checkpoint_every": 1, "keep_checkpoints": 9})
-    poison = """
-import os, sys
-from trainer.loop import Loop
-step = Loop._step
-def poisoned(self):
-    forward = self.loss.forward
-    if self.progress.step == 2 and os.environ["RANK"] == "1":
-        self.loss.forward = lambda *inputs: forward(*inputs) * float("nan")
-    stopping = step(self)
-    self.loss.forward = forward
-    return stopping
-Loop._step = poisoned
-from trainer.rank import main
-sys.exit(main([sys.argv[1]]))
-"""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    (tmp_path / "scratch").mkdir()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "DROPFORGE_SCRATCH": str(tmp_path / "scratch"),
-        **ONE,
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", poison, uri],
-            cwd=REPOSITORY,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    texts = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], texts
-    assert "step 3: loss" in texts[0]
-    assert json.loads(toy.files("nan").get("report.json"))["skipped_steps"] == 1
-    two, three, four = (final(toy, "nan", step)[0] for step in (2, 3, 4))
-    assert same(two, three)
-    assert not same(three, four)
-    assert all(bool(weight.isfinite().all()) for weight in four.values())
-
-
-@pytest.mark.dist
 def test_a_node_that_waits_for_the_others_hears_a_stop(toy: Toy, start: Any, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

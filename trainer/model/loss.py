@@ -23,7 +23,7 @@ _PROBE: Final = 256  # tokens of a row that show which loss is the model's own
 
 
 class LossModel(nn.Module):
-    """A model and its loss as one module, so that DDP sees one forward.
+    """A model and its loss as one module, so that DDP and FSDP see one forward.
 
     :param packed: whether rows hold several documents, kept apart by their positions.
     :param bf16: arithmetic of the forward pass; the loss itself is computed in fp32.
@@ -48,7 +48,13 @@ class LossModel(nn.Module):
         return states.reshape(-1, states.shape[-1])[places]  # type: ignore[no-any-return]
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """(N, V) fp32 logits at `places`."""
+        """(N, V) fp32 logits at `places`.
+
+        For callers from outside: FSDP gathers weights around it as around `forward`, which must not do so twice.
+        """
+        return self._logits(ids, positions, places)
+
+    def _logits(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         with self._arithmetic(ids):
             if self.way == "own":
                 whole = self.model(**self._inputs(ids, positions)).logits
@@ -74,7 +80,7 @@ class LossModel(nn.Module):
             with self._arithmetic(ids):
                 loss = self.model(**self._inputs(ids, positions), labels=labels).loss
             return loss.float() * len(targets)  # type: ignore[no-any-return]
-        return functional.cross_entropy(self.logits(ids, positions, places), targets, reduction="sum")
+        return functional.cross_entropy(self._logits(ids, positions, places), targets, reduction="sum")
 
     def _arithmetic(self, ids: torch.Tensor) -> torch.autocast:
         return torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self.bf16)

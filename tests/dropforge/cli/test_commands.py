@@ -155,6 +155,17 @@ def test_what_is_not_known_is_not_refused(tmp_path: Path) -> None:
     assert "unknown" in str(unknown_memory(odd, estimate(odd)))
 
 
+@pytest.mark.parametrize(
+    ("compute", "share"),
+    [({}, 1), ({"parallel": "ddp"}, 1), ({"parallel": "fsdp"}, 4), ({"parallel": "hybrid", "shard_group": 2}, 2)],
+)
+def test_shards_divide_gradients_and_moments(tmp_path: Path, compute: dict[str, Any], share: int) -> None:
+    found = estimate(_with_config(tmp_path, CONFIG, nodes=4, **compute))
+    assert found.parameters
+    assert found.optimizer_bytes == 12 * found.parameters // share
+    assert found.weights_bytes == 4 * found.parameters  # whole while it is loaded
+
+
 @pytest.mark.parametrize("size", [10**12, 10**4000, -1, 1e308])
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_key_value_heads", "hidden_size"])
 def test_sizes_that_no_model_has_are_refused(tmp_path: Path, key: str, size: float) -> None:
