@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from dropforge.errors import RecipeError
+from dropforge.errors import DropforgeError, RecipeError
 from dropforge.store import open_store
 from trainer.commands.addresses import open_run, split_checkpoint
 
@@ -92,11 +92,19 @@ def _from_hub(address: str, weights: bool = True) -> Path:
         raise RecipeError(
             f"model {address}", "there is no such folder, and it is no id of the Hugging Face hub", "Check the path"
         )
+    if weights:
+        from trainer.data.hub import fetch_from_hub
+
+        try:
+            return fetch_from_hub(match[1], match[2])
+        except DropforgeError as error:  # it speaks of the recipe
+            raise RecipeError(
+                f"model {address}", f"there is no such folder here, and {error.cause}", error.mend
+            ) from error
     from huggingface_hub import snapshot_download
 
-    wanted = [*_TEXTS, *(["*.safetensors"] if weights else [])]
     try:
-        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=wanted))
+        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(_TEXTS)))
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())[:300]
         raise RecipeError(

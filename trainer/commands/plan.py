@@ -75,7 +75,12 @@ def main(arguments: argparse.Namespace) -> int:
             facts["memory"] = _memory(recipe, made.config if made and settings.base.model else None, refused)
             if made is not None:
                 compute = recipe["compute"]
-                facts |= describe(made, settings, int(compute["nodes"]) * int(compute["processes_per_node"]))
+                facts |= (
+                    refused(
+                        lambda: describe(made, settings, int(compute["nodes"]) * int(compute["processes_per_node"]))
+                    )
+                    or {}
+                )
     facts["refused"] = [{"thing": e.thing, "cause": e.cause, "mend": e.mend} for e in refusals]
     if arguments.json:
         print(json.dumps(facts, indent=1, allow_nan=False))

@@ -18,6 +18,7 @@ from dropforge.store import MissingObjectError, open_store
 from trainer.compat import quiet_libraries
 from trainer.config import read_settings
 from trainer.data.batch import Batch
+from trainer.data.hub import fetch_from_hub
 from trainer.data.tokenizer import load_tokenizer
 from trainer.data.tokens import collect
 from trainer.gang import Gang
@@ -85,8 +86,9 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     except (DropforgeError, ValueError, KeyError) as error:
         raise DataError(thing, f"it is broken ({error})", "Choose an older one with --step") from error
     base = settings.base.model or ""
-    if base and not is_hub_id(base):
-        base = str(fetch_folder(base, scratch / "base"))
+    if base:
+        hub = is_hub_id(base)
+        base = str(fetch_from_hub(base, settings.base.revision) if hub else fetch_folder(base, scratch / "base"))
     try:
         tokenizer = open_tokenizer(settings, base, open_store(spec.root))
     except MissingObjectError:
