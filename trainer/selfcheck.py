@@ -47,7 +47,7 @@ def check_accumulation(
     backward(make(first), -1.0, False)
     backward(make(second), -1.0, True)
     rest = norm()
-    if not math.isfinite(whole) or whole == 0:
+    if not (math.isfinite(whole) and math.isfinite(rest)) or whole == 0:
         return None  # a loss that is no number is the steps' business
     difference = rest / whole
     if not difference <= TOLERANCE[precision]:
