@@ -260,8 +260,9 @@ TAKEN = pod(1, "Running", {"running": {}}, conditions=[{"type": "DisruptionTarge
 TAKEN["metadata"]["deletionTimestamp"] = "2999-01-01T00:00:00Z"
 
 
-def created(pod, count=1, since="2026-01-01T00:00:00Z", word="SuccessfulCreatePod", before=""):
-    return {"reason": word, "message": f"{before}Created pod: {pod}", "count": count, "firstTimestamp": since}
+def created(pod, count=1, since="2026-01-01T00:00:00Z", word="SuccessfulCreatePod", before="", by="u"):
+    told = {"reason": word, "message": f"{before}Created pod: {pod}", "count": count, "firstTimestamp": since}
+    return {**told, "involvedObject": {"name": "job", "uid": by}}
 
 
 def test_a_large_gang_is_not_taken_for_one_whose_pod_was_made_anew():
@@ -270,6 +271,14 @@ def test_a_large_gang_is_not_taken_for_one_whose_pod_was_made_anew():
     single = [created(f"job-worker-{n}") for n in range(9)]
     events = [*single, created("job-worker-10", 3, before="(combined from similar events): ")]
     assert observe(gang, pods, events).phase is Phase.RUNNING
+
+
+def test_events_of_a_job_that_had_this_name_within_the_same_second_are_not_this_ones():
+    gang, pods = job("Created", "Running", workers=1), [running(0), running(1)]
+    earlier = [created("job-master-0", by="earlier"), created("job-worker-0", by="earlier")]
+    events = [*earlier, created("job-master-0"), created("job-worker-0")]
+    assert observe(gang, pods, events).phase is Phase.RUNNING
+    assert observe(gang, pods, [*events, created("job-worker-0")]).phase is Phase.FAILED
 
 
 def test_pods_of_a_job_that_was_suspended_and_resumed_are_not_made_anew():

@@ -80,7 +80,8 @@ def created_twice(
 ) -> list[str]:
     """Names of pods that their controller has created more than once, and has not itself deleted in between."""
     resumed = kind_seen(job).held_since(job)  # what was created before was deleted when the job was suspended
-    times: dict[str, int] = {}
+    # By creator: one of the same name, which was deleted and made anew within a second, is another one.
+    times: dict[str, dict[str, int]] = {}
     for event in events:
         text, word = str(event.get("message") or ""), str(event.get("reason"))
         # From the tenth on, client-go tells all pods' creations as one event, under the last one's name.
@@ -90,9 +91,10 @@ def created_twice(
         if resumed is not None and (first is None or first < resumed):
             continue
         count = max(whole(event.get("count")) or 1, 1)
+        of_creator = times.setdefault(str(mapping(event.get("involvedObject")).get("uid")), {})
         about = text.rpartition(" ")[2]
-        times[about] = times.get(about, 0) + (count if word in _CREATED else -count)
-    return [found for pod in pods if times.get(found := name(pod), 0) > 1]
+        of_creator[about] = of_creator.get(about, 0) + (count if word in _CREATED else -count)
+    return [who for pod in pods if any(found.get(who := name(pod), 0) > 1 for found in times.values())]
 
 
 def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tuple[Reason, str] | None:
