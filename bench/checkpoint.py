@@ -57,7 +57,7 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     from trainer.state.stop import StopSignal
 
     torch.set_num_threads(threads)
-    gang = gang_from_env({})
+    gang = gang_from_env(0, {})
     scratch = {"hidden_size": hidden, "layers": 5, "heads": 8, "vocab_size": 2048, "context": LENGTH}
     train = {
         "sequence_length": LENGTH,
@@ -69,7 +69,7 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     settings = read_settings(load_recipe("sample", {"base": {"scratch": scratch}, "train": train}).plain())
     generator = np.random.default_rng(7)
     documents = [
-        Document(index, generator.integers(5, 2048, LENGTH).astype(np.int32), np.ones(LENGTH, bool))
+        Document(index, generator.integers(5, 2048, LENGTH).astype(np.int32), np.arange(LENGTH) > 0)
         for index in range(64)
     ]
     tokens = collect(documents, {"rows": len(documents)})
