@@ -58,8 +58,7 @@ class PodLog:
         self._container = kind.training_container(pod)
         namespace = quote(str(metadata["namespace"]), safe="")
         self._path = f"/api/v1/namespaces/{namespace}/pods/{quote(self.name, safe='')}/log"
-        left = log.positions.get(self.name)
-        left = left if left is not None and left.get("uid") == self.uid else None
+        left = self._left()
         self._cursor = Cursor.of(left)
         self.done = bool(left and left.get("done"))
         self._restarts = self._restarts_read = 0
@@ -198,7 +197,7 @@ class PodLog:
 
     async def _read(self, follow: bool) -> None:
         """Read to the end; with `follow` that is the container's end, or whenever the server ends it."""
-        self._cursor = self._position_left()
+        self._cursor = Cursor.of(self._left())
         params = [("container", self._container), ("timestamps", "true")]
         if follow:
             params.append(("follow", "true"))
@@ -277,13 +276,14 @@ class PodLog:
             self._gap(_ROTATED)
         self._restarts_read = restarts
 
-    def _position_left(self) -> Cursor:
+    def _left(self) -> Mapping[str, Any] | None:
+        """Where the log was left, here or by another process; None for another pod's place under this name."""
         left = self._log.positions.get(self.name)
-        return Cursor.of(left if left is not None and left.get("uid") == self.uid else None)
+        return left if left is not None and left.get("uid") == self.uid else None
 
     async def _read_previous(self, until: int | None = None) -> bool:
         """Read on in the log of the container before a restart; whether that log goes on where one had come to."""
-        cursor = self._position_left()
+        cursor = Cursor.of(self._left())
         since = [("sinceTime", cursor.since)] if cursor.since else []
         params = [("container", self._container), ("timestamps", "true"), ("previous", "true"), *since]
         lines, found = Lines(_LINE), not cursor.at
