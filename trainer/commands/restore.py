@@ -26,6 +26,7 @@ from trainer.model.build import Built, fetch_folder, is_hub_id
 from trainer.model.export import Exported, export_model
 from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
 from trainer.state.checkpoint import Checkpoints, Seal
+from trainer.state.retention import best_steps
 from trainer.training import build, portable
 
 _PROBE: Final = 16  # tokens that the model is compared on after it was read back
@@ -62,14 +63,14 @@ def choose(spec: RunSpec, seals: list[Seal], choice: Choice) -> Seal:
             raise DataError(f"run {spec.run}", f"it has no checkpoint of step {choice.step}", f"It has: {there}")
         return found[0]
     if choice.best:
-        measured = [seal for seal in seals if seal.eval_loss is not None]
-        if not measured:
+        best = best_steps(seals, 1)
+        if not best:
             raise DataError(
                 f"run {spec.run}",
                 "none of its checkpoints has an evaluation loss",
                 f"Choose one with --step: {there}, and set `train.eval_every` in the next run",
             )
-        return min(measured, key=lambda seal: seal.eval_loss or 0.0)
+        return next(seal for seal in seals if seal.step == best[0])
     return seals[-1]
 
 
