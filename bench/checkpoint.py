@@ -48,7 +48,7 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     from trainer.data.tokenizer import SPECIAL
     from trainer.data.tokens import collect
     from trainer.gang import gang_from_env
-    from trainer.loop import Loop
+    from trainer.loop.loop import Loop
     from trainer.model.build import make_scratch
     from trainer.model.loss import choose_way, loss_model
     from trainer.report.console import Console
@@ -103,7 +103,7 @@ def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Calla
     from safetensors.torch import save_file
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    from trainer.optim import optimizer_tensors
+    from trainer.loop.optim import optimizer_tensors
 
     if way == "ours":
 
@@ -149,7 +149,7 @@ def one_copy(loop: Any) -> tuple[float, int]:
     """Median seconds of a copy of the state into host memory, and the state's bytes."""
     import torch
 
-    from trainer.optim import optimizer_tensors
+    from trainer.loop.optim import optimizer_tensors
 
     named = dict(loop.built.trainable())
     state = [weight.detach() for weight in named.values()]

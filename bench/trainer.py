@@ -85,7 +85,7 @@ def ours(vocab: int, steps: int) -> dict[str, float]:
     from dropforge.store import FolderStore
     from trainer.data.batch import make_batch
     from trainer.gang import Gang
-    from trainer.loop import Loop
+    from trainer.loop.loop import Loop
     from trainer.model.loss import choose_way, loss_model
     from trainer.report.console import Console
     from trainer.report.tracking import Tracker

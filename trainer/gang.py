@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dropforge.errors import RecipeError
-from trainer.machine import available_cores
+from trainer.node.machine import available_cores
 
 _SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
 

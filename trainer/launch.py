@@ -153,11 +153,11 @@ def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Ar
 def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    from trainer.agent import Output, make_agent, place_from_env
     from trainer.compat import flight_recorder
-    from trainer.heart import STACK_SIGNAL
-    from trainer.machine import available_cores
-    from trainer.watchdog import Watchdog
+    from trainer.node.agent import Output, make_agent, place_from_env
+    from trainer.node.heart import STACK_SIGNAL
+    from trainer.node.machine import available_cores
+    from trainer.node.watchdog import Watchdog
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what matters is said by this module
     place = place_from_env(env)

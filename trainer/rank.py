@@ -19,7 +19,7 @@ from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import read_settings
-from trainer.heart import Heart, bounds_from_env
+from trainer.node.heart import Heart, bounds_from_env
 from trainer.prepare import prepare, scratch_folder
 from trainer.report.console import Console, warn
 from trainer.state.stop import TOO_EARLY, PreemptedError, StopSignal, die_with_parent
@@ -54,8 +54,8 @@ def ending(error: BaseException) -> tuple[int, str]:
     import torch
 
     from trainer.data.hub import UnreachableError
-    from trainer.divergence import DivergedError
     from trainer.gang import CollectiveError
+    from trainer.loop.divergence import DivergedError
     from trainer.model.export import ExportError
     from trainer.state.checkpoint import StorageError
 

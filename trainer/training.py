@@ -17,13 +17,13 @@ from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
-from trainer.heart import Heart
-from trainer.loop import Loop
+from trainer.loop.loop import Loop
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.export import ExportError, export_model
 from trainer.model.isolation import Isolation, check_isolation
 from trainer.model.loss import LossModel, choose_way, loss_model, shortened
 from trainer.model.shard import probe_loss
+from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report

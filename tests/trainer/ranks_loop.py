@@ -15,10 +15,10 @@ from trainer.config import Settings, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 from trainer.gang import Gang
-from trainer.heart import Heart
-from trainer.loop import Loop
+from trainer.loop.loop import Loop
+from trainer.loop.optim import optimizer_tensors
 from trainer.model.loss import choose_way, loss_model
-from trainer.optim import optimizer_tensors
+from trainer.node.heart import Heart
 from trainer.prepare import await_prepared, prepare
 from trainer.report.console import Console
 from trainer.report.tracking import Tracker

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
-from trainer.batching import Batching, solve
-from trainer.best import best_step, stalled
 from trainer.config import EarlyStopping
-from trainer.divergence import DivergedError
 from trainer.gang import Gang
 from trainer.interval import Due, Interval, Timers
-from trainer.limits import first_batches
+from trainer.loop.batching import Batching, solve
+from trainer.loop.best import best_step, stalled
+from trainer.loop.divergence import DivergedError
+from trainer.loop.limits import first_batches
+from trainer.loop.step import Tally
 from trainer.measure import measure
 from trainer.state.stop import PreemptedError
-from trainer.step import Tally
 
 from .test_loop import Bench, poison, trained, weights
 from .toy import Toy

@@ -18,12 +18,12 @@ from dropforge.store import open_store
 from trainer.config import Settings, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.plan import share
-from trainer.divergence import BAD_STEPS, DivergedError
 from trainer.gang import Gang
-from trainer.loop import Loop
+from trainer.loop.divergence import BAD_STEPS, DivergedError
+from trainer.loop.loop import Loop
+from trainer.loop.optim import optimizer_tensors
 from trainer.measure import measure
 from trainer.model.loss import LossModel, choose_way, loss_model
-from trainer.optim import optimizer_tensors
 from trainer.prepare import await_prepared, prepare
 from trainer.report.console import Console
 from trainer.report.tracking import Tracker

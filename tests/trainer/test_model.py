@@ -15,10 +15,10 @@ from trainer.config import Lora, Scratch, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
 from trainer.data.tokens import Tokens
+from trainer.loop.optim import decays, make_optimizer
 from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
 from trainer.model.isolation import check_isolation, document_lengths, widest_window
 from trainer.model.loss import LossModel, choose_way, loss_model, shortened
-from trainer.optim import decays, make_optimizer
 
 from .toy import recipe
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dropforge.errors import RecipeError
 from trainer.config import Train, read_settings
-from trainer.schedule import check_steps, count_steps, drops, learning_rate
+from trainer.loop.schedule import check_steps, count_steps, drops, learning_rate
 
 from .toy import recipe
 

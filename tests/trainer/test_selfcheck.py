@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dropforge.errors import DropforgeError
-from trainer.selfcheck import TOLERANCE, halves
+from trainer.loop.selfcheck import TOLERANCE, halves
 
 from .test_loop import Bench
 from .toy import Toy

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dropforge.run import ExitCode
-from trainer.agent import _PEER_SECONDS
+from trainer.node.agent import _PEER_SECONDS
 from trainer.state.stop import PreemptedError
 
 from .faults import fault

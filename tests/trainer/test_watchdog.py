@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dropforge.run import ExitCode
-from trainer.heart import Beat, Bounds, Heart, bounds_from_env, read_beat
 from trainer.launch import keep_evidence
-from trainer.watchdog import Patience, Standing, blame
+from trainer.node.heart import Beat, Bounds, Heart, bounds_from_env, read_beat
+from trainer.node.watchdog import Patience, Standing, blame
 
 from .faults import fault
 from .test_launch import ONE, finish, gone, kept, ranks_of, read, termination
@@ -152,11 +152,11 @@ def fall_asleep():
     time.sleep(300)
 Step.take = sleepy
 """
-    process = start(toy.run("sleeps"), 2, **ONE, **SOON, **fault(tmp_path, "trainer.step", code))
+    process = start(toy.run("sleeps"), 2, **ONE, **SOON, **fault(tmp_path, "trainer.loop.step", code))
     text = finish(process, ExitCode.HARDWARE)
     message = termination(tmp_path)
     assert (message["exit_code"], message["rank"], message["step"]) == (21, 0, 3), text
-    assert "rank 0 hangs in step 4, in trainer/loop.py" in message["message"]
+    assert "rank 0 hangs in step 4, in trainer/loop/loop.py" in message["message"]
     assert re.search(r"where rank 1 waits, (all_reduce )?in trainer/", message["message"]), message["message"]
     assert "fall_asleep" in evidence(toy, "sleeps")["stacks-0.txt"].decode()
     assert "fall_asleep" in text

@@ -149,10 +149,10 @@ def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], An
 
 def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
     """What will be done, as JSON values."""
-    from trainer.batching import solve
     from trainer.data.plan import share
     from trainer.interval import Interval
-    from trainer.schedule import learning_rate
+    from trainer.loop.batching import solve
+    from trainer.loop.schedule import learning_rate
 
     train, plan = settings.train, made.plan
     first, last = plan.step(0), plan.step(plan.steps - 1)

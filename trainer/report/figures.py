@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.data.plan import Plan
-from trainer.progress import Progress
+from trainer.loop.progress import Progress
 
 
 def training_figures(progress: Progress, plan: Plan, exported: int) -> Mapping[str, Any]:

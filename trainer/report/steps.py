@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.divergence import shown_rows
-from trainer.progress import Progress
+from trainer.loop.divergence import shown_rows
+from trainer.loop.progress import Progress
+from trainer.loop.step import StepResult
 from trainer.report.console import Console, duration
 from trainer.report.tracking import Tracker
-from trainer.step import StepResult
 
 
 @dataclass

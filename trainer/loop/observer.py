@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from trainer.progress import Progress
-from trainer.step import StepResult
+from trainer.loop.progress import Progress
+from trainer.loop.step import StepResult
 
 
 class Observer(Protocol):

@@ -1,6 +1,6 @@
 """A rank's sign of life: what it does, how long that may take, and how far its collectives have come.
 
-A thread writes it into the node's scratch folder, where `trainer.watchdog` in the launcher reads it. So a rank that
+A thread writes it into the scratch folder, where `trainer.node.watchdog` in the launcher reads it. So a rank that
 stands still is seen even where none of its own code can run.
 """
 
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from trainer.compat import flight_records
 
 if TYPE_CHECKING:
-    from trainer.progress import Progress
-    from trainer.step import StepResult
+    from trainer.loop.progress import Progress
+    from trainer.loop.step import StepResult
 
 DUMP: Final = "dump"  # file that asks the ranks of a node for their flight records
 EVERY: Final = 1.0  # seconds between two signs
@@ -32,7 +32,7 @@ _LEAST: Final = 120.0
 _START: Final = 5  # the first step compiles and allocates
 _FACTOR: Final = 20
 _REMEMBERED: Final = 101  # steps
-_PACKAGE: Final = Path(__file__).parent
+_PACKAGE: Final = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Heart:
         self.begin("between steps", None)
 
     def after_step(self, result: StepResult, progress: Progress, log: bool) -> None:
-        """See `trainer.observer.Observer`."""
+        """See `trainer.loop.observer.Observer`."""
         del progress, log
         self._seconds.append(result.seconds)
         self.rest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dropforge.errors import DropforgeError
-from trainer.progress import Progress
+from trainer.loop.progress import Progress
 
 BAD_STEPS: Final = 5  # skipped steps in a row that are still borne
 _SHOWN: Final = 5

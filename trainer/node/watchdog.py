@@ -1,6 +1,6 @@
 """Finds ranks that hang, says which and where, and ends them: a collective alone would wait for half an hour.
 
-It runs in the launcher of each node, reads the ranks' signs of life (`trainer.heart`), and exchanges them with the
+It runs in the launcher of each node, reads the ranks' signs of life (`trainer.node.heart`), and exchanges them with the
 other nodes when something hangs. Time is counted in own looks, so a node that was frozen as a whole blames nobody.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from trainer.heart import DUMP, EVERY, Beat, read_beat, stack_file
+from trainer.node.heart import DUMP, EVERY, Beat, read_beat, stack_file
 
 _FROZEN: Final = 2 * EVERY  # seconds that one look counts at most
 _SILENT: Final = 5 * EVERY  # seconds without a pulse after which a process does not run

@@ -1,4 +1,4 @@
-"""The training loop: when to step, log, evaluate, save and stop. What a step does is in `trainer.step`."""
+"""The training loop: when to step, log, evaluate, save and stop. What a step does is in `trainer.loop.step`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.batching import solve
-from trainer.best import BestWeights, best_step, stalled
 from trainer.config import Settings
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan, share
 from trainer.data.tokens import Tokens
-from trainer.divergence import DivergedError, check_skipped
 from trainer.gang import Gang
-from trainer.heart import Heart
 from trainer.interval import Due, Interval, Timers
-from trainer.limits import first_batches
+from trainer.loop.batching import solve
+from trainer.loop.best import BestWeights, best_step, stalled
+from trainer.loop.divergence import DivergedError, check_skipped
+from trainer.loop.limits import first_batches
+from trainer.loop.observer import Observer
+from trainer.loop.optim import load_optimizer, optimizer_tensors
+from trainer.loop.progress import Progress
+from trainer.loop.schedule import check_steps, learning_rate
+from trainer.loop.selfcheck import check_accumulation
+from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
 from trainer.model.shard import like, wrap
-from trainer.observer import Observer
-from trainer.optim import load_optimizer, optimizer_tensors
-from trainer.progress import Progress
+from trainer.node.heart import Heart
 from trainer.report.console import Console
 from trainer.report.figures import training_figures
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
-from trainer.schedule import check_steps, learning_rate
-from trainer.selfcheck import check_accumulation
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
-from trainer.step import Step
 
 LAST_WORDS: Final = 3.0  # seconds of the grace that the launcher keeps for itself
 

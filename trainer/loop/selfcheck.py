@@ -37,7 +37,7 @@ def check_accumulation(
     take part, and see the same: the gradient is that of all of them. It is left in the weights, to be set to zero.
 
     :param packs: a real micro-batch of this rank. :param make: see `trainer.data.batch.make_batch`.
-    :param backward: see `trainer.step.Step.backward`. :param norm: global norm of the gradient.
+    :param backward: see `trainer.loop.step.Step.backward`. :param norm: global norm of the gradient.
     :returns: the difference as a part of the gradient's norm; None if there is no gradient to compare.
     :raises DropforgeError: if it is larger than `TOLERANCE`.
     """

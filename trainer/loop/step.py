@@ -18,8 +18,8 @@ from trainer.data.plan import Pack, Plan, share
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
 from trainer.interval import Due
+from trainer.loop.optim import make_optimizer
 from trainer.model.shard import Wrapped
-from trainer.optim import make_optimizer
 from trainer.state.stop import StopSignal
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from trainer.step import StepResult
+    from trainer.loop.step import StepResult
 
 _SUSPECTS: Final = 100  # rows of a skipped step whose keys are kept
 

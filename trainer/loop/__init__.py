@@ -1,0 +1,1 @@
+"""The training loop and what it decides by: steps, rates, counters, intervals, ends."""
