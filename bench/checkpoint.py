@@ -73,6 +73,7 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
         for index in range(64)
     ]
     tokens = collect(documents, {"rows": len(documents)})
+    assert settings.base.scratch is not None
     built = make_scratch(settings.base.scratch, {token: index for index, token in enumerate(SPECIAL)}, 17)
     built.model.config.use_cache = False
     built.model.to(gang.device)
@@ -129,8 +130,8 @@ def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Calla
         state = {f"weights/{name}": weight.detach() for name, weight in named.items()}
         state |= {f"moments/{name}": value for name, value in optimizer_tensors(loop.optimizer, named.items()).items()}
         path = folder / f"step-{loop.progress.step}"
-        writer = dcp.FileSystemWriter(path, sync_files=True)
-        answer = dcp.async_save(state, storage_writer=writer, no_dist=True, async_stager=stager)
+        writer = dcp.filesystem.FileSystemWriter(path, sync_files=True)
+        answer = dcp.state_dict_saver.async_save(state, storage_writer=writer, no_dist=True, async_stager=stager)
         flying.append(getattr(answer, "upload_completion", answer))
 
     def trainer_save() -> None:

@@ -71,13 +71,11 @@ def ours_reader(path: Path) -> tuple[int, int]:
     """The reader alone: strict JSON with places and reasons, as far as the peers go."""
     from curation.formats import Format
     from curation.readers import read
-    from curation.records import Fault, Split
+    from curation.records import Found, Split
 
     good = bad = 0
     for record in read(Split(path, Format("jsonl")), max_row_bytes=8_000_000):
-        if isinstance(record, Fault):
-            bad += 1
-        elif isinstance(record.fields.get("prompt"), str):
+        if isinstance(record, Found) and isinstance(record.fields.get("prompt"), str):
             good += 1
         else:
             bad += 1

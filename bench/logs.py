@@ -130,10 +130,11 @@ async def _provider(namespace: str, _: str, ranks: int, sink: _Sink) -> None:
 
     hook = AsyncKubernetesHook(conn_id="kubernetes_default")
     manager = AsyncPodManager(async_hook=hook)
-    manager._log = logging.getLogger("bench.provider")  # type: ignore[assignment]
-    manager._log.addHandler(Handler())
-    manager._log.setLevel(logging.INFO)
-    manager._log.propagate = False
+    logger = logging.getLogger("bench.provider")
+    logger.addHandler(Handler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    manager._log = logger  # type: ignore[assignment]
 
     async def read(name: str) -> None:
         since, state = None, None

@@ -153,9 +153,10 @@ def trainer(vocab: int, steps: int) -> dict[str, float]:
                 found.append({"input_ids": ids.tolist(), "labels": np.where(trained, ids, -100).tolist()})
             return found
 
-    flatten = DataCollatorWithFlattening()
+    groups = Groups()
+    flatten = DataCollatorWithFlattening()  # type: ignore[no-untyped-call]
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         began = 0.0
         losses: list[float]
 
@@ -170,9 +171,9 @@ def trainer(vocab: int, steps: int) -> dict[str, float]:
             if logs and "loss" in logs:
                 self.losses.append(float(logs["loss"]))
 
-    class Ordered(Trainer):  # type: ignore[misc]
+    class Ordered(Trainer):
         def _get_train_sampler(self, *rest: Any) -> Any:
-            return torch.utils.data.SequentialSampler(self.train_dataset)
+            return torch.utils.data.SequentialSampler(groups)
 
     clock = Clock()
     with TemporaryDirectory() as folder:
@@ -196,7 +197,7 @@ def trainer(vocab: int, steps: int) -> dict[str, float]:
                 remove_unused_columns=False,
                 dataloader_pin_memory=False,
             ),
-            train_dataset=Groups(),
+            train_dataset=groups,
             data_collator=lambda items: flatten(items[0]),
             callbacks=[clock],
         )

@@ -161,7 +161,7 @@ def _trigger(who: str, name: str, namespace: str) -> Any:
         from kubeflow_training.triggers import PyTorchJobTrigger
 
         return PyTorchJobTrigger(name=name, namespace=namespace, log_ranks="none")
-    common = {"base_container_name": "pytorch", "kubernetes_conn_id": "kubernetes_default"}
+    common: dict[str, Any] = {"base_container_name": "pytorch", "kubernetes_conn_id": "kubernetes_default"}
     if who == "pod":
         from airflow.providers.cncf.kubernetes.triggers.pod import KubernetesPodTrigger
 
