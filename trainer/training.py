@@ -178,6 +178,8 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | 
         packed=packs,
         epochs=train.passes,
         max_steps=train.max_steps,
+        mix=prepared.mix,
+        packs_of=prepared.packs if packs else None,
         linear=LINEAR if width is None else PER_WIDTH * width,
     )
 

@@ -7,6 +7,7 @@ second (Krell et al. 2021, https://arxiv.org/abs/2107.02027, section 3).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,16 @@ class Packs:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        np.save(folder / "documents.npy", self.documents)
+        np.save(folder / "offsets.npy", self.offsets)
+
+    @classmethod
+    def load(cls, folder: Path) -> Packs:
+        """Map saved arrays into memory."""
+        return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("documents", "offsets")))
 
     def __getitem__(self, index: int) -> Pack:
         return self.documents[self.offsets[index] : self.offsets[index + 1]].astype(np.int64)
