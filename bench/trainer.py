@@ -130,7 +130,7 @@ def trainer(vocab: int, steps: int) -> dict[str, float]:
     import torch
     from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
 
-    from trainer.data.plan import share
+    from trainer.data.balance import share
 
     chosen, built, tokens, plan = prepare(vocab, steps)
 

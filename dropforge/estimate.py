@@ -99,13 +99,14 @@ class Estimate:
 def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
     """Estimate a run.
 
-    :param data_bytes: size of the drop, decompressed; without it steps are known only if the recipe names them.
+    :param data_bytes: size of the drop, decompressed; without it, or with `data.mix`, steps are known only if the
+        recipe names them.
     """
     train, compute = recipe.train, recipe.compute
     ranks = compute.nodes * compute.processes_per_node
     sequences = train.rows
     steps = train.max_steps
-    if steps is None and data_bytes is not None:
+    if steps is None and data_bytes is not None and recipe.data.mix is None:
         tokens = data_bytes * (1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
         steps = max(1, ceil(tokens * (train.epochs or 1.0) / (sequences * train.sequence_length)))
     shape = shape_of(recipe)

@@ -72,6 +72,10 @@ class Data(Section):
     """A longer row is quarantined."""
     max_left_out: float = Field(default=0.2, ge=0, le=1)
     """A larger share of training rows that teach nothing, or that the chat template refuses, is an error."""
+    mix: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(ge=0, le=100)]] | None = Field(
+        default=None, min_length=1
+    )
+    """Passes over the rows of a source in an epoch, as `{chats.jsonl: 2, wiki: 0.5}`; one where it is not named."""
 
 
 class Curation(Section):

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from dropforge.errors import RecipeError
 from trainer.interval import Interval
 
+MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
@@ -113,6 +114,7 @@ class Settings:
     """What the trainer reads of a recipe.
 
     :param max_left_out: largest share of training rows that may teach nothing.
+    :param mix: for each source of rows the passes over it in an epoch; one where it is not named.
     :param eval_rows: most evaluation rows to use.
     :param eval_precision: arithmetic of an evaluation's forward pass.
     :param eval_batches: most forward passes of an evaluation while training.
@@ -124,6 +126,7 @@ class Settings:
     base: Base
     train: Train
     max_left_out: float
+    mix: dict[str, float] | None
     eval_rows: int
     eval_precision: Literal["fp32", "bf16"]
     eval_batches: int | None
@@ -146,6 +149,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         base=base,
         train=train,
         max_left_out=_value(float, _get(recipe, "data", "max_left_out"), "data.max_left_out"),
+        mix=_value(dict[str, float] | None, _get(recipe, "data", "mix"), "data.mix"),
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
         eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
         eval_batches=_value(int | None, _get(recipe, "evaluate", "max_batches"), "evaluate.max_batches"),
@@ -169,6 +173,9 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
             raise _bad(f"evaluate.{name}", "it must be at least 1")
     if not 0 <= settings.max_left_out <= 1:
         raise _bad("data.max_left_out", "it must be in [0, 1]")
+    for source, passes in (settings.mix or {}).items():
+        if not 0 <= passes <= MOST_PASSES:
+            raise _bad(f"data.mix, source {source!r}", f"{passes:g} passes are not from 0 to {MOST_PASSES}")
     return settings
 
 
@@ -250,6 +257,11 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value) or not value:
             raise _bad(path, f"{value!r} is not a list of names")
         return tuple(value)
+    if origin is dict:
+        _, item = typing.get_args(kind)
+        if not isinstance(value, Mapping) or not value or not all(isinstance(key, str) and key for key in value):
+            raise _bad(path, f"{value!r} is not a mapping of names")
+        return {key: _value(item, found, f"{path}, source {key!r}") for key, found in value.items()}
     if is_dataclass(kind):
         return _read(kind, value, path)  # type: ignore[arg-type]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

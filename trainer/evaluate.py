@@ -22,6 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
@@ -89,7 +91,7 @@ def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
     store = open_store(spec.data_root)
     rows = list(read_rows(store, manifest, "eval"))
     keys = {"eval": [row.key for row in rows], "train": [row.key for row in read_rows(store, manifest, "train")]}
-    check_keys(manifest, keys)
+    check_keys(manifest, {split: np.array(found, dtype="V16") for split, found in keys.items()})
     return list(islice(sorted(rows, key=lambda row: row.key), settings.eval_rows))
 
 
@@ -100,8 +102,6 @@ def measure_model(
 
     :param name: what it is called in messages. :param uri: its folder.
     """
-    import numpy as np
-
     from trainer.data.batch import make_batch
     from trainer.data.tokenizer import load_tokenizer
     from trainer.gang import gang_from_env, set_threads

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from trainer.data.batch import make_batch
-from trainer.data.plan import Pack, pack_window
+from trainer.data.packing import Pack, pack_window
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang, collective
 from trainer.model.loss import LossModel

@@ -1,6 +1,8 @@
-"""What one process per node does for all, before the ranks form a group: read, check, tokenise.
+"""What one process per node does for all, before the ranks form a group: read, check, tokenise, pack.
 
-Slow work here can break no collective. The others wait for one file; if this process fails, the launcher ends them.
+Slow work here can break no collective. The first node's first process does it and stores what comes of it in the run's
+folder; the first processes of other nodes, and those of later attempts, take it over from there. The other ranks
+wait for one file; if the process that they wait for fails, the launcher ends them.
 """
 
 from __future__ import annotations
@@ -8,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,20 +22,37 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
+from trainer.compat import versions
 from trainer.config import Settings
 from trainer.data.chat import check_left_out, documents, make_encoder
 from trainer.data.hub import fetch_from_hub
+from trainer.data.mix import Mix, make_mix
+from trainer.data.packing import Packs
+from trainer.data.plan import make_packs
+from trainer.data.plan_store import PlanStore, UnusableError
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, load_tokenizer, train_tokenizer, wrap_tokenizer
-from trainer.data.tokens import Tokens, collect
+from trainer.data.tokens import Column, Tokens, collect, write_tokens
 from trainer.model.build import fetch_folder, is_hub_id
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
+PATIENCE: Final = 3600.0  # seconds that a node waits for what the first one prepares, before it does so itself
 _READY: Final = "ready.json"
-_KEYS: Final = "train-keys.npy"
+_PLAN: Final = "plan"  # the folder in the scratch folder
+_KEYS: Final = "row_keys.npy"
+_SOURCES: Final = "sources.json"
+_LOOK: Final = 5.0  # seconds, at most, between two looks for what another node prepares
+_DATA: Final = Path(__file__).parent / "data"
+_CODE: Final = (
+    "chat",
+    "template",
+    "tokenizer",
+    "tokens",
+)  # of trainer/data: what the tokens follow from, besides rows and settings
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,8 @@ class Prepared:
     :param base: folder of the base model; empty for a model from a config.
     :param plan_content: digest of the training documents and the tokenizer.
     :param row_keys: content keys of the training rows, in their order.
+    :param mix: the sources of the documents, if the recipe mixes them.
+    :param packs: the packed plan's packs; None if the recipe packs nothing. Padded, each document is its own.
     """
 
     train: Tokens
@@ -49,59 +72,59 @@ class Prepared:
     base: str
     plan_content: str
     row_keys: NDArray[np.void]
+    mix: Mix | None = None
+    packs: Packs | None = None
 
 
 def prepare(
-    spec: RunSpec, settings: Settings, scratch: Path, check: Callable[[], None], say: Callable[[str], None]
+    spec: RunSpec,
+    settings: Settings,
+    scratch: Path,
+    check: Callable[[], None],
+    say: Callable[[str], None],
+    *,
+    first: bool = True,
+    keep: bool = True,
+    patience: float = PATIENCE,
 ) -> None:
-    """Fill the scratch folder. :param check: called now and then; it may raise to stop.
+    """Fill the scratch folder.
 
+    :param check: called now and then; it may raise to stop.
+    :param first: whether this is the first node; the others wait for what it stores.
+    :param keep: whether to take over, and to store, what is prepared in the run's folder.
     :raises DataError: if the dataset is not what the run was planned for.
+    :raises DropforgeError: if what was made here is not what is stored.
     """
     manifest = load_manifest(spec)
     data, run = open_store(spec.data_root), open_store(spec.root)
+    end = time.monotonic() + (0.0 if first or not keep else patience)
     base = ""
     if settings.base.model is not None:
         model = settings.base.model
         hub = is_hub_id(model)
         base = str(fetch_from_hub(model, settings.base.revision) if hub else fetch_folder(model, scratch / "base"))
-    else:
+    elif not _comes(lambda: run.stat(TOKENIZER) is not None, end, check):
         say("training the tokenizer")
         _publish_tokenizer(run, lambda: texts(read_rows(data, manifest, "train"), TRAINING_CHARACTERS), settings)
     check()
     tokenizer = open_tokenizer(settings, base, run)
-    keys: dict[str, list[bytes]] = {"train": [], "eval": []}
-
-    def seen(split: str) -> Iterator[Row]:
-        for row in read_rows(data, manifest, split):
-            keys[split].append(row.key)
-            if len(keys[split]) % 512 == 0:
-                check()
-            yield row
-
-    say(f"tokenising {manifest.rows('train')} rows")
-    encoder = make_encoder(tokenizer, settings.train.loss_on)
-    facts: dict[str, Any] = {}
-    rows = seen("train")
-    chosen_rows = islice(rows, settings.train.max_rows)
-    train = collect(documents(encoder, chosen_rows, settings.train.sequence_length, facts), facts)
-    for _ in rows:  # the rest is read for its keys
-        pass
-    rows = seen("eval")
-    chosen = list(islice(rows, settings.eval_rows))
-    for _ in rows:
-        pass
-    check_keys(manifest, keys)
-    if not len(train):
-        raise _no_target(spec.dataset, "training", facts)
-    check_left_out(f"training rows of {spec.dataset}", facts, settings.max_left_out)
-    evaluation = encode_eval(tokenizer, chosen, settings)
-    if not len(evaluation):
-        raise _no_target(spec.dataset, "evaluation", evaluation.facts)
-    train.save(scratch / "train")
-    np.save(scratch / _KEYS, np.array(keys["train"], dtype="V16"))
-    evaluation.save(scratch / "eval")
-    ready = {"base": base, "content": hashlib.sha256((train.digest() + _fingerprint(tokenizer)).encode()).hexdigest()}
+    folder = scratch / _PLAN
+    stored = PlanStore(run, identity(spec, settings, tokenizer))
+    if keep and _comes(lambda: _take_over(stored, folder, check, say), end, check):
+        say(f"tokens and plan are those of {stored.uri}")
+    else:
+        staging = scratch / f".{_PLAN}"
+        shutil.rmtree(staging, ignore_errors=True)
+        _make(spec, settings, manifest, tokenizer, staging, check, say)
+        check()
+        staging.rename(folder)
+        if keep:
+            stored.keep(folder)
+    train, evaluation = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
+    _check(spec, settings, train, evaluation)
+    names = ("ids", "trained", "offsets")
+    content = [_sha256(folder / "train" / f"{name}.npy") for name in names] + [_fingerprint(tokenizer)]
+    ready = {"base": base, "content": hashlib.sha256("".join(content).encode()).hexdigest()}
     temporary = scratch / f".{_READY}"
     temporary.write_text(json.dumps(ready))
     temporary.rename(scratch / _READY)
@@ -113,14 +136,123 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
         check()
         time.sleep(0.05)
     ready = json.loads((scratch / _READY).read_text())
+    folder = scratch / _PLAN
+    train = Tokens.load(folder / "train")
     return Prepared(
-        train=Tokens.load(scratch / "train"),
-        eval=Tokens.load(scratch / "eval"),
+        train=train,
+        eval=Tokens.load(folder / "eval"),
         tokenizer=open_tokenizer(settings, ready["base"], open_store(spec.root)),
         base=ready["base"],
         plan_content=ready["content"],
-        row_keys=np.load(scratch / _KEYS, mmap_mode="r"),
+        row_keys=np.load(folder / _KEYS, mmap_mode="r"),
+        mix=_mix(settings, folder, train),
+        packs=Packs.load(folder / "packs") if settings.train.packing != "off" else None,
     )
+
+
+def identity(spec: RunSpec, settings: Settings, tokenizer: Any) -> dict[str, Any]:
+    """Everything that tokens and packs follow from, as JSON values."""
+    train, found = settings.train, versions()
+    special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
+    return {
+        "dataset": spec.dataset_digest,
+        "tokenizer": _fingerprint(tokenizer),
+        "chat_template": tokenizer.chat_template,
+        "special_tokens": special,
+        "sequence_length": train.sequence_length,
+        "loss_on": train.loss_on,
+        "packing": train.packing,
+        "max_rows": train.max_rows,
+        "eval_rows": settings.eval_rows,
+        "mix": settings.mix,
+        "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in _CODE)).hexdigest(),
+        "versions": {key: found[key] for key in sorted(found) if key in ("tokenizers", "transformers")},
+    }
+
+
+def _make(
+    spec: RunSpec,
+    settings: Settings,
+    manifest: Manifest,
+    tokenizer: Any,
+    folder: Path,
+    check: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """Tokens, row keys and packs, written row by row."""
+    data = open_store(spec.data_root)
+    keys: dict[str, Path] = {"train": folder / _KEYS, "eval": folder / "eval_keys.npy"}
+    sources: dict[str, int] = {}
+    folder.mkdir(parents=True)
+    say(f"tokenising {manifest.rows('train')} rows")
+    encoder = make_encoder(tokenizer, settings.train.loss_on)
+    with ExitStack() as stack:
+        columns = {split: Column(path, "V16") for split, path in keys.items()}
+        of_row = Column(folder / "row_sources.npy", np.int32)
+        for column in (*columns.values(), of_row):
+            stack.callback(column.close)
+
+        def seen(split: str) -> Iterator[Row]:
+            for row in read_rows(data, manifest, split):
+                columns[split].append(row.key)
+                if split == "train":
+                    of_row.append(sources.setdefault(row.source, len(sources)))
+                if columns[split].length % 512 == 0:
+                    check()
+                yield row
+
+        for split, most in (("train", settings.train.max_rows), ("eval", settings.eval_rows)):
+            rows = seen(split)
+            facts: dict[str, Any] = {}
+            found = documents(encoder, islice(rows, most), settings.train.sequence_length, facts)
+            write_tokens(found, folder / split, facts)
+            for _ in rows:  # the rest is read for its keys
+                pass
+    (folder / _SOURCES).write_text(json.dumps(list(sources)))
+    check_keys(manifest, {split: np.load(path, mmap_mode="r") for split, path in keys.items()})
+    keys["eval"].unlink()
+    train, evaluation = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
+    _check(spec, settings, train, evaluation)
+    mix = _mix(settings, folder, train)
+    if settings.train.packing != "off":
+        make_packs(train.lengths, settings.train.sequence_length, True, mix).save(folder / "packs")
+
+
+def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens) -> None:
+    """:raises DataError: if too few rows teach anything."""
+    if not len(train):
+        raise _no_target(spec.dataset, "training", train.facts)
+    check_left_out(f"training rows of {spec.dataset}", train.facts, settings.max_left_out)
+    if not len(evaluation):
+        raise _no_target(spec.dataset, "evaluation", evaluation.facts)
+
+
+def _mix(settings: Settings, folder: Path, train: Tokens) -> Mix | None:
+    names = tuple(json.loads((folder / _SOURCES).read_text()))
+    source = np.load(folder / "row_sources.npy", mmap_mode="r")[train.rows]
+    return make_mix(settings.mix, names, source, np.bincount(source, minlength=len(names)))
+
+
+def _take_over(stored: PlanStore, folder: Path, check: Callable[[], None], say: Callable[[str], None]) -> bool:
+    try:
+        return stored.fetch(folder, check)
+    except UnusableError as error:
+        say(f"the plan {stored.uri} is not used: {error}")
+        return False
+
+
+def _comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bool:
+    """Whether something is there, or comes until `end`; looked for once at least, and ever more seldom."""
+    pause = 0.1
+    while not look():
+        until = time.monotonic() + pause
+        if time.monotonic() >= end:
+            return False
+        while time.monotonic() < until:
+            check()
+            time.sleep(0.05)
+        pause = min(_LOOK, 1.5 * pause)
+    return True
 
 
 def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings) -> Tokens:
@@ -147,6 +279,11 @@ def _publish_tokenizer(run: Store, source: Callable[[], Iterator[str]], settings
     assert settings.base.scratch is not None
     if run.stat(TOKENIZER) is None:
         run.put_if_absent(TOKENIZER, train_tokenizer(source(), settings.base.scratch.vocab_size))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _fingerprint(tokenizer: Any) -> str:

@@ -39,7 +39,8 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
     with tempfile.TemporaryDirectory(prefix="dropforge-") as own:
         scratch = scratch_folder() or Path(own)
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            prepare(spec, settings, scratch, stop.check, console.phase)
+            first = os.environ.get("RANK", "0") == "0"
+            prepare(spec, settings, scratch, stop.check, console.phase, first=first)
         from trainer.gang import gang_from_env, set_threads
         from trainer.training import train
 

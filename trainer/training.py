@@ -13,6 +13,7 @@ from dropforge.errors import DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings
+from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
@@ -48,7 +49,7 @@ def train(
     console.phase("building the model")
     built = build(settings, prepared, gang)
     isolation = examine(built, settings)
-    plan = make_plan(settings, prepared, isolation.packs)
+    plan = make_plan(settings, prepared, isolation.packs, width(built))
     console.steps = plan.steps
     pad = pad_id(prepared.tokenizer)
     probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
@@ -159,7 +160,14 @@ def examine(built: Built, settings: Settings) -> Isolation:
     return check_isolation(built.model, min(settings.train.sequence_length, limit))
 
 
-def make_plan(settings: Settings, prepared: Prepared, packs: bool) -> Plan:
+def width(built: Built) -> int | None:
+    """The model's hidden size, where its config tells."""
+    size = getattr(built.model.config.get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) else None
+
+
+def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | None = None) -> Plan:
+    """:param width: the model's hidden size, for the cost of a pack."""
     train = settings.train
     return Plan(
         lengths=prepared.train.lengths,
@@ -170,6 +178,9 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool) -> Plan:
         packed=packs,
         epochs=train.passes,
         max_steps=train.max_steps,
+        mix=prepared.mix,
+        packs_of=prepared.packs if packs else None,
+        linear=LINEAR if width is None else PER_WIDTH * width,
     )
 
 
@@ -249,7 +260,7 @@ def packing_facts(plan: Plan, isolation: Isolation, loss: LossModel, prepared: P
     return {
         **{key: value for key, value in asdict(isolation).items() if value != float("inf")},
         "filled": round(plan.filled(), 4),
-        "packs_per_epoch": len(plan.epoch(0)),
+        "packs_per_epoch": plan.packs_per_epoch,
         "loss": loss.way,
         "train": dict(prepared.train.facts),
         "eval": dict(prepared.eval.facts),

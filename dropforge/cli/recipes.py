@@ -88,6 +88,12 @@ def _example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
     )
 
 
+def _unknown_steps(recipe: Recipe) -> str:
+    if recipe.data.mix is not None:
+        return "follow from the rows of each source: `python -m trainer plan` counts them"
+    return "follows from the data: give --data"
+
+
 def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     train, compute = recipe.train, recipe.compute
     base = recipe.base.model or f"a new {recipe.base.scratch.architecture if recipe.base.scratch else ''} model"
@@ -95,7 +101,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     table.add_column(style="bold")
     table.add_column()
     unknown = "unknown until the base model's config is here"
-    steps = f"{figures.steps:,}" if figures.steps else "follows from the data: give --data"
+    steps = f"{figures.steps:,}" if figures.steps else _unknown_steps(recipe)
     rows = [
         ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),
         ("method", f"{train.method}, {train.precision}"),

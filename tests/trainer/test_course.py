@@ -211,7 +211,7 @@ def test_a_skipped_step_names_the_rows_of_the_forward_pass_that_broke(bench: Any
     loop.loss.train()
     calls.clear()  # of the checks before the first step
     loop._step()
-    from trainer.data.plan import share
+    from trainer.data.balance import share
 
     bad = share(loop.plan.step(0), loop.plan.lengths, 0, 1, 2)[1]
     rows = {int(loop.train.rows[document]) for pack in bad for document in pack}

@@ -138,7 +138,10 @@ def spec(toy: Toy) -> RunSpec:
 
 def test_the_whole_dataset_reads_back(toy: Toy) -> None:
     manifest = load_manifest(spec(toy))
-    keys = {split: [row.key for row in read_rows(toy.store, manifest, split)] for split in ("train", "eval")}
+    keys = {
+        split: np.array([row.key for row in read_rows(toy.store, manifest, split)], dtype="V16")
+        for split in ("train", "eval")
+    }
     assert len(keys["train"]) == 160
     check_keys(manifest, keys)
     with pytest.raises(DataError, match="rows are missing"):

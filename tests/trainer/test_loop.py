@@ -16,8 +16,8 @@ from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings, read_settings
+from trainer.data.balance import share
 from trainer.data.batch import make_batch
-from trainer.data.plan import share
 from trainer.gang import Gang
 from trainer.loop.divergence import BAD_STEPS, DivergedError
 from trainer.loop.loop import Loop

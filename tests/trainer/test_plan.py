@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dropforge.errors import DataError
-from trainer.data.plan import Plan, pack_window, share
+from trainer.data.balance import share
+from trainer.data.packing import pack_window
+from trainer.data.plan import Plan
 
 
 def plan(
@@ -81,6 +83,34 @@ def test_steps_follow_from_epochs_or_are_given() -> None:
 def test_passes_count_epochs() -> None:
     whole = plan(lengths(10), packed=False, rows=5, epochs=3.0)
     assert [whole.passes(step) for step in (0, 1, 2, 6)] == [0.0, 0.5, 1.0, 3.0]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_late_step_needs_no_earlier_epoch(packed: bool) -> None:
+    """A resume at step 30,000 makes what a resume at step 3 makes: the epochs that its step is in."""
+    made = []
+    for step in (3, 30_000):
+        whole = plan(lengths(101), packed=packed, steps=40_000)
+        whole.step(step)
+        whole.passes(step)
+        made.append(set(whole._recent))
+    epoch = 30_000 * 4 // whole.packs_per_epoch
+    assert made[0] <= {0, 1}
+    assert made[1] <= {epoch, epoch + 1}
+
+
+def test_every_epoch_deals_documents_of_one_length_to_other_packs() -> None:
+    whole = plan([30] * 20 + [34] * 20, epochs=9.0)
+    assert whole.packs_per_epoch == 20
+    pairs = [{tuple(sorted(pack.tolist())) for pack in whole.epoch(index)} for index in range(9)]
+    assert all(len(one) == 20 for one in pairs)
+    assert len(set.union(*pairs)) > 100
+
+
+def test_the_order_is_that_of_every_version() -> None:
+    """Made with NumPy 2.4; another version or machine that orders otherwise would resume to other samples."""
+    whole = plan([45, 40, 40, 33, 33, 31, 31, 20, 20, 20, 9, 2], epochs=2.0)
+    assert [pack.tolist() for pack in whole.step(1)] == [[2, 9], [3, 6], [4, 6], [2, 8, 11]]
 
 
 def test_no_documents_is_an_error_with_a_mend() -> None:

@@ -58,7 +58,7 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
         if run is not None and run.stat(TOKENIZER) is not None:
             run.download(TOKENIZER, scratch / "run" / TOKENIZER)
     spec = replace(spec, root=str(scratch / "run"))
-    prepare(spec, settings, scratch, lambda: None, say)
+    prepare(spec, settings, scratch, lambda: None, say, keep=False)
     prepared = await_prepared(settings, spec, scratch, lambda: None)
     config = _config(settings, prepared)
     parameters, trained = count_weights(config, settings)

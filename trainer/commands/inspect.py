@@ -142,7 +142,7 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
             )
     if not arguments.packed:
         return facts | {"samples": samples}
-    from trainer.data.plan import pack_window
+    from trainer.data.packing import pack_window
 
     size = max([subject.length or 512, *tokens.lengths.tolist()])
     packs = pack_window(tokens.lengths, (-tokens.lengths).argsort(kind="stable"), size)

@@ -149,7 +149,6 @@ def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], An
 
 def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
     """What will be done, as JSON values."""
-    from trainer.data.plan import share
     from trainer.interval import Interval
     from trainer.loop.batching import solve
     from trainer.loop.schedule import learning_rate
@@ -157,7 +156,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
     train, plan = settings.train, made.plan
     first, last = plan.step(0), plan.step(plan.steps - 1)
     micro_batch = solve(plan.rows, ranks, train.micro_batch).micro_batch
-    spread = [[len(batch) for batch in share(first, plan.lengths, r, ranks, micro_batch)] for r in range(ranks)]
+    spread = [[len(batch) for batch in plan.share(first, r, ranks, micro_batch)] for r in range(ranks)]
     evaluated, saved = Interval.parse(train.eval_every), Interval.parse(train.checkpoint_every)
     counts = {key: value for key, value in made.prepared.train.facts.items() if isinstance(value, int)}
     return {
@@ -169,7 +168,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
             "layers_tried": made.layers if train.packing != "off" else 0,
             "difference": made.isolation.difference if math.isfinite(made.isolation.difference) else None,
             "filled": round(plan.filled(), 4),
-            "packs_per_epoch": len(plan.epoch(0)),
+            "packs_per_epoch": plan.packs_per_epoch,
         },
         "model": {
             "base": settings.base.model

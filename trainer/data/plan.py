@@ -1,5 +1,8 @@
 """Which documents stand together in which step: a pure function of the documents, the seed and the position.
 
+Which lengths share a pack is found once. Every pass deals the documents of one length anew to the places of that
+length, and shuffles the packs. So all passes have equally many packs, and any of them is known without those before it.
+
 The plan knows nothing of ranks. A step's packs are the same on one rank or eight, so a resume on another number of
 ranks repeats and skips nothing.
 """
@@ -8,43 +11,104 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dropforge.errors import DataError
+from trainer.data.balance import LINEAR, share
+from trainer.data.mix import Mix
+from trainer.data.packing import Pack, Packs, pack, pad
 
-Pack = NDArray[np.int64]
-WINDOW: Final = 8192  # documents that are packed together; larger windows pack no better
+__all__ = ["Epoch", "Pack", "Plan", "make_packs"]
+
+_ORDER: Final = 1  # of the rules below; another one is another plan
 
 
-def pack_window(lengths: NDArray[np.int64], order: NDArray[np.int64], size: int) -> list[Pack]:
-    """Best-fit decreasing: each document goes into the fullest pack that still has room.
+def make_packs(lengths: NDArray[np.int64], size: int, packed: bool, mix: Mix | None) -> Packs:
+    """The packs of all documents; with a mix those of each source by themselves, source after source.
 
-    :param order: documents of the window; every one is at most `size` tokens long.
+    :raises DataError: if there is no document, or one that is longer than a pack.
     """
-    by_room: list[list[list[int]]] = [[] for _ in range(size + 1)]
-    rooms = 0  # bit r is set if some open pack has room for exactly r more tokens
-    packs: list[list[int]] = []
-    for index in order[np.argsort(-lengths[order], kind="stable")]:
-        length = int(lengths[index])
-        fitting = rooms >> length << length
-        if fitting:
-            room = (fitting & -fitting).bit_length() - 1
-            pack = by_room[room].pop()
-            if not by_room[room]:
-                rooms &= ~(1 << room)
-        else:
-            room, pack = size, []
-            packs.append(pack)
-        pack.append(int(index))
-        room -= length
-        if room:
-            by_room[room].append(pack)
-            rooms |= 1 << room
-    return [np.array(pack, dtype=np.int64) for pack in packs]
+    if not len(lengths):
+        raise DataError("the train split", "no row has a token to learn from", "Check roles and texts of the drop")
+    if int(lengths.max()) > size:
+        raise DataError("the train split", "a document is longer than the sequence", "Tokenise it again")
+    if mix is None:
+        return pack(lengths, np.arange(len(lengths)), size) if packed else pad(len(lengths))
+    found = []
+    for index in range(len(mix.names)):
+        order = np.flatnonzero(mix.source == index)
+        alone = Packs(order.astype(np.int32), np.arange(len(order) + 1, dtype=np.int64))
+        found.append(pack(lengths, order, size) if packed else alone)
+    ends = np.cumsum([0, *(len(part.documents) for part in found)])
+    offsets = [part.offsets[1:] + end for part, end in zip(found, ends, strict=False)]
+    return Packs(np.concatenate([part.documents for part in found]), np.concatenate([np.zeros(1, np.int64), *offsets]))
+
+
+class _Source:
+    """An endless sequence of packs: pass after pass over the same documents.
+
+    :param number: of the source; each has random numbers of its own.
+    :param passes: how often an epoch goes through it.
+    """
+
+    def __init__(self, number: int, packs: Packs, lengths: NDArray[np.int64], passes: float) -> None:
+        self.number, self.packs, self.passes = number, packs, passes
+        self.take = max(1, round(passes * len(packs))) if passes else 0
+        own = lengths[packs.documents]
+        self.tokens = int(own.sum())
+        self.places = np.argsort(-own, kind="stable")  # of the documents, by length
+        ordered = own[self.places]
+        kind = np.cumsum(np.concatenate([[0], ordered[1:] != ordered[:-1]]))
+        self.kind = kind.astype(np.uint16 if kind[-1] < 1 << 16 else np.int64)  # numpy sorts 16 bits by radix
+
+    def deal(self, seed: int, turn: int) -> NDArray[np.int32]:
+        """The documents of pass `turn`, pack after pack."""
+        dice = _shuffle(seed, 0, self.number, turn, count=len(self.places))
+        among = dice[np.argsort(self.kind[dice], kind="stable")]  # each takes the place of one of its length
+        dealt = np.empty_like(self.packs.documents)
+        dealt[self.places] = self.packs.documents[self.places[among]]
+        return dealt
+
+
+def _shuffle(*seed: int, count: int) -> NDArray[np.int64]:
+    """A permutation. NumPy keeps the raw stream of a bit generator over all versions, unlike `Generator.permutation`.
+
+    See NEP 19, https://numpy.org/neps/nep-0019-rng-policy.html.
+    """
+    raw = np.random.Philox(np.random.SeedSequence(seed)).random_raw(count)
+    return np.argsort(raw, kind="stable")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The packs of an epoch in their order: pack i is `documents[starts[i]:ends[i]]`.
+
+    :param turns: for each source that is in it, the first pass that it takes packs of, and the first that it does not.
+    """
+
+    documents: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    turns: Mapping[int, tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Pack:
+        return self.documents[self.starts[index] : self.ends[index]].astype(np.int64)
+
+    def times(self, documents: int) -> NDArray[np.int64]:
+        """(N,) how often each of `documents` documents is in it."""
+        total = len(self.documents)
+        edges = np.bincount(self.starts, minlength=total + 1) - np.bincount(self.ends, minlength=total + 1)
+        inside = np.cumsum(edges[:-1])
+        return np.bincount(np.repeat(self.documents, inside), minlength=documents)
 
 
 @dataclass(eq=False)
@@ -55,6 +119,9 @@ class Plan:
     :param size: tokens of a pack.
     :param rows: packs per step, over all ranks.
     :param packed: False gives every document a row of its own.
+    :param mix: sources with passes of their own; without it all documents are one source, passed once in an epoch.
+    :param packs_of: what `make_packs` found, made here if not given.
+    :param linear: see `trainer.data.balance.costs`.
     """
 
     lengths: NDArray[np.int64]
@@ -65,39 +132,61 @@ class Plan:
     packed: bool
     epochs: float
     max_steps: int | None
-    _starts: list[int] = field(default_factory=lambda: [0], repr=False)
-    _recent: dict[int, list[Pack]] = field(default_factory=dict, repr=False)
+    mix: Mix | None = None
+    packs_of: Packs | None = None
+    linear: float = LINEAR
+    _recent: dict[int, Epoch] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not len(self.lengths):
-            raise DataError("the train split", "no row has a token to learn from", "Check roles and texts of the drop")
-        if int(self.lengths.max()) > self.size:
-            raise DataError("the train split", "a document is longer than the sequence", "Tokenise it again")
+        if self.packs_of is None:
+            self.packs_of = make_packs(self.lengths, self.size, self.packed, self.mix)
+        self._sources = self._split(self.packs_of)
+        self.packs_per_epoch = sum(source.take for source in self._sources)
 
-    def epoch(self, index: int) -> list[Pack]:
-        """The packs of one pass over the documents, in order."""
+    def _split(self, packs: Packs) -> list[_Source]:
+        if self.mix is None:
+            return [_Source(0, packs, self.lengths, 1.0)]
+        first = self.mix.source[packs.documents[packs.offsets[:-1]]]  # the source of each pack
+        bounds = np.searchsorted(first, np.arange(len(self.mix.names) + 1)).tolist()
+        found = []
+        for number, (low, high) in enumerate(pairwise(bounds)):
+            offsets = packs.offsets[low : high + 1]
+            if high > low:
+                own = Packs(packs.documents[offsets[0] : offsets[-1]], offsets - offsets[0])
+                found.append(_Source(number, own, self.lengths, self.mix.passes[number]))
+        return found
+
+    def epoch(self, index: int) -> Epoch:
+        """The packs of one epoch, in order."""
         if index not in self._recent:
             if len(self._recent) > 1:  # the epoch at hand and the next one are enough
                 del self._recent[next(iter(self._recent))]
-            self._recent[index] = self._pack(index)
+            self._recent[index] = self._make(index)
         return self._recent[index]
 
-    def _pack(self, epoch: int) -> list[Pack]:
-        generator = np.random.default_rng([self.seed, epoch])
-        order = generator.permutation(len(self.lengths)).astype(np.int64)
-        if not self.packed:
-            return [order[index : index + 1] for index in range(len(order))]
-        packs: list[Pack] = []
-        for low in range(0, len(order), WINDOW):
-            window = pack_window(self.lengths, order[low : low + WINDOW], self.size)
-            packs += [window[index] for index in generator.permutation(len(window))]
-        return packs
-
-    def _start(self, epoch: int) -> int:
-        """Position of an epoch's first pack."""
-        while len(self._starts) <= epoch:
-            self._starts.append(self._starts[-1] + len(self.epoch(len(self._starts) - 1)))
-        return self._starts[epoch]
+    def _make(self, epoch: int) -> Epoch:
+        documents: list[NDArray[np.int32]] = []
+        starts: list[NDArray[np.int64]] = []
+        ends: list[NDArray[np.int64]] = []
+        turns: dict[int, tuple[int, int]] = {}
+        base = 0
+        for source in self._sources:
+            count = len(source.packs)
+            low, high = epoch * source.take, (epoch + 1) * source.take
+            turns[source.number] = (low // count, -(-high // count))
+            for turn in range(*turns[source.number]):
+                # A source's next pass begins where its last one has ended, also in the middle of an epoch.
+                part = slice(max(low - turn * count, 0), min(high - turn * count, count))
+                order = _shuffle(self.seed, 1, source.number, turn, count=count)[part]
+                documents.append(source.deal(self.seed, turn))
+                starts.append(source.packs.offsets[order] + base)
+                ends.append(source.packs.offsets[order + 1] + base)
+                base += len(documents[-1])
+        found = Epoch(np.concatenate(documents), np.concatenate(starts), np.concatenate(ends), turns)
+        if len(self._sources) == 1:
+            return found
+        order = _shuffle(self.seed, 2, epoch, count=len(found))
+        return Epoch(found.documents, found.starts[order], found.ends[order], turns)
 
     @property
     def packs(self) -> int | None:
@@ -105,8 +194,7 @@ class Plan:
         if self.max_steps is not None:
             return None
         whole = math.floor(self.epochs)
-        rest = self.epochs - whole
-        return self._start(whole) + (math.ceil(rest * len(self.epoch(whole))) if rest else 0)
+        return whole * self.packs_per_epoch + math.ceil((self.epochs - whole) * self.packs_per_epoch)
 
     @property
     def steps(self) -> int:
@@ -118,48 +206,50 @@ class Plan:
         low, high = index * self.rows, (index + 1) * self.rows
         if self.packs is not None:
             high = min(high, self.packs)
-        found: list[Pack] = []
-        epoch = 0
-        while low < high:
-            while self._start(epoch + 1) <= low:
-                epoch += 1
-            start = self._start(epoch)
-            part = self.epoch(epoch)[low - start : high - start]
-            found += part
-            low += len(part)
-        return found
+        places = (divmod(position, self.packs_per_epoch) for position in range(low, high))
+        return [self.epoch(epoch)[place] for epoch, place in places]
 
     def passes(self, index: int) -> float:
-        """Passes over the documents after `index` steps."""
+        """Epochs done after `index` steps."""
         position = min(index * self.rows, self.packs or index * self.rows)
-        epoch = 0
-        while self._start(epoch + 1) <= position:
-            epoch += 1
-        return epoch + (position - self._start(epoch)) / len(self.epoch(epoch))
+        whole, rest = divmod(position, self.packs_per_epoch)
+        return whole + rest / self.packs_per_epoch
 
     def step_targets(self, index: int) -> int:
         """Target tokens of one step, over all ranks."""
         return sum(int(self.targets[pack].sum()) for pack in self.step(index))
 
     def filled(self) -> float:
-        """Share of the first epoch's places that hold a token."""
-        return float(self.lengths.sum()) / (len(self.epoch(0)) * self.size)
+        """Share of the places that hold a token, over one epoch."""
+        tokens = sum(source.tokens * source.take / len(source.packs) for source in self._sources)
+        return tokens / (self.packs_per_epoch * self.size)
+
+    def mixture(self) -> dict[str, dict[str, float]]:
+        """For each source its documents, the passes asked for and got, and its share of an epoch's tokens."""
+        if self.mix is None:
+            return {}
+        tokens = {one.number: one.tokens * one.take / len(one.packs) for one in self._sources}
+        return {
+            self.mix.names[one.number]: {
+                "documents": len(one.packs.documents),
+                "passes_asked": one.passes,
+                "passes": round(one.take / len(one.packs), 4),
+                "token_share": round(tokens[one.number] / sum(tokens.values()), 4),
+            }
+            for one in self._sources
+        }
 
     def digest(self, content: str) -> str:
         """SHA-256 of what decides the order. :param content: digest of the documents themselves."""
-        head = [content, self.seed, self.size, self.rows, self.packed, self.epochs, self.max_steps, self.steps]
+        mix = None if self.mix is None else (self.mix.names, self.mix.passes)
+        counts = [self.epochs, self.max_steps, self.steps, self.packs_per_epoch]
+        head = [_ORDER, content, self.seed, self.size, self.rows, self.packed, mix, *counts]
         state = hashlib.sha256(repr(head).encode())
-        for pack in self.epoch(0):
-            state.update(pack.tobytes() + b"|")
+        first = self.epoch(0)
+        for array in (first.documents, first.starts, first.ends):
+            state.update(np.ascontiguousarray(array).data)
         return state.hexdigest()
 
-
-def share(packs: list[Pack], lengths: NDArray[np.int64], rank: int, world: int, micro: int) -> list[list[Pack]]:
-    """A rank's micro-batches of one step. Every rank gets the same number of them, an empty one if packs run out.
-
-    Packs are ordered by length first, so that rows of like length stand together and little is padded.
-    """
-    ordered = sorted(packs, key=lambda pack: -int(lengths[pack].sum()))
-    mine = ordered[rank::world]
-    count = math.ceil(math.ceil(len(ordered) / world) / micro)
-    return [mine[index * micro : (index + 1) * micro] for index in range(count)]
+    def share(self, packs: list[Pack], rank: int, world: int, micro: int) -> list[list[Pack]]:
+        """A rank's micro-batches of one step, see `trainer.data.balance.share`."""
+        return share(packs, self.lengths, rank, world, micro, self.linear)

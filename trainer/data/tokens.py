@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from dropforge.errors import DataError
 from trainer.data.chat import Document
+
+_HEADER: Final = 128  # bytes of an .npy file before its values; room for any length
+_FACTS: Final = "facts.json"
+_BUFFER: Final = 1 << 20  # bytes that a column holds before it writes them
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,8 @@ class Tokens:
     :param trained: for each id, whether it is a target.
     :param offsets: document i is `ids[offsets[i]:offsets[i + 1]]`.
     :param rows: for each document, the index of its row.
-    :param facts: counts and digests, for the report.
+    :param facts: counts, for the report.
+    :param counts: target tokens of each document, where they were counted as it was written.
     """
 
     ids: NDArray[np.int32]
@@ -32,6 +38,7 @@ class Tokens:
     offsets: NDArray[np.int64]
     rows: NDArray[np.int64]
     facts: dict[str, Any] = field(default_factory=dict)
+    counts: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,39 +51,87 @@ class Tokens:
     @cached_property
     def targets(self) -> NDArray[np.int64]:
         """Target tokens per document, at least 1."""
+        if self.counts is not None:
+            return self.counts
         if not len(self):
             return np.zeros(0, np.int64)
-        return np.add.reduceat(self.trained.astype(np.int64), self.offsets[:-1])
+        return np.add.reduceat(self.trained, self.offsets[:-1], dtype=np.int64)
 
     def document(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         part = slice(self.offsets[index], self.offsets[index + 1])
         return self.ids[part], self.trained[part]
 
-    def digest(self) -> str:
-        """SHA-256 of everything that shapes training."""
-        state = hashlib.sha256()
-        for array in (self.ids, self.trained, self.offsets):
-            state.update(np.ascontiguousarray(array).data)
-        return state.hexdigest()
-
-    def save(self, folder: Path) -> None:
-        """Write the arrays; `facts.json` comes last."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("ids", "trained", "offsets", "rows"):
-            np.save(folder / f"{name}.npy", getattr(self, name))
-        (folder / "facts.json").write_text(json.dumps(self.facts))
-
     @classmethod
     def load(cls, folder: Path) -> Tokens:
-        """Map saved arrays into memory."""
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "trained")}
-        small = {name: np.load(folder / f"{name}.npy") for name in ("offsets", "rows")}
-        return cls(**arrays, **small, facts=json.loads((folder / "facts.json").read_text()))
+        """Map what a `TokenWriter` wrote into memory. :raises OSError, ValueError: if it is not whole."""
+        ids, trained, offsets, rows, counts = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "trained", "offsets", "rows", "targets")
+        )
+        return cls(ids, trained, offsets, rows, json.loads((folder / _FACTS).read_text()), counts)
+
+
+class Column:
+    """A one-dimensional array that grows on disk; an .npy file once it is closed."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self._file: BinaryIO = path.open("wb", buffering=_BUFFER)
+        self._file.write(bytes(_HEADER))
+
+    def extend(self, values: NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(values, dtype=self.dtype).data)
+        self.length += len(values)
+
+    def append(self, value: int | bytes) -> None:
+        self._file.write(value if isinstance(value, bytes) else self.dtype.type(value).tobytes())
+        self.length += 1
+
+    def close(self) -> None:
+        """Write the header, without which the file is none."""
+        if self._file.closed:
+            return
+        header = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': ({self.length},), }}".encode()
+        self._file.seek(0)
+        size = _HEADER - 10  # what remains behind the magic, the version and the length of the header
+        self._file.write(b"\x93NUMPY\x01\x00" + size.to_bytes(2, "little") + header.ljust(size - 1) + b"\n")
+        self._file.close()
+
+
+def write_tokens(documents: Iterable[Document], folder: Path, facts: dict[str, Any]) -> None:
+    """Write documents as they come; none of them is kept in memory.
+
+    :param facts: written last, as they are once the documents are read.
+    :raises DataError: for a document without a target, or whose first token is one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+
+        def column(name: str, dtype: DTypeLike) -> Column:
+            made = Column(folder / f"{name}.npy", dtype)
+            stack.callback(made.close)
+            return made
+
+        ids, trained, rows = column("ids", np.int32), column("trained", np.bool_), column("rows", np.int64)
+        offsets, targets = column("offsets", np.int64), column("targets", np.int64)
+        offsets.append(0)
+        for document in documents:
+            count = _targets(document)
+            ids.extend(document.ids)
+            trained.extend(document.trained)
+            rows.append(document.row)
+            offsets.append(ids.length)
+            targets.append(count)
+    (folder / _FACTS).write_text(json.dumps(facts))
 
 
 def collect(documents: Iterable[Document], facts: dict[str, Any]) -> Tokens:
-    """Gather documents; `facts` is kept as it is once the documents are read."""
+    """Documents in memory, for a few of them; `facts` is kept as it is once the documents are read.
+
+    :raises DataError: for a document without a target, or whose first token is one.
+    """
     found = list(documents)
+    counts = [_targets(item) for item in found]
     lengths = [len(item.ids) for item in found]
     return Tokens(
         ids=np.concatenate([item.ids for item in found]) if found else np.zeros(0, np.int32),
@@ -84,4 +139,18 @@ def collect(documents: Iterable[Document], facts: dict[str, Any]) -> Tokens:
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         rows=np.array([item.row for item in found], dtype=np.int64),
         facts=facts,
+        counts=np.array(counts, dtype=np.int64),
     )
+
+
+def _targets(document: Document) -> int:
+    """Its target tokens. :raises DataError: if there is none, or the first token is one: no token leads to it."""
+    name = f"document of row {document.row}"
+    if len(document.ids) and document.trained[0]:
+        raise DataError(
+            name, "its first token is a target, and nothing stands before it to predict it from", "Begin with a context"
+        )
+    count = int(document.trained.sum())
+    if not count:
+        raise DataError(name, "it has no target, so nothing is learned from it", "Leave it out")
+    return count

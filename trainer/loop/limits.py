@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.data.plan import pack_window
+from trainer.data.packing import pack_window
 from trainer.data.tokens import Tokens
 
 

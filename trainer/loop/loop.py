@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainer.config import Settings
 from trainer.data.batch import make_batch
-from trainer.data.plan import Plan, share
+from trainer.data.plan import Plan
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
 from trainer.interval import Due, Interval, Timers
@@ -149,7 +149,7 @@ class Loop:
 
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
-        packs = share(self.plan.step(0), self.plan.lengths, self.gang.rank, self.gang.world, 1 << 30)[0]
+        packs = self.plan.share(self.plan.step(0), self.gang.rank, self.gang.world, 1 << 30)[0]
         self.loss.eval()
         self.accumulation = check_accumulation(
             packs[: self.settings.train.micro_batch],

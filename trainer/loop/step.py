@@ -14,7 +14,7 @@ import torch
 
 from trainer.config import Train
 from trainer.data.batch import make_batch
-from trainer.data.plan import Pack, Plan, share
+from trainer.data.plan import Pack, Plan
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
 from trainer.interval import Due
@@ -122,7 +122,7 @@ class Step:
         began = time.perf_counter()
         packs = self.plan.step(index)
         wanted = sum(int(self.plan.targets[pack].sum()) for pack in packs)
-        shares = share(packs, self.plan.lengths, self.gang.rank, self.gang.world, self.micro_batch)
+        shares = self.plan.share(packs, self.gang.rank, self.gang.world, self.micro_batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         losses: list[torch.Tensor] = []

@@ -1,0 +1,91 @@
+"""Training rows of several sources, and how often an epoch goes through each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dropforge.errors import DataError
+from trainer.data.mix import Mix, make_mix
+from trainer.data.plan import Plan
+
+NAMES = ("a", "b", "c")
+SOURCE = np.array([0] * 60 + [1] * 30 + [2] * 11, dtype=np.int32)
+
+
+def mixed(passes: tuple[float, ...], *, packed: bool = True, epochs: float = 1.0, seed: int = 3) -> Plan:
+    sizes = np.random.default_rng(0).integers(2, 65, len(SOURCE)).astype(np.int64)
+    mix = Mix(SOURCE, NAMES, passes)
+    return Plan(sizes, sizes - 1, seed, 64, rows=4, packed=packed, epochs=epochs, max_steps=None, mix=mix)
+
+
+def times(plan: Plan, epochs: int) -> np.ndarray:
+    return sum(plan.epoch(index).times(len(SOURCE)) for index in range(epochs))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_epoch_goes_through_each_source_as_often_as_asked(packed: bool) -> None:
+    found = times(mixed((1.0, 3.0, 0.0), packed=packed), 1)
+    assert set(found[SOURCE == 0]) == {1}
+    assert set(found[SOURCE == 1]) == {3}
+    assert set(found[SOURCE == 2]) == {0}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_part_of_a_source_is_another_part_until_it_is_through(packed: bool) -> None:
+    plan = mixed((1.0, 0.5, 2.0), packed=packed, epochs=8.0)
+    for epoch in range(1, 9):
+        found = times(plan, epoch)[SOURCE == 1]
+        assert found.max() - found.min() <= 1, "no document a second time before each was there once"
+    got = plan.mixture()["b"]["passes"]
+    assert got == pytest.approx(0.5, abs=0.05)
+    assert times(plan, 8)[SOURCE == 1].mean() == pytest.approx(8 * got, abs=1)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_sources_stand_in_packs_of_their_own_and_are_shuffled_together(packed: bool) -> None:
+    plan = mixed((1.0, 2.0, 1.0), packed=packed, epochs=3.0)
+    assert all(len(set(SOURCE[pack])) == 1 for index in range(3) for pack in plan.epoch(index))
+    order = [int(SOURCE[pack[0]]) for pack in plan.epoch(0)]
+    assert order != sorted(order)
+    assert order != [int(SOURCE[pack[0]]) for pack in plan.epoch(1)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_mixed_step_is_a_pure_function_of_its_number_for_any_number_of_ranks(packed: bool) -> None:
+    forward, backward = (mixed((1.0, 0.5, 2.5), packed=packed, epochs=4.5) for _ in range(2))
+    there = [[pack.tolist() for pack in forward.step(step)] for step in range(forward.steps)]
+    back = [[pack.tolist() for pack in backward.step(step)] for step in reversed(range(forward.steps))]
+    assert there == back[::-1]
+    assert sum(map(len, there)) == forward.packs
+    for world in (1, 2, 3):
+        for step in range(forward.steps):
+            found = [
+                pack.tolist()
+                for r in range(world)
+                for b in forward.share(forward.step(step), r, world, 2)
+                for pack in b
+            ]
+            assert sorted(found) == sorted(there[step])
+    assert forward.digest("x") == backward.digest("x") != mixed((1.0, 0.5, 2.0), packed=packed, epochs=4.5).digest("x")
+
+
+def test_shares_asked_and_got_are_told() -> None:
+    told = mixed((1.0, 2.0, 0.0)).mixture()
+    assert told["b"]["passes_asked"] == told["b"]["passes"] == 2.0
+    assert told["c"]["token_share"] == 0
+    assert sum(one["token_share"] for one in told.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_source_that_is_not_there_is_refused_with_those_that_are() -> None:
+    counts = np.array([60, 30, 0])
+    with pytest.raises(DataError, match=r"'d'.*there is no such source.*'a', 'b'"):
+        make_mix({"d": 1.0}, NAMES, SOURCE, counts)
+    with pytest.raises(DataError, match=r"'c'.*no row of it has a token to learn from"):
+        make_mix({"c": 1.0}, NAMES, SOURCE, counts)
+    with pytest.raises(DataError, match="it leaves nothing"):
+        make_mix({"a": 0.0, "b": 0.0}, NAMES, SOURCE, counts)
+    assert make_mix(None, NAMES, SOURCE, counts) is None
+    found = make_mix({"b": 0.25}, NAMES, SOURCE, counts)
+    assert found is not None
+    assert found.passes == (1.0, 0.25, 1.0)
