@@ -31,7 +31,6 @@ from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag,
 from trainer.report.tracking import Tracker, make_tracker
 from trainer.state.checkpoint import Checkpoints, Seal
 from trainer.state.compare import facts as comparable
-from trainer.state.resume import choose_checkpoint
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
@@ -64,8 +63,6 @@ def train(
     store = open_store(spec.root)
     check_shared(store, gang)
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
-    snapshot = choose_checkpoint(checkpoints, gang)
-    resumed_from = snapshot.step if snapshot else None
     expected = probe_loss(loss, probe)
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
     loop = Loop(
@@ -90,14 +87,13 @@ def train(
         console.say("distribution: " + ", ".join(f"{key} {value}" for key, value in loop.wrapped.ran().items()))
     attempt = 0
     try:
+        resumed_from = loop.resume()
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
             tracker.tags({"dropforge.attempt": str(attempt), "dropforge.steps": str(plan.steps), **came})
-        if snapshot is not None:
-            loop.restore(snapshot)
+        if resumed_from is not None:
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
-            del snapshot
         loop.start()
         stop.together()
         loop.run()

@@ -153,9 +153,7 @@ def train_in_parts(gang: Gang, stage: Stage, folder: str, stops: list[int]) -> t
     """Train up to each stop with a new loop, from the newest checkpoint if there is one; weights and moments then."""
     for stop in stops:
         loop = make_loop(gang, stage, True, folder)
-        newest = loop.checkpoints.newest()
-        if newest is not None:
-            loop.restore(newest[1])
+        loop.resume()
         loop.steps = stop
         loop.start()
         loop.run()

@@ -26,6 +26,9 @@ STATE = {
 }
 
 
+SMALL = {"half", "odd", "flag", "step", "none"}  # each rank writes them
+
+
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(
         left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
@@ -37,7 +40,8 @@ def test_each_tensor_is_in_one_file_and_all_come_back(world: int) -> None:
     files = [bytes(Staging().fill(own_blocks(STATE, rank, world))) for rank in range(world)]
     assert same(join(map(read_blocks, files)), STATE)
     names = [name for data in files for name in load(data)]
-    assert sorted(names) == sorted(STATE)
+    assert sorted(name for name in names if name not in SMALL) == sorted(STATE.keys() - SMALL)
+    assert all(names.count(name) == world for name in SMALL)
 
 
 def test_ranks_share_what_all_of_them_hold() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,10 +16,12 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.run import ExitCode
 from dropforge.store import FolderStore
+from trainer.gang import Gang
+from trainer.loop.optim import MOMENTS
 from trainer.rank import ending
-from trainer.state import resume
 from trainer.state.checkpoint import Checkpoints, Snapshot, StorageError
 from trainer.state.generators import generators, seed_generators, set_generators
+from trainer.state.resume import Restored, restore
 from trainer.state.retention import which_go
 
 from .test_shared import Ranks
@@ -29,13 +31,20 @@ RECIPE = {"train.learning_rate": "0.1", "train.micro_batch": "2"}
 
 
 def snapshot(step: int) -> Snapshot:
+    weights = {"w": torch.full((3, 4), float(step)), "v": torch.arange(5.0)}
+    moments = {f"{name}:{key}": torch.ones_like(weight) * step for name, weight in weights.items() for key in MOMENTS}
     return Snapshot(
         step,
-        {"w": torch.full((3, 4), float(step)), "v": torch.arange(5.0)},
-        {"w:exp_avg": torch.ones(3, 4) * step, "w:step": torch.tensor(float(step))},
+        weights,
+        {**moments, "w:step": torch.tensor(float(step)), "v:step": torch.tensor(float(step))},
         [{"torch": torch.get_rng_state()}, {"torch": torch.arange(8, dtype=torch.uint8)}],
         {"step": step, "loss": 0.1 + 0.2},
     )
+
+
+def newest(checkpoints: Checkpoints) -> Restored | None:
+    """What one rank alone resumes from."""
+    return restore(checkpoints, Gang(), {"w": torch.zeros(3, 4), "v": torch.zeros(5)})
 
 
 @pytest.fixture
@@ -53,17 +62,18 @@ def path(tmp_path: Path, step: int, name: str) -> Path:
 
 
 def test_what_was_saved_comes_back_to_the_bit(checkpoints: Checkpoints) -> None:
-    assert checkpoints.newest() is None
+    assert newest(checkpoints) is None
     seal = checkpoints.save(snapshot(4), eval_loss=1.5)
-    found = checkpoints.newest()
+    found = newest(checkpoints)
     assert found is not None
-    assert found[0] == seal
+    assert found.seal == seal
     assert (seal.world, seal.eval_loss, seal.step) == (2, 1.5, 4)
-    restored = found[1]
+    restored = found
     assert restored.progress == snapshot(4).progress
     assert torch.equal(restored.weights["w"], snapshot(4).weights["w"])
     assert torch.equal(restored.moments["w:step"], torch.tensor(4.0))
-    assert torch.equal(restored.generators[1]["torch"], torch.arange(8, dtype=torch.uint8))
+    assert restored.generators is None  # two ranks wrote it
+    assert torch.equal(checkpoints.read(seal).generators[1]["torch"], torch.arange(8, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
@@ -82,9 +92,9 @@ def test_a_broken_newest_is_passed_over_with_a_word(
         target.write_bytes(bytes(data[:-7]))
     else:
         target.unlink()
-    found = checkpoints.newest()
+    found = newest(checkpoints)
     assert found is not None
-    assert found[0].step == 4
+    assert found.seal.step == 4
     checkpoints.seals()
     assert len([line for line in said if "step-8" in line]) == 1
 
@@ -93,22 +103,22 @@ def test_a_broken_one_is_replaced_when_its_step_comes_again(checkpoints: Checkpo
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))
     path(tmp_path, 8, "rank-0.safetensors").write_bytes(b"")
-    assert checkpoints.newest()[0].step == 4  # type: ignore[index]
+    assert newest(checkpoints).seal.step == 4  # type: ignore[union-attr]
     checkpoints.save(snapshot(8))
-    assert checkpoints.newest()[0].step == 8  # type: ignore[index]
+    assert newest(checkpoints).seal.step == 8  # type: ignore[union-attr]
 
 
 def test_another_plan_is_refused(checkpoints: Checkpoints) -> None:
     checkpoints.save(snapshot(4))
     with pytest.raises(DropforgeError, match="plan"):
-        replace(checkpoints, plan="another").newest()
+        newest(replace(checkpoints, plan="another"))
 
 
 def test_another_recipe_is_refused_with_its_differences(checkpoints: Checkpoints) -> None:
     checkpoints.save(snapshot(4))
     other = {**RECIPE, "train.learning_rate": "0.2", "train.micro_batch": "8"}
     with pytest.raises(RecipeError) as refused:
-        replace(checkpoints, recipe=other).newest()
+        newest(replace(checkpoints, recipe=other))
     assert str(refused.value).endswith("this run's:\n  train.learning_rate: 0.1 -> 0.2")
     assert "Free to change are compute.*" in str(refused.value)
 
@@ -116,7 +126,7 @@ def test_another_recipe_is_refused_with_its_differences(checkpoints: Checkpoints
 def test_harmless_changes_of_the_recipe_go_on_with_a_word(checkpoints: Checkpoints, said: list[str]) -> None:
     checkpoints.save(snapshot(4))
     other = {**RECIPE, "train.micro_batch": "8", "train.keep_best": "3", "compute.nodes": "2"}
-    assert replace(checkpoints, recipe=other).newest() is not None
+    assert newest(replace(checkpoints, recipe=other)) is not None
     assert "train.micro_batch: 2 -> 8" in said[-1]
 
 
@@ -126,7 +136,7 @@ def test_another_layout_is_refused_and_not_taken_for_a_broken_one(checkpoints: C
     manifest = path(tmp_path, 8, "manifest.json")
     manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 9'))
     with pytest.raises(DropforgeError, match="layout 9"):
-        checkpoints.newest()
+        newest(checkpoints)
     assert [seal.step for seal in checkpoints.seals()] == [4]
 
 
@@ -137,20 +147,20 @@ def test_what_cannot_be_reached_is_not_broken(
     """A fault that passes costs nothing; one that stays ends the attempt, and no older checkpoint takes its place."""
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))
-    get, left = FolderStore.get, [times]
+    opened, left = FolderStore.open, [times]
 
-    def away(self: FolderStore, key: str) -> bytes:
+    def away(self: FolderStore, key: str, etag: str | None = None) -> Any:
         if "rank-1" in key and left[0] > 0:
             left[0] -= 1
             raise OSError(5, "Input/output error")
-        return get(self, key)
+        return opened(self, key, etag)
 
-    monkeypatch.setattr(FolderStore, "get", away)
+    monkeypatch.setattr(FolderStore, "open", away)
     if times == 1:
-        assert checkpoints.newest()[0].step == 8  # type: ignore[index]
+        assert newest(checkpoints).seal.step == 8  # type: ignore[union-attr]
     else:
         with pytest.raises(StorageError, match=r"Input/output error.*remove checkpoints/step-8/"):
-            checkpoints.newest()
+            newest(checkpoints)
     assert not said
 
 
@@ -166,11 +176,11 @@ def test_retention_never_deletes_the_only_good_one(checkpoints: Checkpoints, tmp
     checkpoints.save(snapshot(8))
     path(tmp_path, 8, "rank-0.safetensors").write_bytes(b"rot")
     assert checkpoints.prune(1, 8) == []
-    assert checkpoints.newest()[0].step == 4  # type: ignore[index]
+    assert newest(checkpoints).seal.step == 4  # type: ignore[union-attr]
     # Resumed from 4, saved at 6: the broken 8 must not count as one of the kept.
     checkpoints.save(snapshot(6))
     assert checkpoints.prune(1, 6) == [4]
-    assert checkpoints.newest()[0].step == 6  # type: ignore[index]
+    assert newest(checkpoints).seal.step == 6  # type: ignore[union-attr]
     assert any("step-8" in line for line in said)
 
 
@@ -233,7 +243,7 @@ def test_a_checkpoint_appears_only_with_its_manifest(checkpoints: Checkpoints, m
     monkeypatch.setattr(FolderStore, "put", fail)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(snapshot(8))
-    assert checkpoints.newest()[0].step == 4  # type: ignore[index]
+    assert newest(checkpoints).seal.step == 4  # type: ignore[union-attr]
 
 
 def test_all_generators_go_on_where_they_were() -> None:
@@ -265,12 +275,11 @@ def test_storage_that_cannot_be_looked_at_ends_every_rank_alike(
 ) -> None:
     """Rank 0 tells the others, with an error that can be sent, and the launcher tries again."""
     ranks, told = Ranks(nodes=1, per_node=2), []
-    monkeypatch.setattr(resume, "_broadcast", lambda gang, value: pickle.loads(gang.gather(pickle.dumps(value))[0]))
     monkeypatch.setattr(Checkpoints, "_listing", Mock(side_effect=fault))
 
     def choose(rank: int) -> None:
         with pytest.raises(StorageError, match=str(fault.args[-1])) as ended:
-            resume.choose_checkpoint(checkpoints, ranks.rank(rank))
+            restore(checkpoints, ranks.rank(rank), {})
         told.append(ending(ended.value))
 
     with ThreadPoolExecutor(2) as pool:

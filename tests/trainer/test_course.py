@@ -170,14 +170,13 @@ def test_training_ends_early_and_leaves_its_best_weights_also_when_it_was_stoppe
     with pytest.raises(PreemptedError, match="step 6"):
         trained(first)
     second = scripted(made.loop(folder="parts"), COURSE)
-    found = second.checkpoints.newest()
-    second.restore(found[1])
+    second.resume()
     trained(second)
     assert second.report()["exported_step"] == 4
     assert all(torch.equal(weight, kept[4][name]) for name, weight in weights(second).items())
     # Once it has ended, it stays ended.
     third = scripted(made.loop(folder="parts"), COURSE)
-    third.restore(third.checkpoints.newest()[1])
+    third.resume()
     trained(third)
     assert third.progress.step == 8
     assert [item.key for item in third.best.store.list("best/")] != []

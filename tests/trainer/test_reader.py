@@ -12,7 +12,7 @@ from dropforge.errors import DropforgeError
 from dropforge.store import FolderStore
 from trainer.state.blocks import Staging, own_blocks
 from trainer.state.checkpoint import Checkpoints, Seal, rank_file
-from trainer.state.reader import fill
+from trainer.state.reader import BlockReader, fill
 
 from .test_blocks import as_rank
 
@@ -22,6 +22,7 @@ MESHES = [
     ((2,), (Shard(0),)),
     ((4,), (Shard(0),)),
     ((3,), (Shard(1),)),
+    ((4,), (Shard(1),)),  # five columns over four ranks: the last holds none
     ((2, 2), (Replicate(), Shard(0))),
     ((2, 2), (Shard(0), Shard(1))),
 ]
@@ -49,7 +50,7 @@ def test_any_mesh_reads_what_any_other_wrote(checkpoints: Checkpoints, writes: t
         expected = wanted.to_local().clone()
         wanted.to_local().zero_()
         step = torch.tensor(0.0)
-        fill(checkpoints, seal, {"weights/w": wanted, "moments/w:step": step})
+        fill(BlockReader(checkpoints, seal), {"weights/w": wanted, "moments/w:step": step})
         assert torch.equal(wanted.to_local(), expected)
         assert step == 4.0
 
@@ -57,11 +58,13 @@ def test_any_mesh_reads_what_any_other_wrote(checkpoints: Checkpoints, writes: t
 def test_a_rank_fetches_only_files_that_it_needs(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = saved(checkpoints, (4,), (Shard(0),))
     fetched: list[str] = []
-    file = Checkpoints.file
-    monkeypatch.setattr(Checkpoints, "file", lambda self, seal, name: fetched.append(name) or file(self, seal, name))
+    visit = Checkpoints.visit
+    monkeypatch.setattr(
+        Checkpoints, "visit", lambda self, seal, name, *more: fetched.append(name) or visit(self, seal, name, *more)
+    )
     for rank, _, wanted in as_rank(FULL, (4,), (Shard(0),)):
         fetched.clear()
-        fill(checkpoints, seal, {"weights/w": wanted})
+        fill(BlockReader(checkpoints, seal, rank), {"weights/w": wanted, "moments/w:step": torch.tensor(0.0)})
         assert fetched == [rank_file(rank)]
 
 
@@ -75,12 +78,12 @@ def test_a_flipped_bit_is_told_and_changes_nothing_unnoticed(
     data[place] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises((DropforgeError, ValueError, KeyError)):
-        fill(checkpoints, seal, {"weights/w": torch.zeros(7, 5)})
+        fill(BlockReader(checkpoints, seal), {"weights/w": torch.zeros(7, 5)})
 
 
 def test_what_the_checkpoint_lacks_is_told(checkpoints: Checkpoints) -> None:
     seal = saved(checkpoints, (1,), (Shard(0),))
     with pytest.raises(RuntimeError, match="weights/other"):
-        fill(checkpoints, seal, {"weights/other": torch.zeros(7, 5)})
+        fill(BlockReader(checkpoints, seal), {"weights/other": torch.zeros(7, 5)})
     with pytest.raises((RuntimeError, ValueError), match=r"(?i)size"):
-        fill(checkpoints, seal, {"weights/w": torch.zeros(7, 6)})
+        fill(BlockReader(checkpoints, seal), {"weights/w": torch.zeros(7, 6)})

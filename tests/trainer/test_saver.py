@@ -16,6 +16,7 @@ from trainer.gang import Gang
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.saver import Saver
 
+from .test_checkpoint import newest
 from .test_checkpoint import snapshot as two_ranks
 from .test_shared import Ranks
 
@@ -70,10 +71,10 @@ def test_the_step_goes_on_while_the_state_as_it_was_is_written(gate: Gate) -> No
     assert ended.error is None
     assert ended.seal is not None
     assert (ended.seal.step, ended.seal.tokens, ended.seals) == (4, 7, [ended.seal])
-    found = Checkpoints(gate, "run", "plan", {}).newest()
+    found = newest(Checkpoints(gate, "run", "plan", {}))
     assert found is not None
-    assert torch.equal(found[1].weights["w"], torch.full((3, 4), 4.0))
-    assert torch.equal(found[1].moments["w:exp_avg"], torch.full((3, 4), 4.0))
+    assert torch.equal(found.weights["w"], torch.full((3, 4), 4.0))
+    assert torch.equal(found.moments["w:exp_avg"], torch.full((3, 4), 4.0))
     assert one.poll() is None  # told once
 
 
@@ -151,13 +152,13 @@ def test_a_rank_that_cannot_write_fails_the_save_of_all(
     if fails is None:
         assert [saved.error for saved in ended if saved] == [None, None]
         assert [saved.seal is None for saved in ended if saved] == [False, True]  # rank 0 seals
-        found = Checkpoints(FolderStore(tmp_path), "run", "plan", {}).newest()
+        found = newest(Checkpoints(FolderStore(tmp_path), "run", "plan", {}))
         assert found is not None
-        assert torch.equal(found[1].weights["w"], two_ranks(4).weights["w"])
-        assert len(found[1].generators) == 2
+        assert torch.equal(found.weights["w"], two_ranks(4).weights["w"])
+        assert found.seal.world == 2
     else:
         assert all("No space left" in (saved.error or "") for saved in ended if saved)
-        assert Checkpoints(FolderStore(tmp_path), "run", "plan", {}).newest() is None
+        assert newest(Checkpoints(FolderStore(tmp_path), "run", "plan", {})) is None
 
 
 def test_a_thread_that_may_not_give_way_or_breaks_is_heard_of(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

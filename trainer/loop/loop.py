@@ -39,6 +39,7 @@ from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
 from trainer.state.generators import generators, seed_generators, set_generators
+from trainer.state.resume import restore
 from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
 
@@ -109,22 +110,25 @@ class Loop:
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
         self.saved: int | None = None
+        self._generators: Mapping[str, torch.Tensor] | None = None
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take the state of a checkpoint over.
+    def resume(self) -> int | None:
+        """Go on from the newest checkpoint that all ranks can read; its step, or None without one. A collective.
 
-        :raises KeyError: if it is of another model.
+        :raises DropforgeError, StorageError: see `trainer.state.resume`.
         """
         named = dict(self.wrapped.trainable())
-        if set(named) != set(snapshot.weights):
-            raise KeyError(f"the checkpoint has other weights: {sorted(set(named) ^ set(snapshot.weights))[:3]}")
+        found = restore(self.checkpoints, self.gang, named)
+        if found is None:
+            return None
         with torch.no_grad():
             for name, weight in named.items():
-                weight.copy_(like(snapshot.weights[name], weight))
-        load_optimizer(self.optimizer, named.items(), dict(snapshot.moments))
-        self.progress = Progress.load(snapshot.progress)
-        self.saved = snapshot.step
-        self._generators = snapshot.generators
+                weight.copy_(found.weights[name])
+        load_optimizer(self.optimizer, named.items(), found.moments)
+        self.progress = Progress.load(found.progress)
+        self.saved = found.seal.step
+        self._generators = found.generators
+        return self.saved
 
     def start(self) -> None:
         """Make the first step like all others, set the random state, and start the clocks."""
@@ -141,9 +145,8 @@ class Loop:
         self.step.warm_up()
         self._check_accumulation()
         self.heart.rest()
-        states = getattr(self, "_generators", None)
-        if states is not None and len(states) == self.gang.world:
-            set_generators(states[self.gang.rank], self.gang.device)
+        if self._generators is not None:
+            set_generators(self._generators, self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from trainer.config import Train
-from trainer.model.shard import like
 
 BETAS: Final = (0.9, 0.95)
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -46,14 +45,15 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Iterable[tuple[st
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], tensors: dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer,
+    named: Iterable[tuple[str, nn.Parameter]],
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Put saved state back by name, onto the weights' devices and in their shards.
+    """Give the optimizer its state by name. It keeps the tensors, which must be laid out as their weights are.
 
     :raises KeyError: if a parameter's state is missing.
     """
     if not tensors:
         return
     for name, weight in named:
-        state = {key: like(tensors[f"{name}:{key}"], weight) for key in MOMENTS}
-        optimizer.state[weight] = {**state, "step": tensors[f"{name}:step"].to(weight.device)}
+        optimizer.state[weight] = {key: tensors[f"{name}:{key}"] for key in (*MOMENTS, "step")}

@@ -30,6 +30,7 @@ _DTYPES: Final = {
 }
 DTYPES: Final = {name: kind for kind, name in _DTYPES.items()}
 _ALIGNMENT: Final = 64  # bytes; the data of a file begin at a multiple of it
+_SMALL: Final = 16  # bytes; what is no larger is cheaper written by every rank than looked for in another's file
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def own_blocks(state: Mapping[str, torch.Tensor], rank: int, world: int) -> dict
     """What `rank` of `world` writes of a state; over all ranks each element exactly once.
 
     Of a DTensor it is the local shard, on the first of its replicas. Tensors that every rank holds whole are dealt out
-    by size, the largest first, in the same way on every rank.
+    by size, the largest first, in the same way on every rank. Only counters are in the file of each: a rank that comes
+    back to its shard need not open the files of all others for them.
     """
     found: dict[str, Block] = {}
     loads = [0] * world
@@ -68,6 +70,9 @@ def own_blocks(state: Mapping[str, torch.Tensor], rank: int, world: int) -> dict
             if first and local.numel():
                 (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
                 found[name] = Block(local, tuple(tensor.shape), tuple(chunk.offsets))
+            continue
+        if tensor.nbytes <= _SMALL:
+            found[name] = whole(tensor)
             continue
         owner = loads.index(min(loads))
         loads[owner] += tensor.nbytes

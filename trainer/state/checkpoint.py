@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.store import MissingObjectError, Store, out_of_reach
-from trainer.state.blocks import Block, Staging, join, own_blocks, read_blocks, whole
+from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
 from trainer.state.compare import SAFE, changes
 from trainer.state.retention import which_go
 
@@ -30,8 +31,10 @@ MANIFEST: Final = "manifest.json"
 PROGRESS: Final = "progress.json"
 _STEP: Final = re.compile(r"checkpoints/step-(\d+)/(.+)")
 _TRIES: Final = 3  # of reading what cannot be reached
-_WEIGHT, _MOMENT, _RANDOM = "weights/", "moments/", "random/"
+_PIECE: Final = 1 << 24  # bytes that are read and hashed at once
+WEIGHT, MOMENT, RANDOM = "weights/", "moments/", "random/"
 
+T = TypeVar("T")
 File = Mapping[str, Any]  # `bytes` and `sha256` of a file
 
 
@@ -56,9 +59,9 @@ class Snapshot:
 
     def blocks(self, rank: int, world: int) -> dict[str, Block]:
         """What a rank writes of it; of `generators` only the rank's own are looked at."""
-        state = {f"{_WEIGHT}{name}": tensor for name, tensor in self.weights.items()}
-        state |= {f"{_MOMENT}{name}": tensor for name, tensor in self.moments.items()}
-        own = {f"{_RANDOM}{rank}:{name}": whole(tensor) for name, tensor in self.generators[rank].items()}
+        state = {f"{WEIGHT}{name}": tensor for name, tensor in self.weights.items()}
+        state |= {f"{MOMENT}{name}": tensor for name, tensor in self.moments.items()}
+        own = {f"{RANDOM}{rank}:{name}": whole(tensor) for name, tensor in self.generators[rank].items()}
         return own_blocks(state, rank, world) | own
 
 
@@ -165,8 +168,9 @@ class Checkpoints:
         found = (self._manifest(step) for step, names in sorted(self._listing().items()) if MANIFEST in names)
         return [seal for seal in found if isinstance(seal, Seal)]
 
-    def newest(self) -> tuple[Seal, Snapshot] | None:
-        """The newest checkpoint that is whole, walking back over broken ones, each with a notice.
+    def candidates(self) -> Iterator[Seal]:
+        """Checkpoints to resume from, the newest first; what is none is passed over with a notice. Say `pass_over` of
+        one that turns out to be broken, and ask for the next.
 
         :raises DropforgeError: if it is of another plan, recipe or layout; the recipes' differences are named.
         :raises StorageError: if it cannot be reached: it may be good, so an older one must not take its place.
@@ -178,17 +182,13 @@ class Checkpoints:
             seal = self._manifest(step)
             if isinstance(seal, Seal):
                 self._check_same(seal)
-                try:
-                    return seal, self.read(seal)
-                except (DropforgeError, ValueError, KeyError, IndexError) as error:
-                    self._pass_over(seal.step, str(error))
+                yield seal
             elif seal is not None:
                 raise DropforgeError(
                     f"checkpoint {self.store.uri}/{_prefix(step)}",
                     f"it has layout {seal}, and this trainer reads layout {SCHEMA} only",
                     "Go on with the trainer that wrote it, or start a new run",
                 )
-        return None
 
     def _check_same(self, seal: Seal) -> None:
         thing = f"checkpoint {self.store.uri}/{_prefix(seal.step)}"
@@ -222,7 +222,7 @@ class Checkpoints:
             if seal.step != step or _digest(seal.files) != seal.digest or _check(values) != seal.check:
                 raise ValueError("it contradicts itself")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._pass_over(step, f"its manifest cannot be read ({error})")
+            self.pass_over(step, f"its manifest cannot be read ({error})")
             return None
         return seal
 
@@ -238,10 +238,10 @@ class Checkpoints:
                 parts.append(read_blocks(data))
         state = join(parts)
         generators: list[dict[str, torch.Tensor]] = [{} for _ in range(seal.world)]
-        for key, tensor in _below(state, _RANDOM).items():
+        for key, tensor in _below(state, RANDOM).items():
             rank, _, name = key.partition(":")
             generators[int(rank)][name] = tensor
-        return Snapshot(seal.step, _below(state, _WEIGHT), _below(state, _MOMENT), list(generators), progress)
+        return Snapshot(seal.step, _below(state, WEIGHT), _below(state, MOMENT), list(generators), progress)
 
     def file(self, seal: Seal, name: str) -> bytes:
         """One file of a checkpoint. :raises DropforgeError: if its bytes are not those that were sealed."""
@@ -249,6 +249,64 @@ class Checkpoints:
         if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
             raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
         return data
+
+    def visit(
+        self,
+        seal: Seal,
+        name: str,
+        header: Mapping[str, Any],
+        wanted: Collection[str],
+        take: Callable[[str, torch.Tensor], None],
+    ) -> None:
+        """Hand over some tensors of a rank's file as they pass by; no more of it than one tensor is ever in memory.
+
+        What was handed over may be used only after this has returned. It may come twice, if a read had to be repeated.
+
+        :param header: what `header` said of the file. :param take: gets a name and values that it must copy.
+        :raises DropforgeError: if its bytes are not those that were sealed, or the header is another one.
+        """
+        key, facts = _prefix(seal.step) + name, seal.files[name]
+
+        def go() -> bool:
+            with self.store.open(key) as stream:
+                source = _Hashed(stream)
+                size = int.from_bytes(source.read(8), "little")
+                if size > facts["bytes"] or json.loads(bytes(source.read(size))) != header:
+                    return False
+                entries = ((entry, title) for title, entry in header.items() if title != "__metadata__")
+                for entry, title in sorted(entries, key=lambda item: item[0]["data_offsets"]):
+                    begin, end = entry["data_offsets"]
+                    if title not in wanted:
+                        source.skip(end - begin)
+                        continue
+                    kind, shape = DTYPES[entry["dtype"]], entry["shape"]
+                    if end > facts["bytes"] or math.prod(shape) * kind.itemsize != end - begin:
+                        return False
+                    data = source.read(end - begin)
+                    values = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+                    take(title, values.view(shape))
+                source.skip()
+            return source.matches(facts)
+
+        try:
+            good = self._try(key, go)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            good = False  # whatever the bytes led to: they were not those that were sealed, or were sealed like that
+        if not good:
+            raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
+
+    def verify(self, seal: Seal, name: str) -> None:
+        """Look at every byte of a file. :raises DropforgeError: if they are not those that were sealed."""
+
+        def go() -> bool:
+            with self.store.open(_prefix(seal.step) + name) as stream:
+                source = _Hashed(stream)
+                source.skip()
+            return source.matches(facts)
+
+        facts = seal.files[name]
+        if not self._try(_prefix(seal.step) + name, go):
+            raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
 
     def header(self, seal: Seal, name: str) -> dict[str, Any]:
         """What a rank's file says of its tensors, unchecked. :raises ValueError: if it says nothing."""
@@ -267,7 +325,7 @@ class Checkpoints:
     def _fetch(self, key: str) -> bytes:
         return self._try(key, lambda: self.store.get(key))
 
-    def _try(self, key: str, read: Callable[[], bytes]) -> bytes:
+    def _try(self, key: str, read: Callable[[], T]) -> T:
         last: BaseException | None = None
         for attempt in range(_TRIES):
             if attempt:
@@ -285,7 +343,8 @@ class Checkpoints:
             f"older checkpoint, remove {key.rpartition('/')[0]}/"
         ) from last
 
-    def _pass_over(self, step: int, cause: str) -> None:
+    def pass_over(self, step: int, cause: str) -> None:
+        """Count a checkpoint as broken, and say so once."""
         if step not in self.bad:  # once is enough
             self.say(f"checkpoint step-{step} is broken ({cause}); going back to an older one")
         self.bad.add(step)
@@ -303,7 +362,7 @@ class Checkpoints:
             sizes = listing[seal.step]
             lacking = [name for name, facts in seal.files.items() if sizes.get(name) != facts["bytes"]]
             if lacking:
-                self._pass_over(seal.step, f"{lacking[0]} lacks bytes")
+                self.pass_over(seal.step, f"{lacking[0]} lacks bytes")
         good = [seal for seal in present if seal.step not in self.bad]
         if not good or good[-1].step != (present[-1].step if present else None):
             return []
@@ -332,6 +391,45 @@ class Checkpoints:
             if match:
                 found.setdefault(int(match[1]), {})[match[2]] = size
         return found
+
+
+class _Hashed:
+    """A stream that is hashed as it is read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+        self.count = 0
+
+    def read(self, size: int) -> bytearray:
+        """Exactly `size` bytes. :raises ValueError: if there are fewer."""
+        found = bytearray(size)
+        place = 0
+        while place < size:
+            piece = self._stream.read(min(_PIECE, size - place))
+            if not piece:
+                raise ValueError("it ends too early")
+            found[place : place + len(piece)] = piece
+            place += len(piece)
+            self._count(piece)
+        return found
+
+    def skip(self, size: int | None = None) -> None:
+        """Pass over `size` bytes, or over all that are left."""
+        while size is None or size > 0:
+            piece = self._stream.read(_PIECE if size is None else min(_PIECE, size))
+            if not piece:
+                return
+            size = None if size is None else size - len(piece)
+            self._count(piece)
+
+    def matches(self, facts: File) -> bool:
+        """Whether what was read are the bytes that were sealed, all of them."""
+        return (self.count, self.digest.hexdigest()) == (facts["bytes"], facts["sha256"])
+
+    def _count(self, piece: bytes) -> None:
+        self.digest.update(piece)
+        self.count += len(piece)
 
 
 def rank_file(rank: int) -> str:

@@ -1,0 +1,202 @@
+"""A resume on the same ranks or others: each reads its own part, and all of them agree on whether it is good."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dropforge.store import FolderStore, open_store
+from trainer.data.plan import Pack
+from trainer.gang import Gang
+from trainer.loop import step as stepping
+from trainer.loop.optim import optimizer_tensors
+from trainer.state.checkpoint import Checkpoints
+from trainer.state.stop import PreemptedError
+
+from .ranks import Ranks
+from .ranks_loop import Stage, Tensors, copied, make_base, make_loop, make_stage
+from .toy import Toy, write_dataset
+
+pytestmark = pytest.mark.dist
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory, toy_rows: dict[str, Any]) -> Toy:
+    root = str(tmp_path_factory.mktemp("resume") / "bucket")
+    return Toy(root, write_dataset(open_store(root), toy_rows))
+
+
+@pytest.fixture(scope="module")
+def stages(bucket: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stage]:
+    folder = tmp_path_factory.mktemp("stages")
+    train = {"max_steps": 8, "checkpoint_every": 2, "keep_checkpoints": 9, "micro_batch": 2}
+    base = {"base": {"model": make_base(folder / "base"), "scratch": None}}
+    return {
+        "full": make_stage(bucket, "full", folder / "full", train=train),
+        "lora": make_stage(bucket, "lora", folder / "lora", train={**train, "method": "lora"}, **base),
+    }
+
+
+MODES = {
+    "one": (1, {}),
+    "ddp": (2, {"parallel": "ddp"}),
+    "fsdp": (2, {"parallel": "fsdp"}),
+    "fsdp4": (4, {"parallel": "fsdp"}),
+    "hybrid": (4, {"parallel": "hybrid", "shard_group": 2}),
+}
+
+
+def begin(gang: Gang, stage: Stage, folder: str, stop: int) -> None:
+    loop = make_loop(gang, stage, True, folder)
+    loop.resume()
+    loop.steps = stop
+    loop.start()
+    loop.run()
+
+
+def resumed(gang: Gang, stage: Stage, folder: str) -> tuple[int | None, set[str], Tensors, Tensors, dict[str, Any]]:
+    """The step, the files that this rank read, and on the leader what it holds now."""
+    loop = make_loop(gang, stage, True, folder)
+    read: set[str] = set()
+    visit = Checkpoints.visit
+
+    def noting(self: Checkpoints, seal: Any, name: str, *more: Any) -> None:
+        read.add(name)
+        visit(self, seal, name, *more)
+
+    Checkpoints.visit = noting  # type: ignore[method-assign]
+    step = loop.resume()
+    named = loop.wrapped.trainable()
+    moments = loop.wrapped.full(optimizer_tensors(loop.optimizer, named))
+    return step, read, copied(loop.wrapped.full(dict(named))), copied(moments), loop.progress.plain()
+
+
+@pytest.mark.parametrize(
+    ("method", "writes", "reads"),
+    [
+        ("full", "fsdp", "one"),
+        ("full", "hybrid", "hybrid"),
+        ("lora", "ddp", "fsdp"),
+        *(
+            pytest.param(method, writes, reads, marks=pytest.mark.exact)
+            for method in ("full", "lora")
+            for writes in MODES
+            for reads in MODES
+        ),
+    ],
+)
+def test_each_rank_reads_its_part_of_what_others_wrote(
+    ranks: Ranks, stages: dict[str, Stage], tmp_path: Path, method: str, writes: str, reads: str
+) -> None:
+    stage, folder = stages[method], tmp_path.name
+    world, change = MODES[writes]
+    ranks(begin, world, stage.change(**change), folder, 2)
+    checkpoints = Checkpoints(open_store(f"{stage.spec.root}/{folder}"), "ranks", "", {})
+    (seal,) = checkpoints.seals()
+    whole = checkpoints.read(seal)
+    others, change = MODES[reads]
+    found = ranks(resumed, others, stage.change(**change), folder)
+    step, _, weights, moments, progress = found[0]
+    assert step == 2
+    for expected, there in ((whole.weights, weights), (whole.moments, moments)):
+        assert expected.keys() == there.keys()
+        assert all(torch.equal(there[name], expected[name]) for name in expected)
+    assert all(one[4] == whole.progress for one in found)
+    assert progress == whole.progress
+    if writes == reads and reads.startswith("fsdp"):
+        assert [one[1] for one in found] == [{f"rank-{rank}.safetensors"} for rank in range(others)]
+
+
+def resumed_bad(gang: Gang, stage: Stage, folder: str, bad: str, fault: str) -> tuple[int | None, list[str]]:
+    """A resume of which a rank reads one file badly."""
+    said: list[str] = []
+    loop = make_loop(gang, stage, True, folder)
+    loop.checkpoints.say = said.append
+    loop.checkpoints.pause = 0.0
+    opened = FolderStore.open
+
+    def away(self: FolderStore, key: str, etag: str | None = None) -> Any:
+        if key.endswith(bad) and gang.rank == 1:
+            raise OSError(5, "Input/output error")
+        return opened(self, key, etag)
+
+    if fault == "away":
+        FolderStore.open = away  # type: ignore[method-assign]
+    try:
+        return loop.resume(), said
+    except Exception as error:
+        return None, [f"{type(error).__name__}: {error}"]
+
+
+@pytest.mark.parametrize("fault", ["flip", "away"])
+def test_what_one_rank_cannot_read_is_told_on_all(
+    ranks: Ranks, stages: dict[str, Stage], tmp_path: Path, fault: str
+) -> None:
+    """Broken bytes have all ranks go back; what cannot be read now ends all of them, to be tried again."""
+    stage, folder = stages["full"].change(parallel="fsdp"), tmp_path.name
+    ranks(begin, 2, stage, folder, 4)
+    bad = "step-4/rank-1.safetensors"  # rank 0 has no need of it
+    path = Path(stage.spec.root) / folder / "checkpoints" / bad
+    if fault == "flip":
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 4
+        path.write_bytes(bytes(data))
+    found = ranks(resumed_bad, 2, stage, folder, bad, fault)
+    if fault == "flip":
+        assert [step for step, _ in found] == [2, 2]
+        assert "step-4 is broken (rank 1: " in found[0][1][0]
+    else:
+        assert all("StorageError: rank 1: " in said[0] for _, said in found)
+
+
+def course(gang: Gang, stage: Stage, folder: str, stop: int) -> dict[int, tuple[Any, ...]]:
+    """For each step the documents of this rank, its rate and its counters."""
+    loop = make_loop(gang, stage, True, folder)
+    loop.resume()
+    mine: list[int] = []
+    shares = stepping.share
+
+    def noting(*inputs: Any) -> list[list[Pack]]:
+        found = shares(*inputs)
+        mine[:] = [int(document) for part in found for pack in part for document in pack]
+        return found
+
+    stepping.share = noting
+    seen: dict[int, tuple[Any, ...]] = {}
+
+    class Watch:
+        def after_step(self, result: Any, progress: Any, log: bool) -> None:
+            seen[result.step] = ([*mine], result.rate, progress.tokens, progress.targets, result.loss)
+            if result.step == stop - 1 and gang.leader:
+                loop.stop.since = time.monotonic()
+
+    loop.observers.append(Watch())
+    loop.start()
+    with suppress(PreemptedError):
+        loop.run()
+    stepping.share = shares
+    return seen
+
+
+def test_another_number_of_ranks_sees_the_same_samples_rates_and_counters(
+    ranks: Ranks, stages: dict[str, Stage], tmp_path: Path
+) -> None:
+    stage = stages["full"]
+    alone = ranks(course, 1, stage, f"{tmp_path.name}-alone", 8)[0]
+    parts: dict[int, tuple[Any, ...]] = {}
+    for stop, world, mode in ((2, 2, "ddp"), (5, 4, "fsdp"), (8, 1, "auto")):
+        found = ranks(course, world, stage.change(parallel=mode), tmp_path.name, stop)
+        for step, facts in found[0].items():
+            documents = [document for one in found for document in one[step][0]]
+            parts[step] = (documents, *facts[1:])
+    assert list(parts) == list(alone) == list(range(1, 9))
+    for step, (documents, rate, tokens, targets, loss) in alone.items():
+        other = parts[step]
+        assert sorted(other[0]) == sorted(documents)
+        assert other[1:4] == (rate, tokens, targets)
+        assert other[4] == pytest.approx(loss, rel=1e-4)
