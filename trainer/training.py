@@ -92,6 +92,8 @@ def train(
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
+            if resumed_from is not None:
+                tracker.resume(resumed_from)
             tracker.tags({"dropforge.attempt": str(attempt), "dropforge.steps": str(plan.steps), **came})
         if snapshot is not None:
             loop.restore(snapshot)
