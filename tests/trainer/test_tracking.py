@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from dropforge.rest import Rest
 from dropforge.run import Tracking
 from trainer.report import tracking
-from trainer.report.rest import Rest
 from trainer.report.tracking import make_tracker, thinned
 
 

@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from dropforge.rest import DeniedError, RefusedError, Rest, reached, speaks_rest
 from dropforge.run import Tracking
-from trainer.report.rest import DeniedError, RefusedError, Rest, reached, speaks_rest
 
 _METRICS: Final = 900  # of one request; the server takes 1000
 _TAGS: Final = 90

@@ -32,6 +32,10 @@ class AbsentError(DeniedError):
     """The server has no such call: it is older than the call."""
 
 
+class MissingError(DeniedError):
+    """There is no such run, model or tag."""
+
+
 class Rest:
     """Calls below `/api/2.0/mlflow/`, with the credentials of MLflow's own variables."""
 
@@ -50,7 +54,7 @@ class Rest:
         """The answer's JSON.
 
         :param path: below `/api/2.0/mlflow/`, with its query.
-        :raises RefusedError, DeniedError, AbsentError: as they say.
+        :raises RefusedError, DeniedError, AbsentError, MissingError: as they say.
         :raises OSError, ValueError: for what may pass by itself.
         """
         data = None if body is None else json.dumps(body).encode()
@@ -78,6 +82,8 @@ def _meaning(status: int, text: bytes) -> Exception:
         return RefusedError(said)
     if status in _NO_SUCH_CALL and code in ("", "ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED"):
         return AbsentError(said)
+    if status == 404:
+        return MissingError(said)
     if 400 <= status < 500 and status not in _PASSING:
         return DeniedError(said)
     return OSError(said)
