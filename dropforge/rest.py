@@ -48,7 +48,7 @@ class Rest:
         elif user:
             pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        self._context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
+        self._context: ssl.SSLContext | None = None
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer's JSON.
@@ -57,6 +57,8 @@ class Rest:
         :raises RefusedError, DeniedError, AbsentError, MissingError: as they say.
         :raises OSError, ValueError: for what may pass by itself.
         """
+        if self._context is None:  # here, because a path that is wrong must not end a training at its start
+            self._context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, self._headers, method=method)  # noqa: S310 - http(s)
         try:

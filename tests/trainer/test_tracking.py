@@ -38,6 +38,7 @@ class Server(ThreadingHTTPServer):
         self.open = threading.Event()
         self.open.set()
         self.asked = threading.Event()
+        self.started = 1
         self.batches: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.failed = threading.Event()
@@ -66,7 +67,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         rows = [{"key": key, "value": 1.0, "step": step} for key, step in self.server.latest.items()]
-        self.answer(200, json.dumps({"run": {"data": {"metrics": rows}}}).encode())
+        info = {"start_time": self.server.started} if self.server.started else {}
+        self.answer(200, json.dumps({"run": {"info": info, "data": {"metrics": rows}}}).encode())
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -90,11 +90,11 @@ class Tracker:
         """Leave out what an earlier attempt has logged behind this step; call it before any metric."""
         self._resumed = step
 
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Add finite values at an optimizer step."""
+    def metrics(self, values: Mapping[str, float], step: int, at: float | None = None) -> None:
+        """Add finite values at an optimizer step. :param at: when it was, in seconds since 1970; now, if not given."""
         if self._sender is None:
             return
-        now = int(time.time() * 1000)
+        now = int((time.time() if at is None else at) * 1000)
         rows = [
             {"key": key, "value": float(value), "timestamp": now, "step": step}
             for key, value in values.items()
