@@ -29,6 +29,7 @@ from dropforge.run import ExitCode, RunSpec, termination_message
 from dropforge.store import open_store, split_uri
 from trainer.report.archive import EVERY, Archive
 from trainer.report.console import warn
+from trainer.report.system import start_system_metrics
 
 _MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message and the last of the log
 _ARCHIVE: Final = 10.0  # seconds that the end waits for the store to take the rest of the log
@@ -143,14 +144,14 @@ def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Ar
     try:
         terminator.install(_grace(spec))
         archive.open(spec.root)
-        return _run(uri, spec.root, env, terminator, archive)
+        return _run(uri, spec, env, terminator, archive)
     except SystemExit:
         return Verdict(ExitCode.PREEMPTED, "asked to stop before the ranks were started")
     finally:
         terminator.over = True
 
 
-def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
+def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from trainer.compat import flight_recorder
@@ -185,6 +186,7 @@ def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, ar
             store=agent.store if place.nodes > 1 else None,
         )
         watchdog.start()
+        system = start_system_metrics(spec.tracking, env, place.node, place.nodes)
         try:
             result = agent.run()
         except SignalException:
@@ -198,6 +200,8 @@ def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, ar
             agent.signal_ranks(signal.SIGKILL)
             hung = watchdog.close()
             output.close()
+            if system is not None:
+                system.close(max(0.0, min(1.0, terminator.left() - 2 * _MARGIN)))
         ends = []
         for rank, failure in sorted(result.failures.items()):
             lines = [line for line in output.last.get(rank, ()) if line.strip()]
@@ -206,7 +210,7 @@ def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, ar
         verdict = Verdict(ExitCode.HARDWARE, hung[1], hung[0]) if hung else judge(ends, terminator.stopped)
         verdict = replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
         if verdict.code not in (ExitCode.DONE, ExitCode.PREEMPTED):
-            kept = keep_evidence(scratch, root, archive.folder, terminator.left)
+            kept = keep_evidence(scratch, spec.root, archive.folder, terminator.left)
             if kept and hung:
                 verdict = replace(verdict, message=f"{verdict.message}. Stacks: {kept}")
         return verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +29,11 @@ from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.console import Console
 from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
+from trainer.report.models import BEST, LAST, Models, make_models, shown
 from trainer.report.tracking import Tracker, make_tracker
 from trainer.state.checkpoint import Checkpoints, Seal
 from trainer.state.compare import facts as comparable
+from trainer.state.retention import best_steps
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
@@ -65,6 +68,7 @@ def train(
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
     expected = probe_loss(loss, probe)
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
+    models = make_models(spec.tracking if gang.leader else None, tracker, console.say)
     loop = Loop(
         gang=gang,
         settings=settings,
@@ -78,7 +82,7 @@ def train(
         stop=stop,
         console=console,
         tracker=tracker,
-        offer=lambda seals: offer(tracker, store, seals),
+        offer=lambda seals: offer(tracker, models, store, seals, loop.progress.evaluations),
         heart=heart,
         row_keys=prepared.row_keys,
     )
@@ -91,8 +95,12 @@ def train(
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
+            if resumed_from is not None:
+                tracker.resume(resumed_from)
             tracker.tags({"dropforge.attempt": str(attempt), "dropforge.steps": str(plan.steps), **came})
         if resumed_from is not None:
+            if gang.leader:  # the attempt before may have ended before it could tell
+                loop.offer(checkpoints.seals())
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
         loop.start()
         stop.together()
@@ -263,9 +271,16 @@ def packing_facts(plan: Plan, isolation: Isolation, loss: LossModel, prepared: P
     }
 
 
-def offer(tracker: Tracker, store: Any, seals: list[Seal]) -> None:
-    """Make the kept checkpoints visible in the MLflow run."""
-    tracker.tags({"dropforge.checkpoints": checkpoint_tag(checkpoint_rows(store, seals))})
+def offer(
+    tracker: Tracker, models: Models | None, store: Any, seals: list[Seal], evaluations: Sequence[Mapping[str, Any]]
+) -> None:
+    """Make the kept checkpoints visible in the MLflow run; returns at once."""
+    best = {f"{BEST}_checkpoint": f"step-{step}" for step in best_steps(seals, 1)}
+    last = {f"{LAST}_checkpoint": f"step-{seals[-1].step}"} if seals else {}
+    tracker.tags({"dropforge.checkpoints": checkpoint_tag(checkpoint_rows(store, seals)), **best, **last})
+    if models is not None:
+        models.show(shown(store.uri, seals, evaluations))
+    tracker.wake()
 
 
 def finish(tracker: Tracker, spec: RunSpec, attempt: int, console: Console) -> None:

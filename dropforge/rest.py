@@ -1,0 +1,104 @@
+"""MLflow's REST interface, spoken by hand: importing mlflow costs three seconds of a core."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from dropforge.run import Tracking
+
+_TIMEOUT: Final = 10.0
+_CONTENT: Final = (400, 413, 422)  # the server takes other requests, but not what is in this one
+_PASSING: Final = (408, 425, 429)
+_NO_SUCH_CALL: Final = (404, 405, 501)
+
+
+class RefusedError(Exception):
+    """The server will not take this content, now or later."""
+
+
+class DeniedError(Exception):
+    """The server takes nothing from us as things are: no right to write, or no such run. A person may mend it."""
+
+
+class AbsentError(DeniedError):
+    """The server has no such call: it is older than the call."""
+
+
+class MissingError(DeniedError):
+    """There is no such run, model or tag."""
+
+
+class Rest:
+    """Calls below `/api/2.0/mlflow/`, with the credentials of MLflow's own variables."""
+
+    def __init__(self, uri: str) -> None:
+        self._base = f"{uri.rstrip('/')}/api/2.0/mlflow/"
+        self._headers = {"Content-Type": "application/json"}
+        token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        elif user:
+            pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        self._context: ssl.SSLContext | None = None
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer's JSON.
+
+        :param path: below `/api/2.0/mlflow/`, with its query.
+        :raises RefusedError, DeniedError, AbsentError, MissingError: as they say.
+        :raises OSError, ValueError: for what may pass by itself.
+        """
+        if self._context is None:  # here, because a path that is wrong must not end a training at its start
+            self._context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._base + path, data, self._headers, method=method)  # noqa: S310 - http(s)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _meaning(error.code, error.read(2000)) from None
+        found = json.loads(text or b"{}")
+        if not isinstance(found, dict):
+            raise ValueError(f"{path} is answered by no JSON object")
+        return found
+
+
+def _meaning(status: int, text: bytes) -> Exception:
+    try:
+        told = json.loads(text)
+        code, message = str(told["error_code"]), str(told.get("message", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        code, message = "", text.decode(errors="replace")
+    said = f"HTTP {status}: {' '.join(message.split())[:200]}"
+    if status in _CONTENT:
+        return RefusedError(said)
+    if status in _NO_SUCH_CALL and code in ("", "ENDPOINT_NOT_FOUND", "NOT_IMPLEMENTED"):
+        return AbsentError(said)
+    if status == 404:
+        return MissingError(said)
+    if 400 <= status < 500 and status not in _PASSING:
+        return DeniedError(said)
+    return OSError(said)
+
+
+def reached(tracking: Tracking) -> Tracking:
+    """The run at the address that this process has: `MLFLOW_TRACKING_URI` wins over the one in `run.json`.
+
+    A pod may reach the server by another address than the DAG.
+    """
+    return replace(tracking, uri=os.environ.get("MLFLOW_TRACKING_URI") or tracking.uri)
+
+
+def speaks_rest(uri: str) -> bool:
+    """Whether `Rest` can reach the address; others, and logins of MLflow's plugins, need MLflow's own client."""
+    return uri.startswith(("http://", "https://")) and not os.environ.get("MLFLOW_TRACKING_AUTH")
