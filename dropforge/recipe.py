@@ -122,6 +122,9 @@ class Train(Section):
     """Tokens per packed sequence."""
     packing: Literal["auto", "off"] = "auto"
     """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
+    """Attention's implementation; `auto` takes the model's own if it computes what eager attention does. The last two
+    need a GPU. What is named is what runs, or it is an error."""
     tokens_per_step: int | None = Field(default=None, ge=16, le=LARGEST)
     """Tokens in one optimizer step over all ranks, a multiple of `sequence_length`; about 4096 if not given."""
     rows_per_step: int | None = Field(default=None, ge=1, le=LARGEST)

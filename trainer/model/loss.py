@@ -7,6 +7,7 @@ so a check at the start compares them with the model's own loss and logits, and 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final, Literal
 
 import torch
@@ -27,22 +28,50 @@ class LossModel(nn.Module):
 
     :param packed: whether rows hold several documents, kept apart by their positions.
     :param bf16: arithmetic of the forward pass; the loss itself is computed in fp32.
+    :param masked: whether packed documents are kept apart by own masks as well, made from the positions.
     """
 
-    def __init__(self, model: Any, packed: bool, bf16: bool = False, way: Way = "own") -> None:
+    def __init__(self, model: Any, packed: bool, bf16: bool = False, way: Way = "own", *, masked: bool = False) -> None:
         super().__init__()
         self.model = model
         self.packed = packed
+        self.masked = packed and masked
         self.bf16 = bf16
         self.way: Way = way
         self._fused = fused_cross_entropy()
 
+    def place(self) -> tuple[torch.device, int]:
+        """Where inputs go, and the rows of the embedding."""
+        weight = self.model.get_input_embeddings().weight
+        return weight.device, weight.shape[0]
+
     def _inputs(self, ids: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
         # A cache makes models ignore that positions begin anew; a mask of ones hides the packing from them.
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
-        return inputs | {"position_ids": positions} if self.packed else inputs
+        if self.packed and takes_positions(self.model):
+            inputs["position_ids"] = positions
+        if self.masked:
+            inputs["attention_mask"] = block_causal(positions, self._attention() != "sdpa")
+        return inputs
 
-    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def _attention(self) -> str:
+        return str(self.model.config.get_text_config()._attn_implementation)
+
+    def _rows(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows as the model takes them, without the padding that goes beyond its context."""
+        context = getattr(self.model.config, "max_position_embeddings", None)
+        width = ids.shape[1]
+        if isinstance(context, int) and width > context:  # rounded up; documents do not reach so far
+            places = places // width * context + places % width
+            ids, positions = ids[:, :context].contiguous(), positions[:, :context].contiguous()
+        if self.packed and self._attention().startswith("flash"):
+            # Its kernels for documents of many lengths take one row; each row begins a document, and so stays apart.
+            ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
+        return ids, positions, places
+
+    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """(N, H) hidden states at `places`."""
         states = _decoder(self.model)(**self._inputs(ids, positions))[0]
         return states.reshape(-1, states.shape[-1])[places]  # type: ignore[no-any-return]
@@ -52,25 +81,34 @@ class LossModel(nn.Module):
 
         For callers from outside: FSDP gathers weights around it as around `forward`, which must not do so twice.
         """
-        return self._logits(ids, positions, places)
+        return self._logits(*self._rows(ids, positions, places))
 
     def _logits(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         with self._arithmetic(ids):
-            if self.way == "own":
+            if self.way != "own":
+                found = self.model.get_output_embeddings()(self._hidden(ids, positions, places))
+            elif not len(places) or "logits_to_keep" not in inspect.signature(self.model.forward).parameters:
                 whole = self.model(**self._inputs(ids, positions)).logits
                 found = whole.reshape(-1, whole.shape[-1])[places]
-            else:
-                found = self.model.get_output_embeddings()(self.hidden(ids, positions, places))
+            else:  # whole logits take more memory than all the rest where the vocabulary is wide
+                width = ids.shape[1]
+                columns = torch.unique(places % width)
+                some = self.model(**self._inputs(ids, positions), logits_to_keep=columns).logits
+                if some.shape[1] != len(columns):
+                    raise ValueError("it gives other logits than those asked for")
+                index = places // width * len(columns) + torch.searchsorted(columns, places % width)
+                found = some.reshape(-1, some.shape[-1])[index]
         return found.float()  # type: ignore[no-any-return]
 
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
         """Sum of the loss over the targets, fp32; 0 without targets, and still a function of every weight."""
+        ids, positions, places = self._rows(ids, positions, places)
         if self.way == "fused":
             head = self.model.get_output_embeddings()
             with self._arithmetic(ids):
-                hidden = self.hidden(ids, positions, places)
+                hidden = self._hidden(ids, positions, places)
             if len(targets) and self._fused is not None:
                 return self._fused(hidden.float(), head.weight, targets, head.bias)  # type: ignore[no-any-return]
             return head(hidden).sum()  # type: ignore[no-any-return]
@@ -136,9 +174,25 @@ def shortened(batch: Batch) -> Batch:
     )
 
 
-def loss_model(model: Any, packed: bool, bf16: bool) -> LossModel:
-    """Wrap a model; positions are given only to models that know them."""
-    return LossModel(model, packed and takes_positions(model), bf16)
+def loss_model(model: Any, packed: bool, bf16: bool, masked: bool = False) -> LossModel:
+    """Wrap a model; rows are packed only if something keeps their documents apart."""
+    return LossModel(model, packed and (masked or takes_positions(model)), bf16, masked=masked)
+
+
+def block_causal(positions: torch.Tensor, additive: bool) -> torch.Tensor:
+    """A mask that keeps the documents of packed rows apart, and each token from those after it.
+
+    :param positions: (B, L); a document begins where they are 0.
+    :param additive: for attention that adds the mask to its scores, where True would be a 1: 0 and the lowest fp32.
+    :returns: (B, 1, L, L), True or 0 where a token (third dimension) sees another (fourth).
+    """
+    documents = (positions == 0).cumsum(-1)
+    length = positions.shape[1]
+    earlier = torch.ones(length, length, dtype=torch.bool, device=positions.device).tril()
+    seen = (documents[:, None, :, None] == documents[:, None, None, :]) & earlier
+    if not additive:
+        return seen
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
 
 
 def _decoder(model: Any) -> Any:

@@ -15,6 +15,7 @@ SAFE: Final = (
     "data.*",
     "promote.*",
     "train.micro_batch",
+    "train.attention",
     "train.eval_every",
     "train.checkpoint_every",
     "train.keep_*",
