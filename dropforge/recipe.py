@@ -161,6 +161,8 @@ class Train(Section):
     """Seed of weights, order and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward; master weights are fp32 either way."""
+    deterministic: bool = False
+    """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are so without it."""
     loss_on: Literal["answers", "all"] = "answers"
     """Tokens that count in conversations: the assistant's, or all."""
     log_every: Count | Minutes | None = None

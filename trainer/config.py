@@ -87,6 +87,7 @@ class Train:
     clip: float
     seed: int
     precision: Literal["fp32", "bf16"]
+    deterministic: bool
     loss_on: Literal["answers", "all"]
     log_every: int | str | None
     eval_every: int | str
@@ -168,6 +169,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("train.attention", f"`{train.attention}` needs a GPU, and `compute.gpus` is 0")
     if train.attention == "flash_attention_2" and train.precision != "bf16":
         raise _bad("train.attention", f"`{train.attention}` needs `train.precision: bf16`")
+    if train.attention == "flex_attention" and train.deterministic:
+        raise _bad("train.attention", f"`{train.attention}` is not known to be deterministic")
     if settings.shard_group is not None and settings.parallel != "hybrid":
         raise _bad("compute.shard_group", "only `compute.parallel: hybrid` has groups")
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):

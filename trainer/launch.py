@@ -143,17 +143,18 @@ def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Ar
     try:
         terminator.install(_grace(spec))
         archive.open(spec.root)
-        return _run(uri, spec.root, env, terminator, archive)
+        return _run(uri, spec, env, terminator, archive)
     except SystemExit:
         return Verdict(ExitCode.PREEMPTED, "asked to stop before the ranks were started")
     finally:
         terminator.over = True
 
 
-def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
+def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from trainer.compat import flight_recorder
+    from trainer.model.deterministic import environment
     from trainer.node.agent import Output, make_agent, place_from_env
     from trainer.node.heart import STACK_SIGNAL
     from trainer.node.machine import available_cores
@@ -169,7 +170,7 @@ def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, ar
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        for key, value in flight_recorder(name).items():
+        for key, value in {**flight_recorder(name), **environment(spec.recipe)}.items():
             os.environ.setdefault(key, value)
         output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]
@@ -206,7 +207,7 @@ def _run(uri: str, root: str, env: Mapping[str, str], terminator: Terminator, ar
         verdict = Verdict(ExitCode.HARDWARE, hung[1], hung[0]) if hung else judge(ends, terminator.stopped)
         verdict = replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
         if verdict.code not in (ExitCode.DONE, ExitCode.PREEMPTED):
-            kept = keep_evidence(scratch, root, archive.folder, terminator.left)
+            kept = keep_evidence(scratch, spec.root, archive.folder, terminator.left)
             if kept and hung:
                 verdict = replace(verdict, message=f"{verdict.message}. Stacks: {kept}")
         return verdict

@@ -173,6 +173,7 @@ def examine(built: Built, settings: Settings) -> Attention:
         precision=train.precision,
         length=reach(built, settings),
         pack=train.packing != "off",
+        deterministic=train.deterministic,
     )
 
 

@@ -143,6 +143,8 @@ def _check_attention(recipe: Recipe) -> None:
         raise RecipeError(key, f"`{name}` needs a GPU, and `compute.gpus` is 0", "Use `auto`, or ask for GPUs")
     if name == "flash_attention_2" and recipe.train.precision != "bf16":
         raise RecipeError(key, f"`{name}` has no fp32", "Set `train.precision: bf16`, or use `auto`")
+    if name == "flex_attention" and recipe.train.deterministic:
+        raise RecipeError(key, f"`{name}` is not known to be deterministic", "Use `auto`, or `deterministic: false`")
 
 
 def _check_parallel(recipe: Recipe) -> None:

@@ -16,6 +16,7 @@ SAFE: Final = (
     "promote.*",
     "train.micro_batch",
     "train.attention",
+    "train.deterministic",
     "train.eval_every",
     "train.checkpoint_every",
     "train.keep_*",
