@@ -28,7 +28,7 @@ from trainer.model.build import (
     make_scratch,
 )
 from trainer.model.export import ExportError, export_model
-from trainer.model.loss import LossModel, choose_way, loss_model, shortened
+from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
@@ -77,6 +77,8 @@ def train(
     snapshot = choose_checkpoint(checkpoints, gang)
     resumed_from = snapshot.step if snapshot else None
     expected = probe_loss(loss, probe)
+    if settings.base.scratch is not None:  # a checkpoint's weights come later
+        check_first_loss(expected, len(probe.targets), loss.place()[1])
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
     loop = Loop(
         gang=gang,

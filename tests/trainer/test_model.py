@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dropforge.errors import RecipeError
+from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import Lora, Scratch, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
@@ -26,7 +26,7 @@ from trainer.model.build import (
     make_scratch,
 )
 from trainer.model.isolation import Isolation, check_isolation, document_lengths, widest_window
-from trainer.model.loss import LossModel, choose_way, loss_model, shortened
+from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 
 from .toy import recipe
 
@@ -280,6 +280,29 @@ def test_every_architecture_from_a_config_packs_and_trains(architecture: Any) ->
     assert all(torch.equal(*pair) for pair in zip(first.model.parameters(), again.model.parameters(), strict=True))
     assert isolated(first.model, 64).packs
     assert all(weight.dtype == torch.float32 for _, weight in first.trainable())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("hidden", [32, 512])
+def test_a_new_model_guesses_and_a_broken_one_is_refused(architecture: Any, hidden: int) -> None:
+    scratch = Scratch(architecture, hidden_size=hidden, layers=2, heads=2, vocab_size=320, context=64)
+    model = make_scratch(scratch, {token: index for index, token in enumerate(SPECIAL)}, 5).model
+    loss, batch = loss_model(model, True, False).eval(), make_batch(tokens([40, 21]), [np.array([0, 1])], 0)
+
+    def check() -> None:
+        check_first_loss(float(loss_of(loss, batch).detach()), len(batch.targets), 320)
+
+    check()
+    head = model.get_output_embeddings().weight
+    made = head.detach().clone()
+    for broken in (made * 40, torch.full_like(made, float("nan"))):
+        with torch.no_grad():
+            head.copy_(broken)
+        with pytest.raises(DropforgeError, match=r"a guess among 320 tokens has 5\.768"):
+            check()
+    with pytest.raises(DropforgeError):  # the labels are the ids themselves
+        check_first_loss(1.2 * len(batch.targets), len(batch.targets), 320)
+    check_first_loss(0.0, 0, 320)  # nothing to look at
 
 
 def test_adapters_are_fp32_equal_on_all_ranks_and_get_gradients_with_frozen_embeddings() -> None:
