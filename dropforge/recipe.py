@@ -126,6 +126,9 @@ class Train(Section):
     """Tokens per packed sequence."""
     packing: Literal["auto", "off"] = "auto"
     """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
+    """Attention's implementation; `auto` takes the model's own if it computes what eager attention does. The last two
+    need a GPU. What is named is what runs, or it is an error."""
     tokens_per_step: int | None = Field(default=None, ge=16, le=LARGEST)
     """Tokens in one optimizer step over all ranks, a multiple of `sequence_length`; about 4096 if not given."""
     rows_per_step: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -162,6 +165,8 @@ class Train(Section):
     """Seed of weights, order and dropout."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward; master weights are fp32 either way."""
+    deterministic: bool = False
+    """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are so without it."""
     loss_on: Literal["answers", "all"] = "answers"
     """Tokens that count in conversations: the assistant's, or all."""
     log_every: Count | Minutes | None = None

@@ -19,6 +19,7 @@ MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
+AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Train:
     lora: Lora
     sequence_length: int
     packing: Literal["auto", "off"]
+    attention: AttentionName
     tokens_per_step: int | None
     rows_per_step: int | None
     micro_batch: int
@@ -86,6 +88,7 @@ class Train:
     clip: float
     seed: int
     precision: Literal["fp32", "bf16"]
+    deterministic: bool
     loss_on: Literal["answers", "all"]
     log_every: int | str | None
     eval_every: int | str
@@ -166,6 +169,12 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         if base.scratch.context < train.sequence_length:
             raise _bad("train.sequence_length", f"it is longer than the model's context of {base.scratch.context}")
     _check_train(train)
+    if train.attention in ("flash_attention_2", "flex_attention") and not settings.gpus:
+        raise _bad("train.attention", f"`{train.attention}` needs a GPU, and `compute.gpus` is 0")
+    if train.attention == "flash_attention_2" and train.precision != "bf16":
+        raise _bad("train.attention", f"`{train.attention}` needs `train.precision: bf16`")
+    if train.attention == "flex_attention" and train.deterministic:
+        raise _bad("train.attention", f"`{train.attention}` is not known to be deterministic")
     if settings.shard_group is not None and settings.parallel != "hybrid":
         raise _bad("compute.shard_group", "only `compute.parallel: hybrid` has groups")
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):

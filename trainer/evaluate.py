@@ -127,7 +127,9 @@ def measure_model(
     if not len(tokens):
         raise RecipeError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
     check_vocabulary(built.model, int(tokens.ids.max()))
-    loss = loss_model(built.model, examine(built, settings).packs, False)
+    # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
+    attention = examine(built, replace(settings, train=replace(settings.train, attention="auto")))
+    loss = loss_model(built.model, attention.packs, False, attention.masked)
     pad = pad_id(tokenizer)
     choose_way(loss, make_batch(tokens, [np.zeros(1, np.int64)], pad).to(gang.device))
 

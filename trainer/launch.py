@@ -155,6 +155,7 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from trainer.compat import flight_recorder
+    from trainer.model.deterministic import environment
     from trainer.node.agent import Output, make_agent, place_from_env
     from trainer.node.heart import STACK_SIGNAL
     from trainer.node.machine import available_cores
@@ -170,7 +171,7 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        for key, value in flight_recorder(name).items():
+        for key, value in {**flight_recorder(name), **environment(spec.recipe)}.items():
             os.environ.setdefault(key, value)
         output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]

@@ -42,9 +42,12 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
             first = os.environ.get("RANK", "0") == "0"
             prepare(spec, settings, scratch, stop.check, console.phase, first=first)
         from trainer.gang import gang_from_env, set_threads
+        from trainer.model.deterministic import enable
         from trainer.training import train
 
         quiet_libraries()
+        if settings.train.deterministic:
+            enable()
         gang = gang_from_env(settings.gpus)
         set_threads(gang.local_world)
         train(spec, settings, gang, scratch, stop, console, heart or Heart())

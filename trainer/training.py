@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +19,18 @@ from trainer.data.plan import Plan
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
-from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
+from trainer.model.attention import Attention, agree_packing, choose
+from trainer.model.build import (
+    Built,
+    add_adapters,
+    check_context,
+    check_router,
+    check_vocabulary,
+    load_model,
+    make_scratch,
+)
 from trainer.model.export import ExportError, export_model
-from trainer.model.isolation import Isolation, check_isolation
-from trainer.model.loss import LossModel, choose_way, loss_model, shortened
+from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
@@ -50,23 +57,29 @@ def train(
     prepared = await_prepared(settings, spec, scratch, stop.check)
     console.phase("building the model")
     built = build(settings, prepared, gang)
-    isolation = examine(built, settings)
-    plan = make_plan(settings, prepared, isolation.packs, width(built))
-    console.steps = plan.steps
-    pad = pad_id(prepared.tokenizer)
-    probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
-    loss = loss_model(built.model, isolation.packs, settings.train.precision == "bf16")
-    choose_way(loss, probe)
-    describe(console, built, plan, isolation, loss, prepared)
+    attention = examine(built, settings)
+    plan = make_plan(settings, prepared, attention.packs, width(built))
     stop.check()
 
     gang.connect()
+    agreed = agree_packing(gang, attention)
+    if agreed.packs is not attention.packs:
+        plan = make_plan(settings, prepared, agreed.packs, width(built))
+    attention = agreed
+    console.steps = plan.steps
+    pad = pad_id(prepared.tokenizer)
+    probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
+    loss = loss_model(built.model, attention.packs, settings.train.precision == "bf16", attention.masked)
+    choose_way(loss, probe)
+    describe(console, built, plan, attention, loss, prepared)
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     store = open_store(spec.root)
     check_shared(store, gang)
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
     expected = probe_loss(loss, probe)
+    if settings.base.scratch is not None:  # a checkpoint's weights come later
+        check_first_loss(expected, len(probe.targets), loss.place()[1])
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
     models = make_models(spec.tracking if gang.leader else None, tracker, console.say)
     loop = Loop(
@@ -87,6 +100,7 @@ def train(
         row_keys=prepared.row_keys,
     )
     loop.wrapped.prove(probe, expected)
+    proven = loop.wrapped.prove_isolation(reach(built, settings))
     if gang.world > 1:
         console.say("distribution: " + ", ".join(f"{key} {value}" for key, value in loop.wrapped.ran().items()))
     attempt = 0
@@ -123,7 +137,7 @@ def train(
                 gang,
                 resumed_from=resumed_from,
                 figures=loop.report(),
-                packing=packing_facts(plan, isolation, loss, prepared),
+                packing=packing_facts(plan, attention, proven, loss, prepared),
                 seals=checkpoints.seals(),
                 model=exported,
             )
@@ -144,6 +158,7 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
     else:
         model = load_model(prepared.base, settings.base.revision)
         check_context(model, settings.train.sequence_length)
+        check_router(model)
         built = (
             add_adapters(model, settings.train.lora, settings.train.seed)
             if settings.train.method == "lora"
@@ -156,12 +171,23 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
     return built
 
 
-def examine(built: Built, settings: Settings) -> Isolation:
-    """Whether this run packs: the recipe must allow it and the model must prove it."""
-    if settings.train.packing == "off":
-        return Isolation(False, 0.0, "the recipe says so")
+def examine(built: Built, settings: Settings) -> Attention:
+    """How this run attends and whether it packs: the recipe must allow it and the model must prove it."""
+    train = settings.train
+    return choose(
+        built.model,
+        asked=train.attention,
+        precision=train.precision,
+        length=reach(built, settings),
+        pack=train.packing != "off",
+        deterministic=train.deterministic,
+    )
+
+
+def reach(built: Built, settings: Settings) -> int:
+    """Longest row in tokens that the model takes."""
     limit = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
-    return check_isolation(built.model, min(settings.train.sequence_length, limit))
+    return int(min(settings.train.sequence_length, limit))
 
 
 def width(built: Built) -> int | None:
@@ -228,7 +254,7 @@ def agree(gang: Gang, facts: dict[str, str]) -> None:
 
 
 def describe(
-    console: Console, built: Built, plan: Plan, isolation: Isolation, loss: LossModel, prepared: Prepared
+    console: Console, built: Built, plan: Plan, attention: Attention, loss: LossModel, prepared: Prepared
 ) -> None:
     """Say what will be done, before it is done."""
     count = sum(weight.numel() for _, weight in built.trainable())
@@ -237,7 +263,9 @@ def describe(
         f"{count:,} trainable weights; {facts['rows']} rows, {facts['documents']} documents, {facts['tokens']} tokens, "
         f"{facts['targets']} of them targets; {plan.steps} steps of {plan.rows} rows of {plan.size} tokens"
     )
-    if isolation.packs:
+    console.say(f"attention: {attention}")
+    isolation = attention.isolation
+    if attention.packs:
         console.say(
             f"packing: {plan.filled():.1%} of the places hold tokens; documents do not see each other "
             f"(largest difference {isolation.difference:.1e}); loss: {loss.way}"
@@ -260,9 +288,12 @@ def describe(
             console.say(f"{facts[key]} {text}")
 
 
-def packing_facts(plan: Plan, isolation: Isolation, loss: LossModel, prepared: Prepared) -> dict[str, Any]:
+def packing_facts(
+    plan: Plan, attention: Attention, proven: float | None, loss: LossModel, prepared: Prepared
+) -> dict[str, Any]:
     return {
-        **{key: value for key, value in asdict(isolation).items() if value != float("inf")},
+        **attention.plain(),
+        "difference_in_training": proven,
         "filled": round(plan.filled(), 4),
         "packs_per_epoch": plan.packs_per_epoch,
         "loss": loss.way,

@@ -51,6 +51,7 @@ def check_combinations(recipe: Recipe) -> None:
     if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
     check_train(recipe)
+    _check_attention(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
             "recipe key `compute.processes_per_node`",
@@ -133,6 +134,17 @@ def check_train(recipe: Recipe) -> None:
             "the base model would be measured on fewer rows than the candidate that must beat it",
             "Set `promote.better_than_base: false`, or limit `evaluate.max_rows` instead",
         )
+
+
+def _check_attention(recipe: Recipe) -> None:
+    """:raises RecipeError: if the named implementation cannot run on what the recipe asks for."""
+    key, name = "recipe key `train.attention`", recipe.train.attention
+    if name in ("flash_attention_2", "flex_attention") and not recipe.compute.gpus:
+        raise RecipeError(key, f"`{name}` needs a GPU, and `compute.gpus` is 0", "Use `auto`, or ask for GPUs")
+    if name == "flash_attention_2" and recipe.train.precision != "bf16":
+        raise RecipeError(key, f"`{name}` has no fp32", "Set `train.precision: bf16`, or use `auto`")
+    if name == "flex_attention" and recipe.train.deterministic:
+        raise RecipeError(key, f"`{name}` is not known to be deterministic", "Use `auto`, or `deterministic: false`")
 
 
 def _check_parallel(recipe: Recipe) -> None:

@@ -69,6 +69,9 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("evaluate.max_rows", 0),
         ("compute.parallel", "zero"),
         ("compute.shard_group", 2),
+        ("train.attention", "flash_attention_2"),
+        ("train.attention", "paged"),
+        ("train.deterministic", "yes"),
         ("train", None),
     ],
 )

@@ -154,7 +154,8 @@ def resume(uri: str) -> str:
 
 @pytest.mark.dist
 def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path: Path) -> None:
-    text = finish(start(toy.run("one"), 1, **ONE))
+    uri = toy.run("one", train={"deterministic": True})
+    text = finish(start(uri, 1, **ONE))
     report = json.loads(toy.files("one").get("report.json"))
     assert report["status"] == "succeeded"
     assert report["steps"] == 12
@@ -169,7 +170,18 @@ def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path
     assert "lm_head.weight" not in weights  # tied weights are written once
     printed = [line if line.startswith("[rank 0] ") else f"[rank 0] {line}" for line in text.splitlines()]
     assert sorted(kept(toy, "one")) == sorted(printed)  # stdout and stderr are two pipes
-    assert "already done" in resume(toy.run("one"))  # a retry after success trains nothing
+    assert report["determinism"] == {
+        "deterministic": True,
+        "cublas_workspace": ":4096:8",  # from the launcher: a rank must have it before its first work on a GPU
+        "cudnn_deterministic": True,
+        "cudnn_benchmark": False,
+        "attention_backends": ["flash", "math"],
+    }
+    assert report["packing"]["attention"] == report["distribution"]["attention"] == "sdpa"
+    assert report["packing"]["by"] == "positions"
+    assert report["packing"]["difference_in_training"] <= 1e-4
+    assert "attention: sdpa, " in text
+    assert "already done" in resume(uri)  # a retry after success trains nothing
 
 
 @pytest.mark.dist

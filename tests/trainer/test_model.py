@@ -10,15 +10,23 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dropforge.errors import RecipeError
+from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import Lora, Scratch, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
 from trainer.data.tokens import Tokens
 from trainer.loop.optim import decays, make_optimizer
-from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, load_model, make_scratch
-from trainer.model.isolation import check_isolation, document_lengths, widest_window
-from trainer.model.loss import LossModel, choose_way, loss_model, shortened
+from trainer.model.build import (
+    Built,
+    add_adapters,
+    check_context,
+    check_router,
+    check_vocabulary,
+    load_model,
+    make_scratch,
+)
+from trainer.model.isolation import Isolation, check_isolation, document_lengths, widest_window
+from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 
 from .toy import recipe
 
@@ -37,14 +45,21 @@ SMALL = {
 
 
 def small(kind: str, **more: Any) -> Any:
+    width = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+    gemma = {**SMALL, "head_dim": 8, "query_pre_attn_scalar": 8}
+    kinds = {"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0], "moe_layers": []}
     own: dict[str, dict[str, Any]] = {
         "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 97},
-        "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-                "vocab_size": 97, "word_embed_proj_dim": 32},
+        "opt": {**width, "ffn_dim": 48, "word_embed_proj_dim": 32},
         "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97},
-        "gemma2": {**SMALL, "head_dim": 8, "query_pre_attn_scalar": 8, "attn_implementation": "eager"},
+        "falcon": {**width, "alibi": True, "new_decoder_architecture": False},
+        "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 97, "max_seq_len": 128},
+        "gemma2": gemma,
+        "gemma3_text": {**gemma, "layer_types": ["sliding_attention", "full_attention"]},
+        "qwen3": {**SMALL, "head_dim": 8},
+        "llama4_text": {**SMALL, **kinds, "head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48},
         "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 97, "state_size": 4},
-    }  # fmt: skip
+    }
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**own.get(kind, SMALL), **more})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -65,6 +80,10 @@ def tokens(lengths: list[int], seed: int = 0, untrained: tuple[int, ...] = ()) -
     return Tokens(ids, trained, offsets, np.arange(len(lengths)), {"rows": len(lengths)})
 
 
+def isolated(model: Any, length: int) -> Isolation:
+    return check_isolation(LossModel(model, True), length)
+
+
 def loss_of(loss: LossModel, batch: Any) -> torch.Tensor:
     return loss(batch.ids, batch.positions, batch.places, batch.targets)
 
@@ -72,13 +91,13 @@ def loss_of(loss: LossModel, batch: Any) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral", "gpt2", "gemma2"])
 def test_models_that_keep_documents_apart_may_pack(kind: str) -> None:
     more = {"sliding_window": 16} if kind in ("mistral", "gemma2") else {}
-    found = check_isolation(small(kind, **more), 96)
+    found = isolated(small(kind, **more), 96)
     assert found.packs, found.reason
 
 
 @pytest.mark.parametrize("kind", ["opt", "bloom", "mamba"])
 def test_models_that_leak_or_cannot_tell_are_refused(kind: str) -> None:
-    found = check_isolation(small(kind), 96)
+    found = isolated(small(kind), 96)
     assert not found.packs
     assert found.reason
 
@@ -87,7 +106,7 @@ def test_a_model_that_ignores_boundaries_is_refused() -> None:
     """A recurrence behind an ordinary forward that takes position ids and does nothing with them."""
     model = small("llama")
     model.model.layers[0].self_attn.forward = _running_mean(model.model.layers[0].self_attn)
-    found = check_isolation(model, 96)
+    found = isolated(model, 96)
     assert not found.packs
     assert "see each other" in found.reason
 
@@ -107,7 +126,7 @@ def test_a_dropped_sliding_window_would_be_seen() -> None:
     wide = small("mistral", sliding_window=None)
     narrow_logits, wide_logits = (item(input_ids=batch.ids, use_cache=False).logits for item in (model, wide))
     assert (narrow_logits - wide_logits).abs().max() > 1e-3
-    assert check_isolation(model, 96).packs
+    assert isolated(model, 96).packs
 
 
 @pytest.mark.parametrize(("window", "length"), [(16, 96), (16, 25), (60, 100), (80, 96), (80, 8192)])
@@ -133,7 +152,7 @@ def test_the_check_computes_no_whole_logits() -> None:
     model.model.register_forward_pre_hook(
         lambda _, __, named: reached.append(int(named["position_ids"].max())), with_kwargs=True
     )
-    assert check_isolation(model, 512).packs
+    assert isolated(model, 512).packs
     assert max(places) <= 128
     assert max(reached) > 200
 
@@ -147,7 +166,7 @@ def test_out_of_memory_is_no_reason_against_packing(error: Exception) -> None:
 
     model.lm_head.forward = fail
     with pytest.raises(type(error)):
-        check_isolation(model, 96)
+        isolated(model, 96)
 
 
 def test_the_loss_is_chosen_on_a_few_tokens_with_targets() -> None:
@@ -259,8 +278,31 @@ def test_every_architecture_from_a_config_packs_and_trains(architecture: Any) ->
     special = {token: index for index, token in enumerate(SPECIAL)}
     first, again = make_scratch(scratch, special, 5), make_scratch(scratch, special, 5)
     assert all(torch.equal(*pair) for pair in zip(first.model.parameters(), again.model.parameters(), strict=True))
-    assert check_isolation(first.model, 64).packs
+    assert isolated(first.model, 64).packs
     assert all(weight.dtype == torch.float32 for _, weight in first.trainable())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("hidden", [32, 512])
+def test_a_new_model_guesses_and_a_broken_one_is_refused(architecture: Any, hidden: int) -> None:
+    scratch = Scratch(architecture, hidden_size=hidden, layers=2, heads=2, vocab_size=320, context=64)
+    model = make_scratch(scratch, {token: index for index, token in enumerate(SPECIAL)}, 5).model
+    loss, batch = loss_model(model, True, False).eval(), make_batch(tokens([40, 21]), [np.array([0, 1])], 0)
+
+    def check() -> None:
+        check_first_loss(float(loss_of(loss, batch).detach()), len(batch.targets), 320)
+
+    check()
+    head = model.get_output_embeddings().weight
+    made = head.detach().clone()
+    for broken in (made * 40, torch.full_like(made, float("nan"))):
+        with torch.no_grad():
+            head.copy_(broken)
+        with pytest.raises(DropforgeError, match=r"a guess among 320 tokens has 5\.768"):
+            check()
+    with pytest.raises(DropforgeError):  # the labels are the ids themselves
+        check_first_loss(1.2 * len(batch.targets), len(batch.targets), 320)
+    check_first_loss(0.0, 0, 320)  # nothing to look at
 
 
 def test_adapters_are_fp32_equal_on_all_ranks_and_get_gradients_with_frozen_embeddings() -> None:
@@ -301,6 +343,13 @@ def test_rows_longer_than_the_context_of_a_loaded_model_are_refused() -> None:
     check_context(model, 64)
     with pytest.raises(RecipeError, match="longer than the base model's context of 64"):
         check_context(model, 65)
+
+
+def test_a_loss_of_the_router_is_refused_because_it_is_no_sum() -> None:
+    check_router(small("mixtral", num_local_experts=2))
+    model = small("mixtral", num_local_experts=2, output_router_logits=True, router_aux_loss_coef=0.1)
+    with pytest.raises(RecipeError, match="output_router_logits"):
+        check_router(model)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Any) -> None:

@@ -233,3 +233,31 @@ def loss_of_written(gang: Gang, stage: Stage, folder: str) -> float:
     found = measure(loss, prepared.eval, gang, size=64, micro=4, pad=0)
     assert found is not None
     return found.loss
+
+
+def proven(gang: Gang, stage: Stage, leaks: bool) -> tuple[float | None, dict[str, Any]]:
+    """Isolation of the model as it is trained; with a leak on the last rank alone, which the others must hear of."""
+    loop = make_loop(gang, stage, stage.settings.train.packing != "off")
+    if leaks and gang.rank == gang.world - 1:
+        loop.loss._inputs = lambda ids, positions: {"input_ids": ids, "use_cache": False}  # type: ignore[method-assign]
+    return loop.wrapped.prove_isolation(64), loop.wrapped.ran()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("mode", "precision"), [("fsdp", "bf16"), ("fsdp", "fp32"), ("ddp", "bf16")])
+def test_packed_documents_are_apart_in_what_trains(ranks: Ranks, stage: Stage, mode: str, precision: str) -> None:
+    shared = stage.change(parallel=mode, precision=precision)
+    for difference, ran in ranks(proven, 2, shared, False):
+        assert difference <= (5e-2 if precision == "bf16" else 1e-4)
+        assert difference > 0 or precision == "fp32"  # it was the trained arithmetic that was looked at
+        assert (ran["attention"], ran["packing"]) == ("sdpa", "positions")
+    with pytest.raises(RanksError, match=r"on rank 1 packed documents see each other.*packing: off") as caught:
+        ranks(proven, 2, shared, True)
+    assert [type(error) for error in caught.value.errors.values()] == [ShardingError] * 2
+
+
+@pytest.mark.dist
+def test_padded_rows_have_nothing_to_prove(ranks: Ranks, stage: Stage) -> None:
+    [(difference, ran)] = ranks(proven, 1, stage.change(packing="off"), False)
+    assert difference is None
+    assert ran["packing"] == "padded"

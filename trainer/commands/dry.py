@@ -18,8 +18,8 @@ from dropforge.store import open_store
 from trainer.config import Settings
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL
-from trainer.model.build import Built, add_adapters, check_context, check_vocabulary, scratch_config
-from trainer.model.isolation import Isolation
+from trainer.model.attention import ON_GPU, Attention
+from trainer.model.build import Built, add_adapters, check_context, check_router, check_vocabulary, scratch_config
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
 from trainer.training import examine, make_plan
 
@@ -35,7 +35,7 @@ class Rehearsal:
 
     prepared: Prepared
     plan: Plan
-    isolation: Isolation
+    attention: Attention
     layers: int
     parameters: int
     trained: int
@@ -64,14 +64,18 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     parameters, trained = count_weights(config, settings)
     small, layers = _shortened(config)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
+    check_router(small)
     check_context(small, settings.train.sequence_length)
     check_vocabulary(small, largest)
-    isolation = examine(Built(small), settings)
-    plan = make_plan(settings, prepared, isolation.packs)
+    asked = settings.train.attention
+    if asked in ON_GPU:  # none is needed here; what the model's own attention packs, these are tried with at the start
+        settings = replace(settings, train=replace(settings.train, attention="auto"))
+    attention = examine(Built(small), settings)
+    plan = make_plan(settings, prepared, attention.packs)
     folder = scratch / "config"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))
-    return Rehearsal(prepared, plan, isolation, layers, parameters, trained, folder)
+    return Rehearsal(prepared, plan, attention, layers, parameters, trained, folder)
 
 
 def _config(settings: Settings, prepared: Prepared) -> Any:

@@ -182,7 +182,7 @@ def _of_step(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         "steps": plan.steps,
         "rows_there": len(packs),
         "start": arguments.start,
-        "notes": [] if plan.packed else [f"rows hold one document each: {made.isolation.reason}"],
+        "notes": [] if plan.packed else [f"rows hold one document each: {made.attention.isolation.reason}"],
         "packed": packed,
     }
 

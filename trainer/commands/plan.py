@@ -153,7 +153,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
     from trainer.loop.batching import solve
     from trainer.loop.schedule import learning_rate
 
-    train, plan = settings.train, made.plan
+    train, plan, isolation = settings.train, made.plan, made.attention.isolation
     first, last = plan.step(0), plan.step(plan.steps - 1)
     micro_batch = solve(plan.rows, ranks, train.micro_batch).micro_batch
     spread = [[len(batch) for batch in plan.share(first, r, ranks, micro_batch)] for r in range(ranks)]
@@ -163,10 +163,12 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
         "train": counts,
         "eval": {key: value for key, value in made.prepared.eval.facts.items() if isinstance(value, int)},
         "packing": {
-            "on": made.isolation.packs,
-            "reason": made.isolation.reason,
+            "on": made.attention.packs,
+            "reason": made.attention.isolation.reason,
+            "attention": str(made.attention),
+            "asked": train.attention,
             "layers_tried": made.layers if train.packing != "off" else 0,
-            "difference": made.isolation.difference if math.isfinite(made.isolation.difference) else None,
+            "difference": isolation.difference if math.isfinite(isolation.difference) else None,
             "filled": round(plan.filled(), 4),
             "packs_per_epoch": plan.packs_per_epoch,
         },
@@ -258,6 +260,9 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         told += f"(largest difference {packing['difference']:.1e}, tried with {packing['layers_tried']} layers)"
     else:
         told = f"off: {packing['reason']}; rows are padded"
+    attends = packing["attention"]
+    if packing["asked"] not in ("auto", attends.split(",")[0].split(" ")[0]):
+        attends += f"\n`{packing['asked']}` is asked for, and tried on the GPU at the run's start"
     spread = (
         f"{step['rows']} rows of {step['places']} tokens over {step['ranks']} rank(s): each {step['micro_batches']} "
     )
@@ -280,6 +285,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             "eval rows",
             f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets{often(facts['evaluations'])}",
         ),
+        ("attention", attends),
         ("packing", told),
         ("packs", f"{packing['packs_per_epoch']:,} in an epoch"),
         ("steps", f"{facts['steps']:,}, {facts['epochs']:g} epochs{tokens}"),

@@ -29,6 +29,7 @@ from trainer.loop.schedule import check_steps, learning_rate
 from trainer.loop.selfcheck import check_accumulation
 from trainer.loop.step import Step
 from trainer.measure import Measured, measure
+from trainer.model import deterministic
 from trainer.model.build import Built
 from trainer.model.loss import LossModel
 from trainer.model.shard import like, wrap
@@ -380,4 +381,5 @@ class Loop:
             **training_figures(self.progress, self.plan, self.exported),
             "accumulation_difference": self.accumulation,
             "distribution": self.wrapped.ran(),
+            "determinism": deterministic.ran(),
         }

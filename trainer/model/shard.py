@@ -28,6 +28,7 @@ from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
 from trainer.measure import Precision
 from trainer.model.build import Built
+from trainer.model.isolation import largest_difference, tolerance
 from trainer.model.loss import LossModel
 
 _KEY: Final = "recipe key `compute.parallel`"
@@ -47,6 +48,7 @@ class Wrapped:
 
     def __init__(self, gang: Gang, built: Built, loss: LossModel) -> None:
         self.gang, self.built, self.loss = gang, built, loss
+        self.precision: Precision = "bf16" if loss.bf16 else "fp32"
         self.module: nn.Module = loss
 
     def backward(self, batch: Batch, scale: float, last: bool) -> torch.Tensor:
@@ -93,12 +95,40 @@ class Wrapped:
         :raises ShardingError: if it is not.
         """
 
+    def prove_isolation(self, length: int) -> float | None:
+        """Look whether packed documents are apart in what trains, in its arithmetic; all ranks take part.
+
+        :param length: longest row in tokens, the same on every rank.
+        :returns: the largest difference of logits on any rank; None where rows are padded.
+        :raises ShardingError: on every rank, if they are not.
+        """
+        if not self.loss.packed:
+            return None
+        with collective():
+            found = largest_difference(self.loss, length)
+        self.settle()
+        everyone: list[float] = self.gang.gather(found)
+        limit = tolerance(self.precision == "bf16")
+        for rank, difference in enumerate(everyone):
+            if not difference <= limit:  # NaN is no agreement
+                raise ShardingError(
+                    "the model as it is trained",
+                    f"on rank {rank} packed documents see each other (logits differ by {difference:.2g})",
+                    "Set `train.packing: off`, and report this with the log",
+                )
+        return max(everyone)
+
     def settle(self) -> None:
         """After a forward pass without a backward one: this rank holds again what it holds between steps."""
 
     def ran(self) -> dict[str, Any]:
         """What runs, for the report."""
-        return {"parallel": "one rank"}
+        return {"parallel": "one rank", **self.attends()}
+
+    def attends(self) -> dict[str, str]:
+        """The attention that the model runs, by its own word, and what keeps documents apart."""
+        packing = "padded" if not self.loss.packed else "mask" if self.loss.masked else "positions"
+        return {"attention": str(self.built.model.config.get_text_config()._attn_implementation), "packing": packing}
 
 
 class Replicated(Wrapped):
@@ -120,7 +150,7 @@ class Replicated(Wrapped):
             return super().backward(batch, scale * self.gang.world, last)  # DDP averages over ranks
 
     def ran(self) -> dict[str, Any]:
-        return {"parallel": self.mode, "ranks": self.gang.world, "backend": dist.get_backend()}
+        return {"parallel": self.mode, "ranks": self.gang.world, "backend": dist.get_backend(), **self.attends()}
 
 
 class Sharded(Wrapped):
@@ -197,7 +227,7 @@ class Sharded(Wrapped):
                 for name, weight in self.built.model.named_parameters()
             }
         built = _filled(self._skeleton, weights, self.gang.device)
-        return LossModel(built.model, self.loss.packed, False, self.loss.way)
+        return LossModel(built.model, self.loss.packed, False, self.loss.way, masked=self.loss.masked)
 
     def prove(self, batch: Batch, expected: float) -> None:
         with collective():
@@ -226,6 +256,7 @@ class Sharded(Wrapped):
             "weight_bytes_of_rank": self.local_bytes(),
             "arithmetic": str(self.dtype or torch.float32).removeprefix("torch."),
             "reduction": "float32",
+            **self.attends(),
         }
 
     def local_bytes(self) -> int:

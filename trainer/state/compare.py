@@ -15,6 +15,8 @@ SAFE: Final = (
     "data.*",
     "promote.*",
     "train.micro_batch",
+    "train.attention",
+    "train.deterministic",
     "train.eval_every",
     "train.checkpoint_every",
     "train.keep_*",
