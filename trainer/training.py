@@ -26,8 +26,9 @@ from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.console import Console
-from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
+from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, first_began, wall_rows, write_report
 from trainer.report.tracking import Tracker, make_tracker
+from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal
 from trainer.state.compare import facts as comparable
 from trainer.state.resume import choose_checkpoint
@@ -38,12 +39,20 @@ _LOOKS: Final = 4096  # values of each weight that ranks compare
 
 
 def train(
-    spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: StopSignal, console: Console, heart: Heart
+    spec: RunSpec,
+    settings: Settings,
+    gang: Gang,
+    scratch: Path,
+    stop: StopSignal,
+    console: Console,
+    heart: Heart,
+    wall: Wall | None = None,
 ) -> None:
     """Train, evaluate, export and report.
 
     :raises PreemptedError, CollectiveError, DropforgeError: see `trainer.rank` for how each ends.
     """
+    wall = wall or Wall()
     prepared = await_prepared(settings, spec, scratch, stop.check)
     console.phase("building the model")
     built = build(settings, prepared, gang)
@@ -83,20 +92,24 @@ def train(
         offer=lambda seals: offer(tracker, store, seals),
         heart=heart,
         row_keys=prepared.row_keys,
+        wall=wall,
     )
     loop.wrapped.prove(probe, expected)
     if gang.world > 1:
         console.say("distribution: " + ", ".join(f"{key} {value}" for key, value in loop.wrapped.ran().items()))
-    attempt = 0
+    attempt, first = 0, None
     try:
         if gang.leader:
-            attempt = begin_attempt(store, gang, resumed_from)
+            attempt = begin_attempt(store, gang, resumed_from, wall.began)
+            first = first_began(store)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
             tracker.tags({"dropforge.attempt": str(attempt), "dropforge.steps": str(plan.steps), **came})
         if snapshot is not None:
             loop.restore(snapshot)
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
             del snapshot
+        elif attempt > 1:
+            wall.resume({}, first)  # of what was done before, nothing was kept
         loop.start()
         stop.together()
         loop.run()
@@ -118,6 +131,7 @@ def train(
                 gang,
                 resumed_from=resumed_from,
                 figures=loop.report(),
+                wall=wall_rows(wall, first),
                 packing=packing_facts(plan, isolation, loss, prepared),
                 seals=checkpoints.seals(),
                 model=exported,
