@@ -25,8 +25,21 @@ from trainer.model.loss import LossModel, choose_way, loss_model, shortened
 from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
+from trainer.report.artifacts import keep_files
+from trainer.report.card import NAME as CARD
+from trainer.report.card import model_card
 from trainer.report.console import Console
-from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, first_began, wall_rows, write_report
+from trainer.report.curves import NAME as CURVES
+from trainer.report.curves import draw_curves
+from trainer.report.final import (
+    REPORT,
+    begin_attempt,
+    checkpoint_rows,
+    checkpoint_tag,
+    first_began,
+    make_report,
+    wall_rows,
+)
 from trainer.report.tracking import Tracker, make_tracker
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal
@@ -35,6 +48,8 @@ from trainer.state.resume import choose_checkpoint
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
+_DRAW: Final = 30.0  # seconds that the end of a training waits for its pictures
+_DRAW_FAILED: Final = 6.0  # the same where it failed: peers are ended ten seconds later
 _LOOKS: Final = 4096  # values of each weight that ranks compare
 
 
@@ -125,7 +140,8 @@ def train(
                     f"it could not be written ({error})",
                     "Make room and try again: training goes on from its last checkpoint",
                 ) from error
-            report = write_report(
+            keep_files(lambda: curves(loop, spec), store, spec.tracking, console.say, "curves").join(_DRAW)
+            report = make_report(
                 store,
                 spec,
                 gang,
@@ -136,8 +152,19 @@ def train(
                 seals=checkpoints.seals(),
                 model=exported,
             )
+            card = {CARD: model_card(spec, report).encode()}
+            keep_files(lambda: card, store, spec.tracking, console.say, "the model card").join(_DRAW)
+            store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())  # now the run has succeeded
             console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
         gang.barrier()  # nobody leaves before the report is there
+    except BaseException as error:
+        if gang.leader and loop.log.points.rows:
+            seconds = min(_DRAW_FAILED, loop.grace_left() - 1)
+            text = f"ended: {error}"
+            keep_files(lambda: curves(loop, spec, text), store, spec.tracking, console.say, "curves").join(
+                max(0.0, seconds)
+            )
+        raise
     finally:
         finish(tracker, spec, attempt, console)
     gang.leave()
@@ -268,6 +295,13 @@ def packing_facts(plan: Plan, isolation: Isolation, loss: LossModel, prepared: P
         "train": dict(prepared.train.facts),
         "eval": dict(prepared.eval.facts),
     }
+
+
+def curves(loop: Loop, spec: RunSpec, how: str = "") -> dict[str, bytes]:
+    """The picture of a training, however it ended."""
+    progress = loop.progress
+    note = f"step {progress.step} of {loop.steps}{': ' if how else ''}{' '.join(how.split())[:120]}"
+    return {CURVES: draw_curves(loop.log.points, progress.evaluations, progress.resumed, spec.run, note)}
 
 
 def offer(tracker: Tracker, store: Any, seals: list[Seal]) -> None:

@@ -38,6 +38,7 @@ from trainer.report.console import Console
 from trainer.report.figures import training_figures
 from trainer.report.flops import make_gauge
 from trainer.report.forecast import seconds_left
+from trainer.report.points import Points
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
 from trainer.report.wall import Wall
@@ -120,8 +121,8 @@ class Loop:
             env=os.environ,
             say=self.console.say,
         )
-        log = StepLog(self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device)
-        self.observers = [self.heart, log, *self.observers]
+        self.log = StepLog(self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device)
+        self.observers = [self.heart, self.log, *self.observers]
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
         self.saved: int | None = None
@@ -140,6 +141,7 @@ class Loop:
         load_optimizer(self.optimizer, named.items(), dict(snapshot.moments))
         self.progress = Progress.load(snapshot.progress)
         self.progress.resumed.append(snapshot.step)
+        self.log.points = Points.load(self.progress.points)
         self.wall.resume(self.progress.wall, self.progress.at)
         self.saved = snapshot.step
         self._generators = snapshot.generators
@@ -215,7 +217,7 @@ class Loop:
             with self.wall.during("save"):
                 self._collect(self.saver.wait())
                 self._begin_save()
-                self._collect(self.saver.wait(self._grace_left))
+                self._collect(self.saver.wait(self.grace_left))
         self.wall.enter("export")
         self._take_best()
 
@@ -249,7 +251,7 @@ class Loop:
         try:
             check_skipped(progress, train.max_skipped_steps)
         except DivergedError:
-            self._collect(self.saver.wait(self._grace_left))
+            self._collect(self.saver.wait(self.grace_left))
             raise
         return result.stopping
 
@@ -320,6 +322,7 @@ class Loop:
     def _begin_save(self) -> None:
         progress, named = self.progress, dict(self.wrapped.trainable())
         progress.saves += 1
+        progress.points = self.log.points.plain()
         progress.wall, progress.at = self.wall.totals(), self.wall.now()
         states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
         states[self.gang.rank] = generators(self.gang.device)
@@ -328,7 +331,7 @@ class Loop:
 
     def _save_at_stop(self) -> None:
         """The last checkpoint before a stop, if this step has none yet and there is time for one."""
-        end = time.monotonic() + min(self.gang.gather(self._grace_left()))
+        end = time.monotonic() + min(self.gang.gather(self.grace_left()))
         self._collect(self.saver.wait(lambda: end - time.monotonic()))
         hurried = self.saver.step is not None or end - time.monotonic() < 1.2 * self.saver.slowest
         told = self.gang.gather((self.saved == self.progress.step, hurried))
@@ -347,7 +350,7 @@ class Loop:
     def _asked_to_stop(self) -> bool:
         return bool(self.gang.sum([float(self.stop.asked)])[0])
 
-    def _grace_left(self) -> float:
+    def grace_left(self) -> float:
         """Seconds until the launcher ends this rank, with a tenth in reserve; infinite if nobody asked for a stop."""
         if self.stop.since is None:
             return math.inf

@@ -23,6 +23,7 @@ class Progress:
     :param skips: for each skipped step its number, the content keys of rows that may be the cause, and their number.
     :param evaluations: for each evaluation its step and figures.
     :param saves: checkpoints begun. :param resumed: the steps from which later attempts went on.
+    :param points: those of the curves (`trainer.report.points`), as they stood at the last save.
     :param wall: seconds of each phase of the run (`trainer.report.wall`) up to Unix time `at`, of rank 0.
     """
 
@@ -40,6 +41,7 @@ class Progress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     saves: int = 0
     resumed: list[int] = field(default_factory=list)
+    points: dict[str, Any] = field(default_factory=dict)
     wall: dict[str, float] = field(default_factory=dict)
     at: float | None = None
 

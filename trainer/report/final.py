@@ -79,7 +79,7 @@ def checkpoint_tag(rows: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def write_report(
+def make_report(
     store: Store,
     spec: RunSpec,
     gang: Gang,
@@ -91,9 +91,9 @@ def write_report(
     seals: Sequence[Seal],
     model: Exported,
 ) -> dict[str, Any]:
-    """Write `report.json`; with it the run has succeeded."""
+    """The content of `report.json`."""
     attempts = [json.loads(store.get(item.key)) for item in store.list(_ATTEMPTS)]
-    report = {
+    return {
         "run": spec.run,
         "status": "succeeded",
         **figures,
@@ -115,5 +115,3 @@ def write_report(
             "threads": torch.get_num_threads(),
         },
     }
-    store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
-    return report

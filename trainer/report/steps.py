@@ -14,6 +14,7 @@ from trainer.loop.step import StepResult
 from trainer.report.console import Console, duration
 from trainer.report.flops import Gauge
 from trainer.report.memory import peak_memory
+from trainer.report.points import Points
 from trainer.report.tracking import Tracker
 
 _UNEVEN: Final = 1.2  # times the fastest rank's time from which people are told who is slow
@@ -73,6 +74,7 @@ class StepLog:
     left: Callable[[], float]
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     window: Window = field(default_factory=Window)
+    points: Points = field(default_factory=Points)
 
     def after_step(self, result: StepResult, progress: Progress, log: bool) -> None:
         self.window.add(result)
@@ -101,6 +103,7 @@ class StepLog:
             f"{facts['tokens_per_second']:.0f} tok/s{more}  eta {duration(left)}{uneven}"
         )
         self.console.progress(progress.step, **facts)
+        self.points.add(progress.step, facts)
         metrics = {f"train/{name}": value for name, value in facts.items()}
         self.tracker.metrics({**metrics, "train/tokens": float(progress.tokens)}, progress.step)
 
