@@ -68,6 +68,23 @@ def fused_cross_entropy() -> Callable[..., Any] | None:
     return fused
 
 
+def time_exchange(replica: Any) -> None:
+    """Have `DistributedDataParallel` time each exchange of gradients; by default it does so once in 100 steps."""
+    with suppress(AttributeError, RuntimeError):  # no public name: it may go
+        replica._set_ddp_runtime_logging_sample_rate(1)
+
+
+def exchange_seconds(replica: Any) -> float | None:
+    """Seconds for which a backward pass had nothing left to do but wait for gradients: the last but one that
+    exchanged any. None where this torch does not tell."""
+    try:
+        told = replica._get_ddp_logging_data()
+        alone = int(told["backward_comm_time"]) - int(told["backward_compute_comm_overlap_time"])
+    except (AttributeError, KeyError, RuntimeError, ValueError):
+        return None
+    return max(0, alone) / 1e9
+
+
 def flight_records() -> dict[str, bytes]:
     """The last collectives of this process by backend, as JSON; empty without a process group."""
     if "torch.distributed" not in sys.modules:

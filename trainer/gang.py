@@ -36,6 +36,11 @@ class Gang:
     def leader(self) -> bool:
         return self.rank == 0
 
+    @property
+    def device_name(self) -> str:
+        """As the driver has it; `cpu` without one."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
     def connect(self) -> None:
         """Form the process group, if there is none yet. :raises CollectiveError: if a peer does not come."""
         if self.world == 1 or dist.is_initialized():

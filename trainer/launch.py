@@ -35,6 +35,7 @@ _MARGIN: Final = 3.0  # seconds of the grace that are left for the termination m
 _ARCHIVE: Final = 10.0  # seconds that the end waits for the store to take the rest of the log
 _EVIDENCE: Final = ("stacks-*", "flight-*", "hang.json")
 _LARGEST: Final = 32 << 20  # bytes of a file
+_BEGAN: Final = time.time()
 # Whoever has a reason of his own comes before those who only lost a peer.
 _CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED)
 
@@ -167,6 +168,7 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
         scratch = Path(name)
         os.environ["DROPFORGE_SCRATCH"] = name
         os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
+        os.environ["DROPFORGE_BEGAN"] = str(_BEGAN)
         # torchrun would set one thread per rank, whatever the machine has.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.

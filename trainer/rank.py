@@ -22,13 +22,15 @@ from trainer.config import read_settings
 from trainer.node.heart import Heart, bounds_from_env
 from trainer.prepare import prepare, scratch_folder
 from trainer.report.console import Console, warn
+from trainer.report.wall import Wall, began_from_env
 from trainer.state.stop import TOO_EARLY, PreemptedError, StopSignal, die_with_parent
 
 _PEER_FIRST = 1.0  # seconds; whoever caused a failure is to be seen to end first
 
 
-def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None) -> None:
+def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None, wall: Wall | None = None) -> None:
     """Do the run at an address. :raises Exception: of many kinds, see `ending`."""
+    wall = wall or Wall(began_from_env(os.environ))
     check_versions()
     root, key = split_uri(uri)
     spec = RunSpec.from_json(open_store(root).get(key))
@@ -40,7 +42,8 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
         scratch = scratch_folder() or Path(own)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             first = os.environ.get("RANK", "0") == "0"
-            prepare(spec, settings, scratch, stop.check, console.phase, first=first)
+            with wall.during("data"):
+                prepare(spec, settings, scratch, stop.check, console.phase, first=first)
         from trainer.gang import gang_from_env, set_threads
         from trainer.model.deterministic import enable
         from trainer.training import train
@@ -50,7 +53,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
             enable()
         gang = gang_from_env(settings.gpus)
         set_threads(gang.local_world)
-        train(spec, settings, gang, scratch, stop, console, heart or Heart())
+        train(spec, settings, gang, scratch, stop, console, heart or Heart(), wall)
 
 
 def ending(error: BaseException) -> tuple[int, str]:

@@ -34,26 +34,50 @@ from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_mod
 from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
+from trainer.report.artifacts import keep_files
+from trainer.report.card import NAME as CARD
+from trainer.report.card import model_card
 from trainer.report.console import Console
-from trainer.report.final import begin_attempt, checkpoint_rows, checkpoint_tag, write_report
+from trainer.report.curves import NAME as CURVES
+from trainer.report.curves import draw_curves
+from trainer.report.final import (
+    REPORT,
+    begin_attempt,
+    checkpoint_rows,
+    checkpoint_tag,
+    first_began,
+    make_report,
+    wall_rows,
+)
 from trainer.report.models import BEST, LAST, Models, make_models, shown
 from trainer.report.tracking import Tracker, make_tracker
+from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal
 from trainer.state.compare import facts as comparable
 from trainer.state.retention import best_steps
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
+_DRAW: Final = 30.0  # seconds that the end of a training waits for its pictures
+_DRAW_FAILED: Final = 6.0  # the same where it failed: peers are ended ten seconds later
 _LOOKS: Final = 4096  # values of each weight that ranks compare
 
 
 def train(
-    spec: RunSpec, settings: Settings, gang: Gang, scratch: Path, stop: StopSignal, console: Console, heart: Heart
+    spec: RunSpec,
+    settings: Settings,
+    gang: Gang,
+    scratch: Path,
+    stop: StopSignal,
+    console: Console,
+    heart: Heart,
+    wall: Wall | None = None,
 ) -> None:
     """Train, evaluate, export and report.
 
     :raises PreemptedError, CollectiveError, DropforgeError: see `trainer.rank` for how each ends.
     """
+    wall = wall or Wall()
     prepared = await_prepared(settings, spec, scratch, stop.check)
     console.phase("building the model")
     built = build(settings, prepared, gang)
@@ -98,16 +122,18 @@ def train(
         offer=lambda seals: offer(tracker, models, store, seals, loop.progress.evaluations),
         heart=heart,
         row_keys=prepared.row_keys,
+        wall=wall,
     )
     loop.wrapped.prove(probe, expected)
     proven = loop.wrapped.prove_isolation(reach(built, settings))
     if gang.world > 1:
         console.say("distribution: " + ", ".join(f"{key} {value}" for key, value in loop.wrapped.ran().items()))
-    attempt = 0
+    attempt, first = 0, None
     try:
         resumed_from = loop.resume()
         if gang.leader:
-            attempt = begin_attempt(store, gang, resumed_from)
+            attempt = begin_attempt(store, gang, resumed_from, wall.began)
+            first = first_began(store)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
             if resumed_from is not None:
                 tracker.resume(resumed_from)
@@ -116,6 +142,8 @@ def train(
             if gang.leader:  # the attempt before may have ended before it could tell
                 loop.offer(checkpoints.seals())
             console.say(f"attempt {attempt}: resuming from checkpoint step-{resumed_from}")
+        elif attempt > 1:
+            wall.resume({}, first)  # of what was done before, nothing was kept
         loop.start()
         stop.together()
         loop.run()
@@ -131,18 +159,31 @@ def train(
                     f"it could not be written ({error})",
                     "Make room and try again: training goes on from its last checkpoint",
                 ) from error
-            report = write_report(
+            keep_files(lambda: curves(loop, spec), store, spec.tracking, console.say, "curves").join(_DRAW)
+            report = make_report(
                 store,
                 spec,
                 gang,
                 resumed_from=resumed_from,
                 figures=loop.report(),
+                wall=wall_rows(wall, first),
                 packing=packing_facts(plan, attention, proven, loss, prepared),
                 seals=checkpoints.seals(),
                 model=exported,
             )
+            card = {CARD: model_card(spec, report).encode()}
+            keep_files(lambda: card, store, spec.tracking, console.say, "the model card").join(_DRAW)
+            store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())  # now the run has succeeded
             console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
         gang.barrier()  # nobody leaves before the report is there
+    except BaseException as error:
+        if gang.leader and loop.log.points.rows:
+            seconds = min(_DRAW_FAILED, loop.grace_left() - 1)
+            text = f"ended: {error}"
+            keep_files(lambda: curves(loop, spec, text), store, spec.tracking, console.say, "curves").join(
+                max(0.0, seconds)
+            )
+        raise
     finally:
         finish(tracker, spec, attempt, console)
     gang.leave()
@@ -300,6 +341,13 @@ def packing_facts(
         "train": dict(prepared.train.facts),
         "eval": dict(prepared.eval.facts),
     }
+
+
+def curves(loop: Loop, spec: RunSpec, how: str = "") -> dict[str, bytes]:
+    """The picture of a training, however it ended."""
+    progress = loop.progress
+    note = f"step {progress.step} of {loop.steps}{': ' if how else ''}{' '.join(how.split())[:120]}"
+    return {CURVES: draw_curves(loop.log.points, progress.evaluations, progress.resumed, spec.run, note)}
 
 
 def offer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +37,12 @@ from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
 from trainer.report.console import Console
 from trainer.report.figures import training_figures
+from trainer.report.flops import make_gauge
+from trainer.report.forecast import seconds_left
+from trainer.report.points import Points
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
+from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.resume import restore
@@ -53,6 +58,7 @@ class Loop:
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
+    :param wall: what the time went into.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
 
@@ -72,6 +78,7 @@ class Loop:
     observers: list[Observer] = field(default_factory=list)
     heart: Heart = field(default_factory=Heart)
     row_keys: NDArray[np.void] | Sequence[bytes] = ()
+    wall: Wall = field(default_factory=Wall)
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -99,7 +106,6 @@ class Loop:
                 size=train.sequence_length,
                 packed=self.loss.packed,
             )
-        self.observers = [self.heart, StepLog(self.console, self.tracker, self.steps), *self.observers]
         # About a hundred points on a curve, and a sign of life at least every ten steps.
         log_every = max(1, min(10, self.steps // 100)) if train.log_every is None else train.log_every
         self.every = {
@@ -108,6 +114,17 @@ class Loop:
             "checkpoint": Interval.parse(train.checkpoint_every),
         }
         self.timers = Timers(self.every)
+        self.gauge = make_gauge(
+            self.built.model,
+            self.plan.lengths,
+            device=self.gang.device_name,
+            devices=self.gang.world,
+            precision=train.precision,
+            env=os.environ,
+            say=self.console.say,
+        )
+        self.log = StepLog(self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device)
+        self.observers = [self.heart, self.log, *self.observers]
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
         self.saved: int | None = None
@@ -127,6 +144,9 @@ class Loop:
                 weight.copy_(found.weights[name])
         load_optimizer(self.optimizer, named.items(), found.moments)
         self.progress = Progress.load(found.progress)
+        self.progress.resumed.append(found.seal.step)
+        self.log.points = Points.load(self.progress.points)
+        self.wall.resume(self.progress.wall, self.progress.at)
         self.saved = found.seal.step
         self._generators = found.generators
         return self.saved
@@ -171,6 +191,7 @@ class Loop:
         :raises PreemptedError: after a checkpoint, if a rank was asked to stop.
         :raises DivergedError: after too many steps in a row that are not finite.
         """
+        self.wall.enter("train")
         if self.progress.step == 0 and self.evaluate("before training") is None:
             raise PreemptedError(None)
         self.loss.train()
@@ -183,20 +204,25 @@ class Loop:
             step = self.progress.step
             if self._lacks_evaluation() and not stopping:
                 stopping = self.evaluate("after training" if step == self.steps else f"at step {step}") is None
-            self._collect(self.saver.poll())
+            with self.wall.during("save"):
+                self._collect(self.saver.poll())
             due = self.due.checkpoint or self.every["checkpoint"].due(step)
             if due and not stopping and not self._finished():
                 # A stop that was asked for meanwhile needs no other step, and no other save after it.
-                stopping = self.save()
-                self.timers.restart("checkpoint")
-                self._prune_best()
+                with self.wall.during("save"):
+                    stopping = self.save()
+                    self.timers.restart("checkpoint")
+                    self._prune_best()
             if stopping:
-                self._save_at_stop()
+                with self.wall.during("save"):
+                    self._save_at_stop()
                 raise PreemptedError(self.saved, step)
         if self.saved != self.progress.step:
-            self._collect(self.saver.wait())
-            self._begin_save()
-            self._collect(self.saver.wait(self._grace_left))
+            with self.wall.during("save"):
+                self._collect(self.saver.wait())
+                self._begin_save()
+                self._collect(self.saver.wait(self.grace_left))
+        self.wall.enter("export")
         self._take_best()
 
     def _finished(self) -> bool:
@@ -217,6 +243,7 @@ class Loop:
         rate = learning_rate(train, progress.step, self.steps, progress.evaluations)
         self.heart.step(progress.step + 1)
         result = self.step.take(progress.step, rate, self.timers.due() if self.gang.leader else Due())
+        self.wall.move("train", "data", result.data_seconds)
         progress.count(result, self._keys(result.suspects))
         self.due = result.due
         log = self.due.log or self.every["log"].due(progress.step) or progress.step == self.steps
@@ -228,9 +255,18 @@ class Loop:
         try:
             check_skipped(progress, train.max_skipped_steps)
         except DivergedError:
-            self._collect(self.saver.wait(self._grace_left))
+            self._collect(self.saver.wait(self.grace_left))
             raise
         return result.stopping
+
+    def _seconds_left(self) -> float:
+        return seconds_left(
+            self.progress,
+            self.wall.totals(),
+            self.steps,
+            evaluation=self.every["evaluation"],
+            checkpoint=self.every["checkpoint"],
+        )
 
     def _keys(self, documents: Sequence[int]) -> list[str]:
         """The content keys of the rows that documents came from; their places where no keys are known."""
@@ -239,6 +275,10 @@ class Loop:
 
     def evaluate(self, when: str) -> Measured | None:
         """Measure and log; None if a rank was asked to stop meanwhile."""
+        with self.wall.during("evaluation"):
+            return self._evaluate(when)
+
+    def _evaluate(self, when: str) -> Measured | None:
         step, train = self.progress.step, self.settings.train
         began = time.perf_counter()
         self.console.phase(f"evaluating {when}", step)
@@ -285,6 +325,9 @@ class Loop:
 
     def _begin_save(self) -> None:
         progress, named = self.progress, dict(self.wrapped.trainable())
+        progress.saves += 1
+        progress.points = self.log.points.plain()
+        progress.wall, progress.at = self.wall.totals(), self.wall.now()
         states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
         states[self.gang.rank] = generators(self.gang.device)
         moments = optimizer_tensors(self.optimizer, named.items())
@@ -292,7 +335,7 @@ class Loop:
 
     def _save_at_stop(self) -> None:
         """The last checkpoint before a stop, if this step has none yet and there is time for one."""
-        end = time.monotonic() + min(self.gang.gather(self._grace_left()))
+        end = time.monotonic() + min(self.gang.gather(self.grace_left()))
         self._collect(self.saver.wait(lambda: end - time.monotonic()))
         hurried = self.saver.step is not None or end - time.monotonic() < 1.2 * self.saver.slowest
         told = self.gang.gather((self.saved == self.progress.step, hurried))
@@ -311,7 +354,7 @@ class Loop:
     def _asked_to_stop(self) -> bool:
         return bool(self.gang.sum([float(self.stop.asked)])[0])
 
-    def _grace_left(self) -> float:
+    def grace_left(self) -> float:
         """Seconds until the launcher ends this rank, with a tenth in reserve; infinite if nobody asked for a stop."""
         if self.stop.since is None:
             return math.inf
@@ -378,7 +421,7 @@ class Loop:
     def report(self) -> Mapping[str, Any]:
         """The loop's part of the run's report."""
         return {
-            **training_figures(self.progress, self.plan, self.exported),
+            **training_figures(self.progress, self.plan, self.exported, self.gauge),
             "accumulation_difference": self.accumulation,
             "distribution": self.wrapped.ran(),
             "determinism": deterministic.ran(),

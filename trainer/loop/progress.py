@@ -22,6 +22,9 @@ class Progress:
     :param nats, window: sum of the loss and of the targets since the last log line.
     :param skips: for each skipped step its number, the content keys of rows that may be the cause, and their number.
     :param evaluations: for each evaluation its step and figures.
+    :param saves: checkpoints begun. :param resumed: the steps from which later attempts went on.
+    :param points: those of the curves (`trainer.report.points`), as they stood at the last save.
+    :param wall: seconds of each phase of the run (`trainer.report.wall`) up to Unix time `at`, of rank 0.
     """
 
     step: int = 0
@@ -36,6 +39,11 @@ class Progress:
     loss_last: float | None = None
     skips: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    saves: int = 0
+    resumed: list[int] = field(default_factory=list)
+    points: dict[str, Any] = field(default_factory=dict)
+    wall: dict[str, float] = field(default_factory=dict)
+    at: float | None = None
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)

@@ -31,6 +31,7 @@ class Tally:
     :param targets, tokens: what the rank learned from and read, padding left out.
     :param stop: whether the rank was asked to stop. :param broken: whether its loss or gradient is not finite.
     :param log, evaluation, checkpoint: whether the time for it has come, by the clock of rank 0.
+    :param busy: (ranks,) at the rank's own place the seconds of its work in the step before, 0 elsewhere.
     """
 
     loss: float
@@ -41,11 +42,14 @@ class Tally:
     log: float
     evaluation: float
     checkpoint: float
+    busy: tuple[float, ...] = ()
 
     def summed(self, gang: Gang) -> Tally:
         """The same over all ranks, equal to the bit on each of them; one collective."""
         mine = asdict(self)
-        return Tally(**dict(zip(mine, gang.sum(list(mine.values())), strict=True)))
+        busy = mine.pop("busy")
+        sums = gang.sum([*mine.values(), *busy])
+        return Tally(**dict(zip(mine, sums, strict=False)), busy=tuple(sums[len(mine) :]))
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class StepResult:
     :param rate: learning rate. :param norm: global gradient norm before clipping.
     :param own_nats: this rank's part of the loss, for the notice of a skipped step.
     :param seconds: the whole step; of these `data_seconds` for making batches and `wait_seconds` in the collective.
+    :param exchange_seconds: of the step before, waiting for gradients in the backward pass; None if not known.
+    :param busy: for each rank the seconds of the step before in which it did not wait for others; empty if not known.
     :param stopping: whether any rank was asked to stop. :param due: what is to be done because its time has come.
     :param suspects: of a skipped step, the documents whose loss was not finite, or all if that cannot be told.
     """
@@ -72,6 +78,8 @@ class StepResult:
     seconds: float
     data_seconds: float
     wait_seconds: float
+    exchange_seconds: float | None
+    busy: tuple[float, ...]
     stopping: bool
     due: Due
     suspects: tuple[int, ...]
@@ -103,6 +111,7 @@ class Step:
         self.micro_batch = micro_batch
         self.plan, self.tokens, self.pad, self.stop = plan, tokens, pad, stop
         self.optimizer = make_optimizer(wrapped.built.model, train)
+        self._before: StepResult | None = None  # the step before, of this process
 
     def warm_up(self) -> None:
         """With several ranks, one backward pass that is thrown away.
@@ -138,6 +147,7 @@ class Step:
         nats = float(torch.stack(losses).double().sum())
         norm = self.wrapped.clip(self.train.clip)
         finite = math.isfinite(nats) and math.isfinite(norm)
+        exchanged = self.wrapped.exchange_seconds() if self._before else None
         met = time.perf_counter()
         tally = Tally(
             loss=nats if finite else 0.0,
@@ -145,6 +155,7 @@ class Step:
             tokens=tokens,
             stop=self.stop.asked,
             broken=not finite,
+            busy=self._busy(exchanged),
             **asdict(due),
         ).summed(self.gang)
         wait_seconds = time.perf_counter() - met
@@ -156,7 +167,7 @@ class Step:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-        return StepResult(
+        self._before = StepResult(
             step=index + 1,
             nats=None if tally.broken else tally.loss,
             targets=wanted,
@@ -167,10 +178,20 @@ class Step:
             seconds=time.perf_counter() - began,
             data_seconds=data_seconds,
             wait_seconds=wait_seconds,
+            exchange_seconds=exchanged,
+            busy=tally.busy if all(tally.busy) else (),
             stopping=bool(tally.stop),
             due=Due(log=bool(tally.log), evaluation=bool(tally.evaluation), checkpoint=bool(tally.checkpoint)),
             suspects=suspects,
         )
+        return self._before
+
+    def _busy(self, exchanged: float | None) -> tuple[float, ...]:
+        """What this rank says of its own work in the step before, among the places of all ranks."""
+        before, seconds = self._before, 0.0
+        if before is not None and exchanged is not None:
+            seconds = max(0.0, before.seconds - before.wait_seconds - exchanged)
+        return tuple(seconds if rank == self.gang.rank else 0.0 for rank in range(self.gang.world))
 
     def _suspects(self, shares: list[list[Pack]], losses: list[torch.Tensor], packs: list[Pack]) -> tuple[int, ...]:
         """Documents of the forward passes, of all ranks, whose loss is not finite; else those of the whole step."""

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from dropforge.errors import DropforgeError, RecipeError
+from trainer.compat import exchange_seconds, time_exchange
 from trainer.config import Parallel, Settings
 from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
@@ -121,6 +122,10 @@ class Wrapped:
     def settle(self) -> None:
         """After a forward pass without a backward one: this rank holds again what it holds between steps."""
 
+    def exchange_seconds(self) -> float | None:
+        """Seconds of the step before this one in which this rank only waited for gradients; None if not known."""
+        return 0.0
+
     def ran(self) -> dict[str, Any]:
         """What runs, for the report."""
         return {"parallel": "one rank", **self.attends()}
@@ -143,11 +148,15 @@ class Replicated(Wrapped):
             self.replica = DistributedDataParallel(
                 loss, device_ids=[gang.local_rank] if cuda else None, gradient_as_bucket_view=True
             )
+        time_exchange(self.replica)
         self.module = self.replica
 
     def backward(self, batch: Batch, scale: float, last: bool) -> torch.Tensor:
         with nullcontext() if last else self.replica.no_sync():
             return super().backward(batch, scale * self.gang.world, last)  # DDP averages over ranks
+
+    def exchange_seconds(self) -> float | None:
+        return exchange_seconds(self.replica)
 
     def ran(self) -> dict[str, Any]:
         return {"parallel": self.mode, "ranks": self.gang.world, "backend": dist.get_backend(), **self.attends()}
@@ -244,6 +253,9 @@ class Sharded(Wrapped):
     def settle(self) -> None:
         for unit in self.units:
             unit.reshard()
+
+    def exchange_seconds(self) -> float | None:
+        return None  # shards come and go within the passes, and nothing says how long they are waited for
 
     def ran(self) -> dict[str, Any]:
         return {

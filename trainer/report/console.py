@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,12 +25,17 @@ class Console:
     def progress(self, step: int, **facts: Any) -> None:
         """A line for the job library: `@progress {...}`, plain finite values only."""
         body = {"step": step, "steps": self.steps, **facts}
-        self.say(f"@progress {json.dumps({key: value for key, value in body.items() if value is not None})}")
+        self.say(f"@progress {json.dumps({key: value for key, value in body.items() if _tellable(value)})}")
 
     def phase(self, text: str, step: int = 0) -> None:
         """What is being done outside the steps."""
         self.say(text)
         self.progress(step, text=text)
+
+
+def _tellable(value: Any) -> bool:
+    """JSON has no word for NaN and infinity."""
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def warn(text: str) -> None:

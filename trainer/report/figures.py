@@ -7,12 +7,14 @@ from typing import Any
 
 from trainer.data.plan import Plan
 from trainer.loop.progress import Progress
+from trainer.report.flops import Gauge
 
 
-def training_figures(progress: Progress, plan: Plan, exported: int) -> Mapping[str, Any]:
+def training_figures(progress: Progress, plan: Plan, exported: int, gauge: Gauge) -> Mapping[str, Any]:
     """
     :param exported: the step whose weights became the model; `eval.after` was measured with them.
     """
+    mfu = gauge.mfu(progress.tokens, progress.targets, progress.seconds)
     return {
         "steps": progress.step,
         "exported_step": exported,
@@ -22,6 +24,8 @@ def training_figures(progress: Progress, plan: Plan, exported: int) -> Mapping[s
         "target_tokens": progress.targets,
         "seconds": round(progress.seconds, 3),
         "tokens_per_second": round(progress.tokens / max(1e-9, progress.seconds), 1),
+        "flops": None if gauge.flops is None else gauge.flops.of(progress.tokens, progress.targets),
+        "mfu": None if mfu is None else round(mfu, 4),
         "skipped_steps": progress.skipped,
         "skipped": progress.skips,
         "train": {"loss_first": progress.loss_first, "loss_last": progress.loss_last},

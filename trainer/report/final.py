@@ -17,6 +17,7 @@ from dropforge.store import Store
 from trainer.compat import versions
 from trainer.gang import Gang
 from trainer.model.export import Exported
+from trainer.report.wall import Wall
 from trainer.state.checkpoint import Seal
 
 REPORT = "report.json"
@@ -24,8 +25,11 @@ _ATTEMPTS = "attempts/"
 _TAG_LIMIT = 5000  # characters of a tag's value that MLflow keeps
 
 
-def begin_attempt(store: Store, gang: Gang, resumed_from: int | None) -> int:
-    """Write `attempts/N.json` under the first free number; return the number."""
+def begin_attempt(store: Store, gang: Gang, resumed_from: int | None, began: float) -> int:
+    """Write `attempts/N.json` under the first free number; return the number.
+
+    :param began: Unix time at which the launcher of this attempt started.
+    """
     number = 1
     while True:
         body = {
@@ -33,11 +37,24 @@ def begin_attempt(store: Store, gang: Gang, resumed_from: int | None) -> int:
             "resumed_from": resumed_from,
             "ranks": gang.world,
             "host": os.environ.get("POD_NAME") or socket.gethostname(),
+            "began": round(began, 3),
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         if store.put_if_absent(f"{_ATTEMPTS}{number}.json", json.dumps(body).encode()):
             return number
         number += 1
+
+
+def first_began(store: Store) -> float | None:
+    """When the launcher of the run's first attempt started; None if that one did not tell."""
+    told = json.loads(store.get(f"{_ATTEMPTS}1.json")).get("began")
+    return None if told is None else float(told)
+
+
+def wall_rows(wall: Wall, first: float | None) -> dict[str, float]:
+    """The run's time from the start of its first launcher until now, in all and by phase."""
+    began = wall.began if first is None else first
+    return {"began": began, "seconds": round(wall.now() - began, 3), **wall.totals()}
 
 
 def checkpoint_rows(store: Store, seals: Sequence[Seal]) -> list[dict[str, Any]]:
@@ -62,23 +79,25 @@ def checkpoint_tag(rows: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
-def write_report(
+def make_report(
     store: Store,
     spec: RunSpec,
     gang: Gang,
     *,
     resumed_from: int | None,
     figures: Mapping[str, Any],
+    wall: Mapping[str, float],
     packing: Mapping[str, Any],
     seals: Sequence[Seal],
     model: Exported,
 ) -> dict[str, Any]:
-    """Write `report.json`; with it the run has succeeded."""
+    """The content of `report.json`."""
     attempts = [json.loads(store.get(item.key)) for item in store.list(_ATTEMPTS)]
-    report = {
+    return {
         "run": spec.run,
         "status": "succeeded",
         **figures,
+        "wall": dict(wall),
         "checkpoints": checkpoint_rows(store, seals),
         "model": model.plain() | {"files": dict(model.files)},
         "attempts": sorted(attempts, key=lambda item: int(item["attempt"])),
@@ -91,10 +110,8 @@ def write_report(
             **versions(),
             "python": platform.python_version(),
             "machine": platform.machine(),
-            "device": torch.cuda.get_device_name(gang.device) if gang.device.type == "cuda" else "cpu",
+            "device": gang.device_name,
             "ranks": gang.world,
             "threads": torch.get_num_threads(),
         },
     }
-    store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())
-    return report

@@ -1,0 +1,108 @@
+"""Where the time of a run went: phases of all attempts add up to the wall time, and what a restart costs is in them."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+
+import pytest
+
+from trainer.rank import run
+from trainer.report.console import Console
+from trainer.report.wall import PHASES, Wall, began_from_env
+from trainer.state.stop import PreemptedError, StopSignal
+
+from .toy import Toy
+
+
+class Clock:
+    """A clock for a person and a stopwatch; only `tick` moves them."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_second_belongs_to_one_phase() -> None:
+    clock = Clock()
+    wall = Wall(began=990.0, now=clock, clock=clock)
+    clock.tick(2)
+    with wall.during("data"):
+        clock.tick(5)
+        with wall.during("save"):
+            clock.tick(1)
+    clock.tick(3)
+    wall.enter("train")
+    clock.tick(4)
+    wall.move("train", "data", 1.5)
+    found = wall.totals()
+    assert found == {"load": 15, "data": 6.5, "train": 2.5, "evaluation": 0, "save": 1, "export": 0, "restarts": 0}
+    assert sum(found.values()) == clock.now - 990
+
+
+def test_a_phase_that_fails_has_its_seconds_too() -> None:
+    clock = Clock()
+    wall = Wall(now=clock, clock=clock)
+    with suppress(KeyError), wall.during("evaluation"):
+        clock.tick(7)
+        raise KeyError
+    clock.tick(1)
+    assert (wall.totals()["evaluation"], wall.totals()["load"]) == (7, 1)
+
+
+def test_what_no_checkpoint_knows_is_lost_to_restarts() -> None:
+    clock = Clock()
+    first = Wall(now=clock, clock=clock)
+    first.enter("train")
+    clock.tick(60)
+    kept, copied = first.totals(), first.now()
+    clock.tick(25)  # steps that are lost, then nothing until the next launcher starts
+    second = Wall(began=clock.now, now=clock, clock=clock)
+    second.resume(kept, copied)
+    clock.tick(5)
+    found = second.totals()
+    assert (found["train"], found["restarts"], found["load"]) == (60, 25, 5)
+    assert sum(found.values()) == clock.now - first.began
+
+
+def test_a_clock_that_was_set_back_makes_no_time_negative() -> None:
+    clock = Clock(500.0)
+    wall = Wall(began=600.0, now=clock, clock=clock)
+    wall.resume({}, 700.0)
+    assert set(wall.totals().values()) == {0.0}
+
+
+@pytest.mark.parametrize("env", [{}, {"DROPFORGE_BEGAN": ""}, {"DROPFORGE_BEGAN": "noon"}])
+def test_without_a_launcher_the_rank_counts_from_its_own_start(env: dict[str, str]) -> None:
+    assert began_from_env(env) is None
+
+
+def test_phases_of_a_real_run_add_up_to_its_wall_time_over_a_restart(toy: Toy) -> None:
+    uri = toy.run(train={"max_steps": 8, "checkpoint_every": 4, "eval_every": 4})
+    began = time.time()
+    stop, console = StopSignal(), Console(quiet=True)
+
+    def hear(step: int, **facts: object) -> None:
+        if step == 6:
+            stop.since = time.monotonic()
+
+    console.progress = hear  # type: ignore[method-assign,assignment]
+    with pytest.raises(PreemptedError):
+        run(uri, stop, console)
+    time.sleep(1.0)  # nobody runs: the time that a gang waits for its place
+    run(uri, StopSignal(), Console(quiet=True))
+    took = time.time() - began
+    report = json.loads(toy.files().get("report.json"))
+    wall = report["wall"]
+    assert wall["seconds"] == pytest.approx(took, rel=0.01)
+    assert sum(wall[phase] for phase in PHASES) == pytest.approx(wall["seconds"], rel=0.01)
+    assert all(wall[phase] > 0 for phase in PHASES)
+    assert wall["restarts"] >= 1.0
+    assert wall["train"] + wall["data"] >= report["seconds"]
+    assert report["attempts"][0]["began"] == pytest.approx(began, abs=1)

@@ -1,0 +1,206 @@
+"""The model card: what a model is, as far as the run knows it, in the form that the Hugging Face hub reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from dropforge.run import RunSpec
+from trainer.model.build import is_hub_id
+
+NAME: Final = "model/README.md"
+_METRICS: Final = (
+    ("eval/loss", "Loss, nats per token", "loss"),
+    ("eval/perplexity", "Perplexity", "perplexity"),
+    ("eval/accuracy", "Accuracy of the next token", "accuracy"),
+    ("eval/bits_per_byte", "Bits per byte", "bits_per_byte"),
+)
+_SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step", "learning_rate", "schedule", "warmup",
+                 "weight_decay", "clip", "precision", "loss_on", "seed", "export")  # fmt: skip
+
+
+def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
+    """The card as Markdown with front matter; a pure function.
+
+    :param report: the content of `report.json`.
+    """
+    base, train = spec.recipe["base"], spec.recipe["train"]
+    sections = [
+        ("", _front_matter(spec, report)),
+        (f"# {spec.family}", _what(spec, base, train)),
+        ("## Use and limits", _ASKED),
+        ("## Data", _data(spec, report)),
+        ("## Training", _training(report, train)),
+        ("## Evaluation", _evaluation(report)),
+        ("## Checks", _checks(report)),
+        ("## Environment", _environment(report)),
+    ]
+    return "\n\n".join(part for heading, text in sections for part in (heading, text) if part) + "\n"
+
+
+_ASKED: Final = (
+    "<!-- Only you know this. Intended use; uses that are out of scope; whom the data speaks of and for; known bias; "
+    "licence (`license:` above). -->\n"
+    "Not stated. The figures below say how well the model continues rows like those it was measured on, and nothing "
+    "about whether what it says is true, safe or fair."
+)
+
+
+def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
+    base, train = spec.recipe["base"], spec.recipe["train"]
+    model = base.get("model")
+    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
+    if model and is_hub_id(model):
+        lines.append(f"base_model: {json.dumps(model)}")
+        lines.append("base_model_relation: finetune")
+    lines.append("tags:")
+    lines += [
+        f"- {json.dumps(tag)}" for tag in ("dropforge", spec.family, *(["lora"] if train["method"] == "lora" else []))
+    ]
+    after = (report.get("eval") or {}).get("after") or {}
+    figures = [(kind, name, after[key]) for key, name, kind in _METRICS if isinstance(after.get(key), int | float)]
+    if figures:
+        lines += [
+            "model-index:",
+            f"- name: {json.dumps(spec.family)}",
+            "  results:",
+            "  - task:",
+            "      type: text-generation",
+            "    dataset:",
+            f"      name: {json.dumps(f'{spec.family}, evaluation split')}",
+            f"      type: {json.dumps(spec.family)}",
+            f"      revision: {json.dumps(spec.dataset_digest)}",
+            "    metrics:",
+        ]
+        for kind, name, value in figures:
+            lines += [f"    - type: {kind}", f"      name: {json.dumps(name)}", f"      value: {json.dumps(value)}"]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> str:
+    scratch = base.get("scratch")
+    if scratch:
+        origin = (
+            f"a new {scratch['architecture']} model (width {scratch['hidden_size']}, {scratch['layers']} layers, "
+            f"vocabulary of {scratch['vocab_size']}), trained from random weights"
+        )
+    else:
+        revision = base.get("revision")
+        how = "low-rank adapters, merged into it" if train["method"] == "lora" else "all weights"
+        at = f" at revision `{revision}`" if revision else " (no revision was pinned)"
+        origin = f"`{base['model']}`{at}, fine-tuned: {how}"
+    return (
+        f"A causal language model: {origin}.\n\n"
+        f"It was made by the run `{spec.run}` of Dropforge, code `{spec.code[:12]}`"
+        + (f", git `{spec.git[:12]}`" if spec.git else "")
+        + "."
+    )
+
+
+def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
+    packing = report.get("packing") or {}
+    train, held = packing.get("train") or {}, packing.get("eval") or {}
+    drop = spec.drop.get("drop")
+    rows: list[tuple[str, Any]] = [
+        ("Dataset digest", f"`{spec.dataset_digest}`"),
+        *([("Drop", f"`{spec.drop.get('family')}/{drop}`")] if drop else []),
+        ("Training rows", _count(train.get("rows"))),
+        ("Tokens in them, targets", f"{_count(train.get('tokens'))}, {_count(train.get('targets'))}"),
+        ("Evaluation rows, targets", f"{_count(held.get('rows'))}, {_count(held.get('targets'))}"),
+    ]
+    for key, words in (
+        ("without_targets", "Rows that teach nothing, left out"),
+        ("cut_conversations", "Conversations cut to the length of a row"),
+        ("split_texts", "Texts split into several rows"),
+    ):
+        if train.get(key):
+            rows.append((words, _count(train[key])))
+    return _table(("", ""), rows)
+
+
+def _training(report: Mapping[str, Any], train: Mapping[str, Any]) -> str:
+    attempts = report.get("attempts") or []
+    resumes = [str(item["resumed_from"]) for item in attempts if item.get("resumed_from") is not None]
+    wall, skipped = report.get("wall") or {}, report.get("skipped") or []
+    rows: list[tuple[str, Any]] = [
+        ("Optimizer steps", f"{report['steps']}; the weights are those of step {report['exported_step']}"),
+        ("Ended", report["ended"]),
+        ("Epochs", f"{report['epochs']:g}"),
+        ("Tokens, targets", f"{_count(report['tokens'])}, {_count(report['target_tokens'])}"),
+        ("Tokens per second in steps", _count(round(report["tokens_per_second"]))),
+        *([("Model FLOPs utilisation", f"{report['mfu']:.1%}")] if report.get("mfu") is not None else []),
+        ("Attempts", f"{len(attempts)}" + (f", resumed from step {', '.join(resumes)}" if resumes else "")),
+        ("Skipped steps", f"{len(skipped)}" + (f": {_steps(skipped)}" if skipped else "")),
+        *(
+            [("Wall time", f"{wall['seconds']:.0f} s, {wall.get('restarts', 0.0):.0f} s of it lost to restarts")]
+            if wall
+            else []
+        ),
+    ]
+    settings = [(f"`{key}`", f"`{train[key]}`") for key in _SHOWN if train.get(key) is not None]
+    if train["method"] == "lora":
+        settings += [(f"`lora.{key}`", f"`{value}`") for key, value in train["lora"].items()]
+    return f"{_table(('', ''), rows)}\n\n{_table(('Recipe', ''), settings)}"
+
+
+def _evaluation(report: Mapping[str, Any]) -> str:
+    sides = [(report.get("eval") or {}).get(side) or {} for side in ("before", "after")]
+    before, after = sides
+    if not after:
+        return "Not measured."
+    rows = [
+        (name, _figure(before.get(key)), _figure(after.get(key)))
+        for key, name, _ in _METRICS
+        if after.get(key) is not None
+    ]
+    how = f"{_count(after.get('rows'))} rows, {_count(after.get('target_tokens'))} targets; "
+    how += f"arithmetic: {after.get('precision', '?')}"
+    return f"{_table(('Metric', 'Before training', 'After'), rows)}\n\nMeasured on the evaluation split: {how}."
+
+
+def _checks(report: Mapping[str, Any]) -> str:
+    packing, model = report.get("packing") or {}, report["model"]
+    if packing.get("packs"):
+        packed = (
+            "Rows hold several documents, which do not see each other: the largest difference of logits between "
+            f"packed and alone is {packing.get('difference', 0.0):.2g}."
+        )
+    else:
+        packed = f"Rows hold one document each: {packing.get('reason', 'packing is off')}."
+    lines = [
+        packed,
+        f"Read back from where it is stored, the model's logits differ by at most {model['max_logit_difference']:.2g}.",
+        f"Digest of its files: `{model['digest']}`.",
+    ]
+    if report.get("accumulation_difference") is not None:
+        found = report["accumulation_difference"]
+        lines.append(f"The gradient of a micro-batch and that of its halves differ by {found:.2g} of its norm.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _environment(report: Mapping[str, Any]) -> str:
+    facts = {**(report.get("environment") or {}), **{"mode": (report.get("distribution") or {}).get("parallel")}}
+    return _table(("", ""), [(key, f"`{value}`") for key, value in facts.items() if value is not None])
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(value) for value in row)} |" for row in lines)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "?"
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else "not measured"
+
+
+def _steps(skipped: list[Mapping[str, Any]]) -> str:
+    numbers = [str(item["step"]) for item in skipped]
+    return ", ".join(numbers[:20]) + (" and more" if len(numbers) > 20 else "")
