@@ -1,11 +1,11 @@
 """Thirty seeded faults over two ranks: ours beside transformers' Trainer, each against its own undisturbed run.
 
-    python -m bench.faults [--seed 5] [--kind SIGKILL ...] [--trainer all|some|none] [--folder DIR]
+    python -m bench.faults [--seed 5] [--kind SIGKILL ...] [--trainer 2] [--folder DIR]
 
 The scenarios, and the driver that strikes, starts again and judges, are those of `make test-chaos`. Trainer runs under
 torchrun as its manual says: `save_steps`, its newest checkpoint, `enable_jit_checkpoint` for SIGTERM, and `ddp_timeout`
 for hangs (30 seconds here, 30 minutes by default; ours has 8, 120 by default). Both are started again up to 5 times.
-`some` gives Trainer the first fault of each kind. Ends with 1 if ours fails a scenario.
+`--trainer 2` gives Trainer two faults of each kind. Ends with 1 if ours fails a scenario.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Peer:
 
     steps = 60
     bound = 180.0
+    grace = 30.0
+    impatient: Mapping[str, str] = {}
     skips = False
     tells_away = r"Retrying|refused"
     tells_full = ""  # it ends at once
@@ -84,6 +86,13 @@ class Peer:
 def fits(scenario: Scenario) -> bool:
     """Whether Trainer can meet the fault: its rows are in memory, so a full scratch disk is none."""
     return scenario.room != "scratch"
+
+
+def some(found: list[Scenario], most: int) -> list[Scenario]:
+    """At most so many of the scenarios that fit, from all over the list."""
+    fitting = [item for item in found if fits(item)]
+    count = min(most, len(fitting))
+    return [fitting[index * len(fitting) // count] for index in range(count)]
 
 
 def train(case: Path) -> None:
@@ -233,7 +242,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--trainer", choices=("all", "some", "none"), default="all")
+    parser.add_argument(
+        "--trainer", type=int, default=30, help="faults of each kind that Trainer gets; all unless given"
+    )
     parser.add_argument("--folder", type=Path, help="where the runs lie; a temporary folder unless given")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -246,14 +257,13 @@ def main() -> None:
         own = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
         others = [item for item in scenarios(Peer.steps, options.seed) if item.kind in options.kind]
         found: list[tuple[Scenario, Verdict, Verdict | None]] = []
-        met: set[str] = set()
+        chosen = [item for kind in KINDS for item in some([one for one in others if one.kind == kind], options.trainer)]
         try:
             for scenario, other in zip(own, others, strict=True):
                 began = time.monotonic()
                 verdict, beside = ours.run(scenario), None
-                if fits(other) and (options.trainer == "all" or (options.trainer == "some" and other.kind not in met)):
+                if other in chosen:
                     beside = peer.run(other)
-                met.add(other.kind)
                 found.append((scenario, verdict, beside))
                 said = "; ".join(verdict.faults) or "as designed"
                 print(f"{time.monotonic() - began:4.0f} s  {scenario.kind}: {scenario.name}: {said}", flush=True)

@@ -21,6 +21,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(900)
 @pytest.mark.dist
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: f"{item.kind}: {item.name}")
 def test_a_fault_costs_time_and_nothing_else(driver: Driver, scenario: Scenario) -> None:

@@ -38,12 +38,15 @@ class Contender(Protocol):
     """A trainer under test, with one small run.
 
     :ivar steps: of that run. :ivar bound: seconds in which an attempt must end, whatever happened to it.
+    :ivar grace: seconds between a SIGTERM and the end. :ivar impatient: environment in which hangs are found sooner.
     :ivar skips: whether it leaves out a step that is not finite.
     :ivar tells_away, tells_full: what its log says once MLflow, or the disk, is away; empty where it says nothing.
     """
 
     steps: int
     bound: float
+    grace: float
+    impatient: Mapping[str, str]
     skips: bool
     tells_away: str
     tells_full: str
@@ -84,7 +87,7 @@ class Verdict:
     :param codes: exit codes, by attempt; None for one that had to be killed.
     :param lost, repeated: rows of all epochs that the final weights lack, or have too often; None without weights.
     :param equal: whether the final weights are the reference's to the bit. :param finite: whether they are numbers.
-    :param seconds: more than the undisturbed run took.
+    :param seconds: more than the undisturbed run took. :param ending: of these, from the blow to the attempt's end.
     :param faults: what was not as designed; empty if all was.
     """
 
@@ -97,6 +100,7 @@ class Verdict:
     equal: bool | None = None
     finite: bool | None = None
     seconds: float = 0.0
+    ending: float = 0.0
     orphans: list[int] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -177,9 +181,9 @@ class Driver:
     def _first(
         self, case: Path, scenario: Scenario, verdict: Verdict, mlflow: Mlflow | None, stack: ExitStack
     ) -> float:
-        began = time.monotonic()
+        began = struck = time.monotonic()
         room = None
-        env: dict[str, str] = {}
+        env = dict(self.contender.impatient) if scenario.impatient else {}
         if scenario.room:
             place = self._run_folder if scenario.room == "run" else case / "scratch"
             kept = {path.name: path.read_bytes() for path in place.glob("*") if path.is_file()}
@@ -194,6 +198,7 @@ class Driver:
             reached = self._reached(case, scenario.point)
             if reached:
                 self._strike(case, scenario, room, mlflow)
+            struck = time.monotonic()
             (case / "released").touch()
             if reached and room is not None and self.contender.tells_full and scenario.codes == (0,):
                 self._line(case, self.contender.tells_full)
@@ -205,6 +210,7 @@ class Driver:
             if not reached:
                 verdict.faults.append(f"never came to {scenario.point}")
         verdict.codes.append(self._finish(case, verdict))
+        verdict.ending = time.monotonic() - struck
         if room is not None:
             room.free(())
         return time.monotonic() - began
@@ -351,6 +357,8 @@ class Driver:
             faults.append(f"processes outlived their launcher: {verdict.orphans}")
         if tuple(verdict.codes) != scenario.codes:
             faults.append(f"exit codes {verdict.codes}, designed are {list(scenario.codes)}")
+        if scenario.kind == "SIGTERM" and verdict.ending > self.contender.grace:
+            faults.append(f"it took {verdict.ending:.0f} s of a grace of {self.contender.grace:.0f} to stop")
         if scenario.words not in verdict.log:
             faults.append(f"no line says {scenario.words!r}")
         if not verdict.finished:

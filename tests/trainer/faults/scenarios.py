@@ -35,6 +35,7 @@ class Scenario:
     :param codes: exit codes of ours, attempt by attempt. :param words: what ours says of it.
     :param same: whether the final weights must be those of the undisturbed run.
     :param skipped: steps that are left out, so that the reference is a run that leaves out the same.
+    :param impatient: hangs are looked for sooner than they are unless told.
     :param by_hand: the last attempt is started by a person, after a code that nobody retries.
     """
 
@@ -51,6 +52,7 @@ class Scenario:
     same: bool = True
     skipped: tuple[int, ...] = field(default=())
     by_hand: bool = False
+    impatient: bool = False
 
 
 def scenarios(steps: int, seed: int = 5) -> list[Scenario]:
@@ -136,10 +138,10 @@ def scenarios(steps: int, seed: int = 5) -> list[Scenario]:
 
     step, whom = at(), rank()
     add("hung rank", f"rank {whom} stopped in step {step + 1}", Point("step", step, whom), signal="SIGSTOP",
-        target=str(whom), codes=(21, 0), words=f"rank {whom} hangs: its process does not run")  # fmt: skip
+        target=str(whom), codes=(21, 0), words=f"rank {whom} hangs: its process does not", impatient=True)  # fmt: skip
     step, whom = at(), rank()
     add("hung rank", f"rank {whom} sleeps in step {step + 1}", Point("step", step, whom, "sleep"), codes=(21, 0),
-        words=f"rank {whom} hangs in step {step + 1}")  # fmt: skip
+        words=f"rank {whom} hangs in step {step + 1}", impatient=True)  # fmt: skip
 
     for mode, name in (
         ("refuse", "refuses connections"),
@@ -149,7 +151,7 @@ def scenarios(steps: int, seed: int = 5) -> list[Scenario]:
     ):
         step = at()
         add("MLflow away", f"{name}, from step {step + 1} on", Point("step", step, 0), mlflow=mode,
-            words="MLflow is back" if mode == "back" else "MLflow is away")  # fmt: skip
+            words="MLflow is back" if mode == "back" else "MLflow is away", impatient=True)  # fmt: skip
     return found
 
 
