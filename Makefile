@@ -9,7 +9,7 @@ WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 SOURCES := dropforge curation trainer plugins dags tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-exact test-cluster e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-exact test-chaos test-cluster e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,13 +39,16 @@ doctor: $(READY)  ## Check this machine
 	@$(BIN)/dropforge doctor $(ARGS)
 
 test: $(READY)  ## Run all tests that need no cluster
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact and not chaos" $(ARGS)
 
 test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist and not exact" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist and not exact and not chaos" $(ARGS)
 
 test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test` runs a part
 	@$(BIN)/pytest $(WORKERS) -m exact $(ARGS)
+
+test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, one after another
+	@$(BIN)/pytest -n0 -m chaos $(ARGS)
 
 test-cluster: $(READY)  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
 	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }

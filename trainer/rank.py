@@ -119,6 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(code)
     finally:
         stop.uninstall()
+        heart.end()
     _leave_word(rank, 0, "done")
     return 0
 

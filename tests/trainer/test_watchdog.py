@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from dropforge.run import ExitCode
 from trainer.launch import keep_evidence
 from trainer.node.heart import Beat, Bounds, Heart, bounds_from_env, read_beat
-from trainer.node.watchdog import Patience, Standing, blame
+from trainer.node.watchdog import Patience, Standing, Watchdog, blame
 
 from .faults import fault
 from .test_launch import ONE, finish, gone, kept, ranks_of, read, termination
@@ -55,6 +56,51 @@ def test_time_counts_from_the_last_mark_and_only_where_there_is_a_limit() -> Non
     for number in range(60):
         [one] = patience.look([beat(mark=3, pulse=number, limit=None)], 2)
     assert not one.overdue
+
+
+def test_a_rank_that_has_ended_is_no_rank_that_hangs(tmp_path: Path) -> None:
+    """Rank 0 sends its last metrics to a server that is away, and rank 1 is done; its last sign was one of a step."""
+    heart = Heart(1)
+    heart.step(49)
+    heart.start(tmp_path)
+    while (sign := read_beat(tmp_path, 1)) is None:
+        pass
+    assert sign.phase == "step 49"
+    heart.end()
+    assert read_beat(tmp_path, 1) is None
+    Heart().end()  # one that was never started
+
+    patience = Patience()
+    patience.look([beat(0), beat(1)], 1)
+    for number in range(20):
+        standings = patience.look([beat(0, pulse=number, limit=None)], 1)
+    assert [one.beat.rank for one in standings] == [0]
+    assert not any(one.overdue or one.silent for one in standings)
+
+
+def test_a_rank_that_goes_on_or_ends_while_it_is_looked_at_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.node.watchdog.EVERY", 0.001)
+    killed: list[int] = []
+    dog = Watchdog(
+        tmp_path, range(2), 2, signal_stacks=lambda: None, kill=lambda: killed.append(1), tell=lambda *_: None
+    )
+    late, fine = standing(0), Standing(beat(pulse=2), 0.0, False)
+    looks = [[late], [fine], [late], []]
+    seen = threading.Event()
+
+    def look() -> list[Standing]:
+        if not looks:
+            seen.set()
+            return []
+        return looks.pop(0)
+
+    monkeypatch.setattr(dog, "_look", look)
+    dog.start()
+    assert seen.wait(20)
+    assert dog.close() is None
+    assert not killed
 
 
 def test_a_node_that_was_frozen_as_a_whole_blames_nobody() -> None:

@@ -89,6 +89,8 @@ class Heart:
         self.rank, self.bounds, self._looks = rank, bounds or Bounds(), looks
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._now: tuple[int, float | None, str] = (0, None, "start")  # replaced as a whole: another thread reads it
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self, phase: str, limit: float | None) -> None:
         """Say what is done next, and how many seconds it may take without a look at the stop signal."""
@@ -121,11 +123,20 @@ class Heart:
         """Begin to write signs of life, and stacks at a signal, into the scratch folder of this node."""
         self._stacks = stack_file(folder, self.rank).open("w")  # stays open for the handler
         faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
-        threading.Thread(target=self._run, args=(folder,), name="heart", daemon=True).start()
+        self._folder = folder
+        self._thread = threading.Thread(target=self._run, args=(folder,), name="heart", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Take the sign of life away: a process that has done its work must not count as one that does not run."""
+        if self._thread is not None:
+            self._ending.set()
+            self._thread.join(EVERY)
+            beat_file(self._folder, self.rank).unlink(missing_ok=True)
 
     def _run(self, folder: Path) -> None:
-        pulse, dumped, pause = 0, False, threading.Event()
-        while True:
+        pulse, dumped = 0, False
+        while not self._ending.is_set():
             pulse += 1
             with suppress(OSError):  # a full disk is told by others
                 _write(beat_file(folder, self.rank), json.dumps(asdict(self.beat(pulse))).encode())
@@ -133,7 +144,7 @@ class Heart:
                     dumped = True
                     for backend, data in flight_records().items():
                         _write(folder / f"flight-{backend}-{self.rank}.json", data)
-            pause.wait(EVERY)
+            self._ending.wait(EVERY)
 
 
 def place() -> str:

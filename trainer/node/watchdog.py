@@ -45,9 +45,14 @@ class Patience:
     still: dict[int, float] = field(default_factory=dict)
 
     def look(self, beats: Iterable[Beat], seconds: float) -> list[Standing]:
-        """What is known of all ranks so far. :param seconds: since the look before."""
-        seconds = min(seconds, _FROZEN)
-        for beat in beats:
+        """What is known of the ranks that give signs; one that gives none any more has ended.
+
+        :param seconds: since the look before.
+        """
+        seconds, found = min(seconds, _FROZEN), list(beats)
+        for rank in set(self.last) - {beat.rank for beat in found}:
+            del self.last[rank]
+        for beat in found:
             rank, before = beat.rank, self.last.get(beat.rank)
             moved = before is None or before.beat.mark != beat.mark
             alive = before is None or before.beat.pulse != beat.pulse
@@ -131,8 +136,11 @@ class Watchdog:
         self._looked = time.monotonic()
         while not self._closing.wait(EVERY):
             standings = self._look()
-            if any(one.overdue for one in standings) or self._others_found():
-                self._end(self._settled(standings))
+            if not (any(one.overdue for one in standings) or self._others_found()):
+                continue
+            standings = self._settled(standings)
+            if any(one.overdue for one in standings) or self._others_found():  # it may have gone on, or ended
+                self._end(standings)
                 return
 
     def _look(self) -> list[Standing]:
