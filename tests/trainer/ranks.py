@@ -33,6 +33,8 @@ _PRELOAD = [
     "peft",
     "trainer.training",
     "tests.trainer.toy",
+    "tests.trainer.ranks_course",
+    "tests.trainer.ranks_warm",
     "tests.trainer.ranks",
 ]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo"}
