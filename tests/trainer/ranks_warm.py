@@ -1,4 +1,4 @@
-"""What the server of ranks does once for all of them: transformers compiles a thousand patterns before it loads a model."""
+"""What the server of ranks does once for all: transformers compiles a thousand patterns before it loads a model."""
 
 from __future__ import annotations
 

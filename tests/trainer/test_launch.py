@@ -153,6 +153,7 @@ def resume(uri: str) -> str:
 
 
 @pytest.mark.dist
+@pytest.mark.compat
 def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path: Path) -> None:
     text = finish(start(toy.run("one"), 1, **ONE))
     report = json.loads(toy.files("one").get("report.json"))
@@ -173,6 +174,7 @@ def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path
 
 
 @pytest.mark.dist
+@pytest.mark.compat
 @pytest.mark.exact  # forked ranks do the same in test_ranks_matrix.py, for a twentieth of the time
 def test_stop_on_one_rank_resume_on_two_and_on_one(toy: Toy, start: Any, tmp_path: Path) -> None:
     """SIGTERM to one rank stops both at one step; the resumed run is the uninterrupted one to the bit."""
