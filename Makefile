@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # How many `auto` is for cores and memory says tests/conftest.py.
 WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+# The lowest releases of torch and transformers that are supported have an environment of their own.
+COMPAT := .venv-compat
 SOURCES := dropforge curation trainer plugins dags tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-exact test-chaos test-cluster e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-exact test-compat test-chaos test-cluster e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +52,17 @@ test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test`
 test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, one after another
 	@$(BIN)/pytest -n0 -m chaos $(ARGS)
 
+test-compat: $(COMPAT)/.ready  ## Run parity, resume and the checks at start on the lowest and the newest torch
+	@$(COMPAT)/bin/pytest $(WORKERS) -m compat tests/trainer $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m compat tests/trainer $(ARGS)
+$(COMPAT)/.ready: requirements/compat-2.11.txt pyproject.toml $(READY)
+	@echo "Installing into $(COMPAT): another PyTorch, 5 GB"
+	@test -x $(COMPAT)/bin/python || $(BIN)/python -m venv $(COMPAT)
+	@$(BIN)/uv pip install --python $(COMPAT)/bin/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) \
+	  -r requirements/compat-2.11.txt
+	@$(BIN)/uv pip install --python $(COMPAT)/bin/python --quiet --no-deps $(addprefix --find-links=,$(PIP_FIND_LINKS)) -e .
+	@touch $@
+
 test-cluster: $(READY)  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
 	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
 	@$(BIN)/pytest $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
@@ -74,6 +87,10 @@ lock:  ## Compile requirements/*.txt from pyproject.toml, without URLs or hashes
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --extra $$part $$(test $$part = dev || echo "--constraint requirements/dev.txt") \
 	    pyproject.toml -o requirements/$$part.txt || exit 1; done
+	@grep -vE '^(torch|transformers|triton|nvidia-|cuda-|setuptools|datasets|huggingface|hf-)' requirements/dev.txt | \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+	    --no-emit-find-links --extra trainer --constraint /dev/stdin pyproject.toml requirements/compat-2.11.in \
+	    -o requirements/compat-2.11.txt
 	@$(BIN)/uv pip list --python $(BIN)/python 2>/dev/null | awk '$$1 == "uv" {print "uv==" $$2}' > requirements/uv.txt
 
 bench: $(READY)  ## Run the benches: every claim of speed beside a peer

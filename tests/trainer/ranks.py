@@ -33,9 +33,16 @@ _PRELOAD = [
     "peft",
     "trainer.training",
     "tests.trainer.toy",
+    "tests.trainer.ranks_course",
+    "tests.trainer.ranks_warm",
     "tests.trainer.ranks",
 ]
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo"}
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_FR_BUFFER_SIZE": "2000",  # as trainer.compat.flight_recorder sets it
+}
 _PEERS = 10.0  # seconds that peers get to notice that a rank has failed
 IMPORTED_BY = os.getpid()
 

@@ -153,6 +153,7 @@ def resume(uri: str) -> str:
 
 
 @pytest.mark.dist
+@pytest.mark.compat
 def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path: Path) -> None:
     uri = toy.run("one", train={"deterministic": True})
     text = finish(start(uri, 1, **ONE))
@@ -185,6 +186,8 @@ def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path
 
 
 @pytest.mark.dist
+@pytest.mark.compat
+@pytest.mark.exact  # forked ranks do the same in test_ranks_matrix.py, for a twentieth of the time
 def test_stop_on_one_rank_resume_on_two_and_on_one(toy: Toy, start: Any, tmp_path: Path) -> None:
     """SIGTERM to one rank stops both at one step; the resumed run is the uninterrupted one to the bit."""
     more = {"train": {"max_steps": 60, "checkpoint_every": 50, "eval_every": 20}}

@@ -13,7 +13,7 @@ from .ranks import Ranks
 from .ranks_loop import Stage, Tensors, copied, make_loop, make_stage
 from .toy import Toy
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.compat]
 
 
 @pytest.fixture

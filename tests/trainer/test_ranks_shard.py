@@ -26,6 +26,8 @@ from .ranks_loop import Stage, make_base, make_loop, make_stage, train_whole
 from .test_model import small
 from .toy import Toy, write_dataset
 
+pytestmark = pytest.mark.compat
+
 
 @pytest.fixture(scope="module")
 def toy_bucket(tmp_path_factory: pytest.TempPathFactory, toy_rows: dict[str, Any]) -> Toy:

@@ -22,6 +22,9 @@ def bench(toy: Toy, tmp_path: Path) -> Callable[..., Bench]:
     return lambda **overrides: Bench(toy, tmp_path / "scratch", **overrides)
 
 
+pytestmark = pytest.mark.compat
+
+
 @pytest.mark.parametrize(
     ("packs", "parts"),
     [

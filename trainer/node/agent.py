@@ -230,7 +230,7 @@ class Agent(LocalElasticAgent):
         ranks = {local: worker.global_rank for local, worker in enumerate(worker_group.workers)}
 
         def close_soon(death_sig: signal.Signals | None = None, timeout: int = _PEER_SECONDS) -> None:
-            # torch waits for 30 s when a rank has failed, whatever `shutdown_timeout` says.
+            # torch waits 30 s when a rank has failed; its `shutdown_timeout`, which 2.11 lacks, does not reach that.
             self.closed |= {ranks[local] for local, pid in context.pids().items() if _runs(pid)}
             close(death_sig, min(timeout, _PEER_SECONDS))
 
@@ -279,4 +279,4 @@ def make_agent(place: Place, command: list[str], output: Output) -> Agent:
         master_addr=place.address,
         master_port=place.port or None,
     )
-    return Agent(spec, Pipes(output), start_method="spawn", shutdown_timeout=_PEER_SECONDS)
+    return Agent(spec, Pipes(output), start_method="spawn")

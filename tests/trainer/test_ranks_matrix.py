@@ -1,0 +1,190 @@
+"""Each cell of the matrix comes to what one rank does: losses, gradients, weights, samples, order, rates, counters."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dropforge.store import open_store
+from trainer.loop.schedule import learning_rate
+
+from .matrix import Cell, cells, cover, pairs, valid
+from .ranks import Ranks
+from .ranks_course import Course, run_course
+from .ranks_loop import Stage, make_base, make_stage
+from .test_ranks_parity import apart
+from .toy import Toy, chat, write_dataset
+
+ALL = cells()
+COVER = cover(ALL)
+ROWS = 5  # of a step: no number of ranks here divides it, and the last step has fewer than four ranks want
+STOP = 3
+# So many training rows make five to eight steps, with both tokenizers; the last step is never a whole one.
+TRAIN_ROWS = {("packed", 1.0): 44, ("packed", 2.5): 24, ("padded", 1.0): 28, ("padded", 2.5): 11}
+WORDS = ["the", "red", "cat", "sees", "a", "green", "bird", "under", "old", "tree"]
+
+
+def short_rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """Chats of which several fit into a row."""
+    generator = random.Random(seed)
+    found = [[generator.choice(WORDS) for _ in range(generator.randint(1, 9))] for _ in range(count)]
+    return [chat(" ".join(words), " ".join(reversed(words))) for words in found]
+
+
+def test_the_cover_holds_every_pair_that_a_valid_cell_holds() -> None:
+    assert len(ALL) == 576
+    assert len(COVER) == len(set(COVER)) < 40
+    assert all(map(valid, COVER))
+    assert set().union(*map(pairs, COVER)) == set().union(*map(pairs, ALL))
+
+
+@pytest.fixture(scope="module")
+def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], Stage]:
+    folder = tmp_path_factory.mktemp("matrix")
+    root = str(folder / "bucket")
+    toy = Toy(root, write_dataset(open_store(root), {"train": short_rows(60, 0), "eval": short_rows(9, 1)}))
+    base = make_base(folder / "base")
+    known: dict[tuple[str, str, float], Stage] = {}
+
+    def find(cell: Cell) -> Stage:
+        key = (cell.method, cell.rows, cell.epochs)
+        if key not in known:
+            name = "-".join(map(str, key))
+            known[key] = make_stage(
+                toy,
+                name,
+                folder / name,
+                base={"scratch": {"architecture": "gpt2"}}
+                if cell.method == "config"
+                else {"model": base, "scratch": None},
+                train={
+                    "method": "lora" if cell.method == "lora" else "full",
+                    "lora": {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_proj", "v_proj"]},
+                    "tokens_per_step": None,
+                    "rows_per_step": ROWS,
+                    "max_rows": TRAIN_ROWS[cell.rows, cell.epochs],
+                    "max_steps": None,
+                    "epochs": cell.epochs,
+                    "learning_rate": 2e-3,
+                    "warmup": 2,
+                    "clip": 0.5,
+                    "eval_every": 3,
+                    "checkpoint_every": 2,
+                },
+                evaluate={"max_rows": 5},
+            )
+        return known[key]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, stage_of: Callable[[Cell], Stage]) -> Callable[[Cell], Course]:
+    """What one rank in fp32 with one forward pass a step makes of a cell's rows; computed once."""
+    known: dict[Stage, Course] = {}
+
+    def find(cell: Cell) -> Course:
+        stage = stage_of(cell)
+        if id(stage) not in known:
+            [known[id(stage)]] = ranks(run_course, 1, stage.change(micro_batch=ROWS), cell.rows == "packed", "alone")
+        return known[id(stage)]
+
+    return find
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "cell",
+    # The cover first: its cells run always.
+    [
+        *(pytest.param(cell, marks=pytest.mark.compat) for cell in COVER),
+        *(pytest.param(cell, marks=pytest.mark.exact) for cell in ALL if cell not in set(COVER)),
+    ],
+    ids=str,
+)
+def test_a_cell_of_the_matrix(
+    ranks: Ranks, stage_of: Callable[[Cell], Stage], alone: Callable[[Cell], Course], cell: Cell
+) -> None:
+    packs, one = cell.rows == "packed", alone(cell)
+    steps = len(one.losses)
+    assert steps > STOP + 1
+    stage = stage_of(cell).change(precision=cell.precision, micro_batch=2)
+    here, there = shared(stage, cell.mode), shared(stage, cell.mode)
+    world = cell.ranks
+    if cell.resume == "other":
+        world = {1: 2, 2: 4, 4: 1}[cell.ranks]
+        there = shared(stage, {1: "auto", 2: "ddp", 4: "fsdp" if cell.mode == "ddp" else "ddp"}[world])
+    folder = str(cell)
+    first: list[Course] = ranks(run_course, cell.ranks, here, packs, folder, STOP)
+    expect(first, one, stage, range(1, STOP + 1))
+    if cell.resume == "broken":
+        damage(Path(stage.spec.root) / folder / "checkpoints" / f"step-{STOP}" / "rank-0.safetensors")
+    second: list[Course] = ranks(run_course, world, there, packs, folder)
+    begin = second[0].resumed
+    assert begin == (STOP - 1 if cell.resume == "broken" else STOP)
+    assert any(f"step-{STOP} is broken" in line for line in second[0].said) is (cell.resume == "broken")
+    expect(second, one, stage, range(begin + 1, steps + 1))
+    expect_end(second, one, cell)
+    if cell.resume == "broken":  # what is done a second time is the same to the bit
+        for again, before in zip(second, first, strict=True):
+            for key in ("losses", "norms", "rates", "took"):
+                assert getattr(again, key)[STOP] == getattr(before, key)[STOP]
+    if cell.resume == "same":  # and a stop and a resume change nothing at all, neither do checkpoints
+        whole: list[Course] = ranks(run_course, world, here.change(checkpoint_every=100), packs, f"{folder}-whole")
+        for ran, before, after in zip(whole, first, second, strict=True):
+            assert (ran.counters, ran.evaluations) == (after.counters, after.evaluations)
+            for key in ("losses", "norms", "rates", "took"):
+                assert getattr(ran, key) == {**getattr(before, key), **getattr(after, key)}
+            for left, right in ((ran.weights, after.weights), (ran.moments, after.moments)):
+                assert left.keys() == right.keys()
+                assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def shared(stage: Stage, mode: str) -> Stage:
+    return stage.change(parallel=mode, shard_group=2 if mode == "hybrid" else None)
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def expect(found: list[Course], one: Course, stage: Stage, numbers: range) -> None:
+    """Every step of some is the one rank's: its samples, its rate, its loss and norm."""
+    train, leader = stage.settings.train, found[0]
+    fine = train.precision == "fp32"
+    assert list(leader.losses) == list(numbers)
+    for number in numbers:
+        took = sorted(row for rank in found for row in rank.took[number])
+        assert took == sorted(one.took[number])  # nobody's rows twice, nobody's left out
+        assert leader.rates[number] == one.rates[number] == learning_rate(train, number - 1, len(one.losses))
+        assert leader.losses[number] == pytest.approx(one.losses[number], rel=1e-5 if fine else 1e-2)
+        assert leader.norms[number] == pytest.approx(one.norms[number], rel=1e-4 if fine else 5e-2)
+    for rank in found[1:]:
+        assert (rank.losses, rank.norms, rank.rates) == (leader.losses, leader.norms, leader.rates)
+        assert (rank.counters, rank.evaluations) == (leader.counters, leader.evaluations)
+    if numbers[0] == 1:
+        assert apart(leader.gradients, one.gradients) < (1e-5 if fine else 5e-2)
+        assert fine or apart(leader.gradients, one.gradients) > 1e-5  # it was bf16
+
+
+def expect_end(found: list[Course], one: Course, cell: Cell) -> None:
+    leader, fine = found[0], cell.precision == "fp32"
+    assert leader.counters == one.counters
+    assert leader.counters["passes"] == pytest.approx(cell.epochs, abs=0.1)  # half an epoch is a whole number of rows
+    if fine:
+        assert apart(leader.weights, one.weights) < 1e-4
+    else:  # AdamW moves a weight by its rate whatever the gradient's size: tensors that began at zero tell nothing
+        mine, theirs = (torch.cat([run.weights[name].ravel() for name in one.weights]) for run in (leader, one))
+        assert apart({"all": mine}, {"all": theirs}) < 1e-2
+    assert {weight.dtype for weight in leader.weights.values()} == {torch.float32}
+    for found_here, found_alone in zip(leader.evaluations, one.evaluations, strict=True):
+        for key in ("step", "rows", "target_tokens", "precision"):
+            assert found_here[key] == found_alone[key]
+        assert found_here["eval/loss"] == pytest.approx(found_alone["eval/loss"], rel=1e-5 if fine else 1e-2)
