@@ -13,7 +13,6 @@ import torch
 from dropforge.store import FolderStore, open_store
 from trainer.data.plan import Pack
 from trainer.gang import Gang
-from trainer.loop import step as stepping
 from trainer.loop.optim import optimizer_tensors
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import PreemptedError
@@ -101,13 +100,12 @@ def test_each_rank_reads_its_part_of_what_others_wrote(
     whole = checkpoints.read(seal)
     others, change = MODES[reads]
     found = ranks(resumed, others, stage.change(**change), folder)
-    step, _, weights, moments, progress = found[0]
+    step, _, weights, moments, _ = found[0]
     assert step == 2
     for expected, there in ((whole.weights, weights), (whole.moments, moments)):
         assert expected.keys() == there.keys()
         assert all(torch.equal(there[name], expected[name]) for name in expected)
-    assert all(one[4] == whole.progress for one in found)
-    assert progress == whole.progress
+    assert all(one[4] == whole.progress | {"resumed": [2]} for one in found)
     if writes == reads and reads.startswith("fsdp"):
         assert [one[1] for one in found] == [{f"rank-{rank}.safetensors"} for rank in range(others)]
 
@@ -159,14 +157,14 @@ def course(gang: Gang, stage: Stage, folder: str, stop: int) -> dict[int, tuple[
     loop = make_loop(gang, stage, True, folder)
     loop.resume()
     mine: list[int] = []
-    shares = stepping.share
+    shares = loop.plan.share
 
     def noting(*inputs: Any) -> list[list[Pack]]:
         found = shares(*inputs)
         mine[:] = [int(document) for part in found for pack in part for document in pack]
         return found
 
-    stepping.share = noting
+    loop.plan.share = noting  # type: ignore[method-assign]
     seen: dict[int, tuple[Any, ...]] = {}
 
     class Watch:
@@ -179,7 +177,6 @@ def course(gang: Gang, stage: Stage, folder: str, stop: int) -> dict[int, tuple[
     loop.start()
     with suppress(PreemptedError):
         loop.run()
-    stepping.share = shares
     return seen
 
 

@@ -75,6 +75,7 @@ class PlanStore:
                     raise UnusableError(f"{name} is missing") from None
                 if _facts(staging / name) != facts:
                     raise UnusableError(f"{name} is not what was written: its size or SHA-256 is another")
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier try in the same scratch folder
             staging.replace(folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
