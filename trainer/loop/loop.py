@@ -32,6 +32,7 @@ from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model import deterministic
 from trainer.model.build import Built
+from trainer.model.fit import check_fit
 from trainer.model.loss import LossModel
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
@@ -164,12 +165,41 @@ class Loop:
         )
         self.heart.warm_up()
         self.step.warm_up()
+        self._check_fit()
         self._check_accumulation()
         self.heart.rest()
         if self._generators is not None:
             set_generators(self._generators, self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+
+    def _check_fit(self) -> None:
+        """Measure the longest micro-batch that may come, and refuse what would end in a kill."""
+        plan, train, world = self.plan, self.settings.train, self.gang.world
+        packs = plan.step(0)
+        rows = min(self.batching.micro_batch, math.ceil(len(packs) / world))
+        longest = max(int(plan.lengths[pack].sum()) for pack in packs) if self.loss.packed else int(plan.lengths.max())
+        share = max(float(plan.targets[pack].sum() / plan.lengths[pack].sum()) for pack in packs)
+        weights = self.wrapped.trained_bytes()
+        extra = 0 if self.optimizer.state else 2 * weights  # the first step makes both moments
+        if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
+            extra += 3 * weights // (world if self.wrapped.mode == "ddp" else 1)
+        self.loss.train()
+        self.fit = check_fit(
+            self.gang,
+            self.wrapped,
+            self.train,
+            rows=rows,
+            tokens=min(-(-longest // 8) * 8, train.sequence_length),
+            share=min(1.0, share),
+            extra=extra,
+        )
+        self.optimizer.zero_grad()
+        if self.fit is not None:
+            self.console.say(
+                f"memory: a forward pass of {rows} row(s) of {self.fit.tokens} tokens and the first steps take "
+                f"{self.fit.need / 1e9:.2f} GB more, {self.fit.room / 1e9:.2f} GB are left"
+            )
 
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
@@ -425,4 +455,5 @@ class Loop:
             "accumulation_difference": self.accumulation,
             "distribution": self.wrapped.ran(),
             "determinism": deterministic.ran(),
+            "memory": None if self.fit is None else self.fit.plain(),
         }

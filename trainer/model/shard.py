@@ -76,6 +76,10 @@ class Wrapped:
         """Names and weights that the optimizer moves, as this rank holds them."""
         return self.built.trainable()
 
+    def trained_bytes(self) -> int:
+        """Bytes of the weights that the optimizer moves, as this rank holds them."""
+        return sum(_local(weight).numel() * weight.element_size() for _, weight in self.trainable())
+
     def full(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors of weights or moments on the leader, nothing elsewhere; all ranks take part."""
         return dict(tensors) if self.gang.leader else {}
