@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from dropforge.run import ExitCode
 from trainer import launch
 from trainer.launch import Ended, Verdict, judge
-from trainer.rank import main, run
+from trainer.rank import run
 from trainer.report.console import Console
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import PreemptedError, StopSignal
@@ -290,36 +290,6 @@ def test_a_stop_at_the_very_end_changes_no_verdict_and_makes_the_rest_short(hand
     terminator.over = True
     os.kill(os.getpid(), signal.SIGTERM)  # would be SystemExit before
     assert 0 < terminator.left() <= 5
-
-
-@pytest.mark.parametrize(
-    ("harm", "code", "words"),
-    [
-        ("run", ExitCode.BAD_RECIPE, "no such object"),
-        ("recipe", ExitCode.BAD_RECIPE, "train.learning_rat"),
-        ("dataset", ExitCode.BAD_DATA, "manifest is not there"),
-        ("shard", ExitCode.BAD_DATA, "SHA-256"),
-    ],
-)
-def test_bad_input_has_its_code_and_one_clear_line(
-    toy: Toy, handlers: None, capsys: pytest.CaptureFixture[str], harm: str, code: ExitCode, words: str
-) -> None:
-    uri = toy.run("bad")
-    path = Path(uri)
-    values = json.loads(path.read_text())
-    if harm == "run":
-        uri += ".not"
-    if harm == "recipe":
-        values["recipe"]["train"]["learning_rat"] = 1
-    if harm == "dataset":
-        values["dataset"] = values["dataset"].replace("manifest", "another")
-    path.write_text(json.dumps(values))
-    if harm == "shard":
-        shard = next(item.key for item in toy.store.list("datasets/toy/shards/"))
-        toy.store.put(shard, toy.store.get(shard)[:-1] + b"!")
-    assert main([uri]) == code
-    [line] = capsys.readouterr().err.splitlines()
-    assert words in line
 
 
 def test_a_store_that_does_not_answer_is_told_in_the_termination_message(

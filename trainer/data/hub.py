@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dropforge.errors import DropforgeError, RecipeError
 
@@ -34,6 +34,7 @@ def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None
     )
 
     name = model if revision is None else f"{model} at {revision}"
+    _have_it_end()
     try:
         folder = snapshot_download(
             model,
@@ -64,6 +65,20 @@ def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None
     except OSError as error:
         raise _unreachable(name, error) from error
     return Path(folder)
+
+
+def _have_it_end() -> None:
+    """Bound the library's requests that have no time limit: a hub that listens and is silent would hold us for ever."""
+    from huggingface_hub.utils._http import get_session
+
+    hooks = get_session().event_hooks
+    if _bound not in hooks["request"]:
+        get_session().event_hooks = {**hooks, "request": [*hooks["request"], _bound]}
+
+
+def _bound(request: Any) -> None:
+    limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+    request.extensions["timeout"] = {key: _SECONDS if limit is None else limit for key, limit in limits.items()}
 
 
 def _refused(cause: str, mend: str) -> RecipeError:

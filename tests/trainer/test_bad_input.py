@@ -1,0 +1,212 @@
+"""All bad input in one table: refused before the first step, with its exit code, the thing, the cause and the mend."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from dropforge.layout import dataset_prefix
+from dropforge.run import ExitCode
+from trainer.model import fit
+from trainer.rank import main
+
+from .ranks_loop import make_base
+from .toy import Toy, sample_rows, write_dataset
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class Bad:
+    """A run to be harmed. :param patch: undone after the test."""
+
+    def __init__(self, toy: Toy, folder: Path, base: str, patch: pytest.MonkeyPatch) -> None:
+        self.toy, self.patch = toy, patch
+        self.base = str(shutil.copytree(base, folder / "base"))
+        self.uri = toy.run("bad", train={"max_steps": 2})
+
+    def run(self, **overrides: Any) -> None:
+        self.uri = self.toy.run("bad", **overrides)
+
+    def on_base(self, **train: Any) -> None:
+        self.run(base={"model": self.base, "scratch": None}, train={"max_steps": 2, **train})
+
+    def change(self, change: Callable[[dict[str, Any]], Any]) -> None:
+        path = Path(self.uri)
+        values = json.loads(path.read_text())
+        change(values)
+        path.write_text(json.dumps(values))
+
+    def tokenizer(self, **values: Any) -> None:
+        path = Path(self.base) / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        self.on_base()
+
+    def dataset(self, rows: dict[str, list[dict[str, Any]]]) -> None:
+        found = write_dataset(self.toy.store, rows)
+        address = f"{self.toy.root}/{dataset_prefix('toy', found)}manifest.json"
+        self.change(lambda values: values.update(dataset=address, dataset_digest=found))
+
+
+def no_run(bad: Bad) -> None:
+    bad.uri += ".not"
+
+
+def unknown_key(bad: Bad) -> None:
+    bad.change(lambda values: values["recipe"]["train"].update(learning_rat=1))
+
+
+def longer_than_the_model(bad: Bad) -> None:
+    bad.on_base(sequence_length=128)
+
+
+def attention_it_has_not(bad: Bad) -> None:
+    path = Path(bad.base) / "config.json"
+    config = {"model_type": "bloom", "vocab_size": 320, "hidden_size": 32, "n_layer": 1, "n_head": 2}
+    path.write_text(json.dumps(config))
+    (Path(bad.base) / "model.safetensors").unlink()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(bad.base)).save_pretrained(bad.base)
+    bad.on_base(attention="sdpa")
+
+
+def more_than_the_memory(bad: Bad) -> None:
+    bad.patch.setattr(fit, "memory_room", lambda device: 10_000)
+
+
+def no_end_token(bad: Bad) -> None:
+    bad.tokenizer(eos_token=None)
+
+
+def neither_pad_nor_end_token(bad: Bad) -> None:
+    bad.tokenizer(eos_token=None, pad_token=None)
+
+
+def questions_alone(bad: Bad) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"question {index}"}]} for index in range(30)]
+    bad.dataset({"train": rows, "eval": sample_rows(5)})
+
+
+def many_questions_alone(bad: Bad) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"question {index}"}]} for index in range(30)]
+    bad.dataset({"train": [*rows, *sample_rows(30)], "eval": sample_rows(5)})
+
+
+def template_without_markers(bad: Bad) -> None:
+    """Nor does it end an answer by any token, so that nothing tells where one ends."""
+    found = AutoTokenizer.from_pretrained(bad.base)
+    found.chat_template = CHATML.replace("<|im_end|>", "")
+    found.save_pretrained(bad.base)
+    bad.on_base()
+
+
+def manifest_gone(bad: Bad) -> None:
+    bad.change(lambda values: values.update(dataset=values["dataset"].replace("manifest", "another")))
+
+
+def other_rows_than_planned(bad: Bad) -> None:
+    planned = json.loads(Path(bad.uri).read_text())["dataset_digest"]
+    bad.dataset({"train": sample_rows(40, seed=7), "eval": sample_rows(5)})
+    bad.change(lambda values: values.update(dataset_digest=planned))
+
+
+def harmed_shard(bad: Bad) -> None:
+    shard = next(item.key for item in bad.toy.store.list("datasets/toy/shards/"))
+    bad.toy.store.put(shard, bad.toy.store.get(shard)[:-1] + b"!")
+
+
+def trained(bad: Bad) -> None:
+    """A run that ended after its checkpoint and before its report."""
+    assert main([bad.uri]) == 0
+    (Path(bad.toy.files("bad").uri) / "report.json").unlink()
+
+
+def checkpoint_of_another_recipe(bad: Bad) -> None:
+    trained(bad)
+    bad.change(lambda values: values["recipe"]["train"].update(learning_rate=1e-4, log_every=1))
+
+
+def labels_that_changed(bad: Bad) -> None:
+    """Rows with the same text and another label make another dataset; nothing is trained on labels yet."""
+    rows = sample_rows(40)
+    bad.dataset({"train": [{**row, "label": "good"} for row in rows], "eval": sample_rows(5)})
+    trained(bad)
+    bad.dataset({"train": [{**row, "label": "bad"} for row in rows], "eval": sample_rows(5)})
+
+
+def deaf_hub(bad: Bad) -> None:
+    """Its socket is open, takes what is sent, and answers nothing."""
+    deaf = socket.create_server(("127.0.0.1", 0))
+    bad.patch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+    bad.patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    bad.patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"{bad.base}/cache")
+    bad.patch.setattr("trainer.data.hub._SECONDS", 0.2)
+    bad.patch.setattr(Bad, "deaf", deaf, raising=False)  # as long as the test
+    bad.run(base={"model": "some/model", "scratch": None})
+
+
+TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
+    (no_run, ExitCode.BAD_RECIPE, "no such object", "Check the address"),
+    (unknown_key, ExitCode.BAD_RECIPE, "train.learning_rat`: the trainer does not know it", "Mend the recipe"),
+    (longer_than_the_model, ExitCode.BAD_RECIPE, "128 is longer than the base model's context of 64", "Set it to 64"),
+    (attention_it_has_not, ExitCode.BAD_RECIPE, "train.attention`: BloomForCausalLM does not run `sdpa`", "Use `auto`"),
+    (more_than_the_memory, ExitCode.BAD_RECIPE, "train.micro_batch`: forward and backward pass of 2 row(s)", "Set `"),
+    (no_end_token, ExitCode.BAD_DATA, "it has no end token", "Set `eos_token`"),
+    (neither_pad_nor_end_token, ExitCode.BAD_DATA, "it has no end token", "Set `eos_token`"),
+    (questions_alone, ExitCode.BAD_DATA, "no training row has a token to learn from", "Check the roles"),
+    (many_questions_alone, ExitCode.BAD_DATA, "30 of 60", "raise `data.max_left_out`"),
+    (template_without_markers, ExitCode.BAD_DATA, "no end token follows", "template"),
+    (manifest_gone, ExitCode.BAD_DATA, "manifest is not there", "Curate the drop again"),
+    (other_rows_than_planned, ExitCode.BAD_DATA, "the run was planned for toy/", "Start a new run for this dataset"),
+    (harmed_shard, ExitCode.BAD_DATA, "its SHA-256 is", "Curate again"),
+    (checkpoint_of_another_recipe, ExitCode.BAD_RECIPE, "train.learning_rate: 0.005 -> 0.0001", "Free to change are"),
+    (labels_that_changed, ExitCode.BAD_RECIPE, "dataset: ", "or start a new run"),
+    (deaf_hub, 1, "does not answer", "S3"),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_base(tmp_path_factory.mktemp("bad") / "base")
+
+
+@pytest.fixture
+def bad(toy: Toy, tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bad]:
+    before = signal.getsignal(signal.SIGTERM)
+    made = Bad(toy, tmp_path, base, monkeypatch)
+    yield made
+    signal.signal(signal.SIGTERM, before)
+    if (deaf := getattr(made, "deaf", None)) is not None:
+        deaf.close()
+
+
+@pytest.mark.parametrize(("harm", "code", "cause", "mend"), TABLE, ids=[row[0].__name__ for row in TABLE])
+def test_bad_input_is_refused_before_the_first_step(
+    bad: Bad, capfd: pytest.CaptureFixture[str], harm: Callable[[Bad], None], code: int, cause: str, mend: str
+) -> None:
+    harm(bad)
+    capfd.readouterr()
+    assert main([bad.uri]) == code
+    out, err = capfd.readouterr()
+    message = err if code != 1 else err.splitlines()[-1]  # what may be mended by another try has its trace
+    assert cause in message
+    assert mend in message
+    assert "Traceback" not in message
+    assert '"loss"' not in out  # of a step
+    assert bad.toy.files("bad").stat("report.json") is None
+
+
+def test_a_tokenizer_without_a_padding_token_trains_as_its_end_token_pads(bad: Bad) -> None:
+    bad.tokenizer(pad_token=None)
+    assert main([bad.uri]) == 0
