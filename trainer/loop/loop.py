@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -58,6 +58,7 @@ class Loop:
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
+    :param asked: on rank 0, how many steps somebody wants to have profiled; each wish is told once.
     :param wall: what the time went into.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
@@ -79,6 +80,7 @@ class Loop:
     heart: Heart = field(default_factory=Heart)
     row_keys: NDArray[np.void] | Sequence[bytes] = ()
     wall: Wall = field(default_factory=Wall)
+    asked: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -242,7 +244,8 @@ class Loop:
         progress, train = self.progress, self.settings.train
         rate = learning_rate(train, progress.step, self.steps, progress.evaluations)
         self.heart.step(progress.step + 1)
-        result = self.step.take(progress.step, rate, self.timers.due() if self.gang.leader else Due())
+        due = replace(self.timers.due(), profile=self.asked()) if self.gang.leader else Due()
+        result = self.step.take(progress.step, rate, due)
         self.wall.move("train", "data", result.data_seconds)
         progress.count(result, self._keys(result.suspects))
         self.due = result.due

@@ -21,6 +21,7 @@ SAFE: Final = (
     "train.checkpoint_every",
     "train.keep_*",
     "train.log_*",
+    "train.profile",
 )
 _NONE: Final = "nothing"
 

@@ -107,7 +107,8 @@ class _Seen:
         self.endings = [found for pod in pods if (found := ending(pod, self.kind, job))]
         self.wanted = self.kind.wanted(job) or len(pods)
         begun = [(start, _placed(pod)) for pod in pods if (start := _started(pod, self.kind))]
-        self.started, self.placed = min(begun, key=lambda times: times[0], default=(None, None))
+        first = min(begun, key=lambda times: times[0], default=None)
+        self.started, self.placed = first or (None, None)
         self.running = sum(1 for pod in pods if mapping(pod.get("status")).get("phase") == "Running")
 
     def observation(self, phase: Phase, message: str, reason: Reason | None = None, **more: Any) -> Observation:
