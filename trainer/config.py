@@ -99,6 +99,7 @@ class Train:
     early_stopping: EarlyStopping | None
     export: Literal["last", "best"]
     profile: str | None
+    tensorboard: bool
     max_skipped_steps: int
 
     @property

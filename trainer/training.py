@@ -36,6 +36,7 @@ from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.artifacts import keep_files
+from trainer.report.board import Board
 from trainer.report.card import NAME as CARD
 from trainer.report.card import model_card
 from trainer.report.console import Console, warn
@@ -118,6 +119,9 @@ def train(
         requests=requests,
         told=lambda address: tracker.tags({"dropforge.profile": address}) if gang.leader else None,
     )
+    board = None
+    if settings.train.tensorboard and gang.leader:
+        board = Board(open_store(spec.root, hurried=True), resumed_from, console.say)
     loop = Loop(
         gang=gang,
         settings=settings,
@@ -137,6 +141,7 @@ def train(
         wall=wall,
         observers=[profiler],
         asked=requests.take if requests else lambda: 0,
+        board=board,
     )
     loop.wrapped.prove(probe, expected)
     proven = loop.wrapped.prove_isolation(reach(built, settings))
@@ -186,8 +191,10 @@ def train(
                 seals=checkpoints.seals(),
                 model=exported,
             )
-            card = {CARD: model_card(spec, report).encode()}
-            keep_files(lambda: card, store, spec.tracking, console.say, "the model card").join(_DRAW)
+            card = keep_files(
+                lambda: {CARD: model_card(spec, report).encode()}, store, spec.tracking, console.say, "the model card"
+            )
+            card.join(_DRAW)
             store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())  # now the run has succeeded
             console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
         gang.barrier()  # nobody leaves before the report is there
@@ -200,6 +207,8 @@ def train(
             )
         raise
     finally:
+        if board is not None:
+            board.close()
         finish(tracker, spec, attempt, console)
     gang.leave()
 

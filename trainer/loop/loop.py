@@ -35,6 +35,7 @@ from trainer.model.build import Built
 from trainer.model.loss import LossModel
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
+from trainer.report.board import Board
 from trainer.report.console import Console
 from trainer.report.figures import training_figures
 from trainer.report.flops import make_gauge
@@ -58,6 +59,7 @@ class Loop:
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
+    :param board: what TensorBoard is told, on rank 0 if it was asked for.
     :param asked: on rank 0, how many steps somebody wants to have profiled; each wish is told once.
     :param wall: what the time went into.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
@@ -81,6 +83,7 @@ class Loop:
     row_keys: NDArray[np.void] | Sequence[bytes] = ()
     wall: Wall = field(default_factory=Wall)
     asked: Callable[[], int] = lambda: 0
+    board: Board | None = None
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -125,7 +128,9 @@ class Loop:
             env=os.environ,
             say=self.console.say,
         )
-        self.log = StepLog(self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device)
+        self.log = StepLog(
+            self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device, self.board
+        )
         self.observers = [self.heart, self.log, *self.observers]
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
@@ -162,7 +167,7 @@ class Loop:
             self.gang,
             keep=train.keep_checkpoints,
             best=train.keep_best,
-            before_seal=self.tracker.flush,
+            before_seal=self._before_seal,
         )
         self.heart.warm_up()
         self.step.warm_up()
@@ -172,6 +177,12 @@ class Loop:
             set_generators(self._generators, self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+
+    def _before_seal(self) -> None:
+        """What a checkpoint covers is told before it exists: whoever resumes from it does not tell it again."""
+        self.tracker.flush()
+        if self.board is not None:
+            self.board.copy()
 
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
@@ -303,6 +314,8 @@ class Loop:
             self.progress.evaluations.append({"step": step, **self.gang.gather(found.plain())[0]})
             self._keep_best()
             self.tracker.metrics(found.metrics(), step)
+            if self.board is not None:
+                self.board.scalars(found.metrics(), step)
             self.console.say(
                 f"eval {when}: loss {found.loss:.4f}  perplexity {found.perplexity:.2f}  accuracy {found.accuracy:.4f}"
                 f"  ({found.targets} tokens, {time.perf_counter() - began:.1f} s)"

@@ -22,6 +22,7 @@ SAFE: Final = (
     "train.keep_*",
     "train.log_*",
     "train.profile",
+    "train.tensorboard",
 )
 _NONE: Final = "nothing"
 
