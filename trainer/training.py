@@ -121,7 +121,7 @@ def train(
     )
     board = None
     if settings.train.tensorboard and gang.leader:
-        board = Board(open_store(spec.root, hurried=True), resumed_from, console.say)
+        board = Board(open_store(spec.root, hurried=True), console.say)
     loop = Loop(
         gang=gang,
         settings=settings,
@@ -150,6 +150,8 @@ def train(
     attempt, first = 0, None
     try:
         resumed_from = loop.resume()
+        if board is not None:
+            board.begin(resumed_from)
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from, wall.began)
             first = first_began(store)

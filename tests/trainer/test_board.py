@@ -87,7 +87,8 @@ def test_a_store_that_is_away_is_said_and_ends_nothing(tmp_path: Path) -> None:
             raise OSError("away")
 
     said: list[str] = []
-    one = Board(Away(tmp_path), None, said.append)
+    one = Board(Away(tmp_path), said.append)
+    one.begin(None)
     one.scalars({"a": 1.0}, 1)
     one.copy()
     one.close()
@@ -103,7 +104,8 @@ def test_a_writer_that_fails_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Writer, "add_scalar", fail)
     said: list[str] = []
-    one = Board(open_store(str(tmp_path)), None, said.append)
+    one = Board(open_store(str(tmp_path)), said.append)
+    one.begin(None)
     one.scalars({"a": 1.0}, 1)
     one.scalars({"a": 1.0}, 2)
     one.close()
@@ -116,7 +118,8 @@ def test_tensorboard_itself_reads_one_curve_over_a_resume(tmp_path: Path) -> Non
 
     store = open_store(str(tmp_path))
     for resumed_from, steps in ((None, range(1, 8)), (4, range(5, 10))):
-        one = Board(store, resumed_from, print)
+        one = Board(store, print)
+        one.begin(resumed_from)
         for step in steps:
             one.scalars({"train/loss": float(step + 100 * (resumed_from is not None))}, step)
         one.close()

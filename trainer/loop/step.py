@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -48,7 +48,7 @@ class Tally:
 
     def summed(self, gang: Gang) -> Tally:
         """The same over all ranks, equal to the bit on each of them; one collective."""
-        mine = asdict(self)
+        mine = dict(vars(self))  # `asdict` copies deeply, in each step
         busy = mine.pop("busy")
         sums = gang.sum([*mine.values(), *busy])
         return Tally(**dict(zip(mine, sums, strict=False)), busy=tuple(sums[len(mine) :]))
@@ -158,7 +158,7 @@ class Step:
             stop=self.stop.asked,
             broken=not finite,
             busy=self._busy(exchanged),
-            **asdict(due),
+            **vars(due),
         ).summed(self.gang)
         wait_seconds = time.perf_counter() - met
         if int(tally.targets) != wanted:

@@ -28,18 +28,21 @@ def check_board(asked: bool) -> None:
 class Board:
     """The event file of this attempt. Whatever fails is said once, and ends nothing.
 
-    :param resumed_from: TensorBoard forgets what earlier attempts wrote of later steps.
+    Nothing is written before `begin`.
     """
 
-    def __init__(self, store: Store, resumed_from: int | None, say: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, say: Callable[[str], None]) -> None:
         self._store, self._say = store, say
         self._folder = Path(tempfile.mkdtemp(prefix="dropforge-tensorboard-"))
         self._writer: Any = None
+
+    def begin(self, resumed_from: int | None) -> None:
+        """Open the file; TensorBoard forgets what earlier attempts wrote of steps after `resumed_from`."""
         try:
             from torch.utils.tensorboard import SummaryWriter
 
             purge = None if resumed_from is None else resumed_from + 1
-            self._writer = SummaryWriter(self._folder, purge_step=purge)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(self._folder, purge_step=purge)
         except Exception as error:
             self._trouble("started", error)
 
