@@ -119,7 +119,7 @@ def ours(options: argparse.Namespace, folder: str) -> float:
     loop._finished = lambda: loop.progress.step >= plan.steps  # type: ignore[method-assign]
     loop.start()
     loop.run()
-    return (times.marks[options.steps + WARM] - times.marks[WARM]) / options.steps * 1e6
+    return float((times.marks[options.steps + WARM] - times.marks[WARM]) / options.steps * 1e6)
 
 
 def trainer(options: argparse.Namespace, folder: str) -> float:
@@ -136,7 +136,7 @@ def trainer(options: argparse.Namespace, folder: str) -> float:
         def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
             return {"loss": self.weight.sum() * labels.numel()}
 
-    class Times(TrainerCallback):  # type: ignore[misc]
+    class Times(TrainerCallback):
         marks: dict[int, float] = {}  # noqa: RUF012
 
         def on_step_end(self, args: Any, state: Any, control: Any, **options_: Any) -> None:

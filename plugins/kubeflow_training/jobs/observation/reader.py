@@ -108,7 +108,8 @@ class _Seen:
         self.wanted = self.kind.wanted(job) or len(pods)
         begun = [(start, _placed(pod)) for pod in pods if (start := _started(pod, self.kind))]
         first = min(begun, key=lambda times: times[0], default=None)
-        self.started, self.placed = first or (None, None)
+        self.started: datetime | None = first[0] if first else None
+        self.placed: datetime | None = first[1] if first else None
         self.running = sum(1 for pod in pods if mapping(pod.get("status")).get("phase") == "Running")
 
     def observation(self, phase: Phase, message: str, reason: Reason | None = None, **more: Any) -> Observation:
