@@ -62,7 +62,7 @@ with DAG(
     )
     decided = step(promote.decide)(opened)
     registered = step(promote.register, outlets=[MODELS])(opened)
-    reported = step(promote.report)(opened, registered)
+    reported = step(promote.report)(opened, registered, train.output)
     closed = step(run.close_run)(opened)
 
     chain(checked, opened, train, champion, evaluate, decided, registered, reported, closed)

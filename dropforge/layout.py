@@ -16,6 +16,8 @@
     runs/RUN/run.json, checkpoints/, report.json, model/
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     runs/RUN/logs/POD/START-NUMBER.log.gz    the whole log of a training pod, in pieces whose names sort in their order
+    runs/RUN/profile.json                    a person's wish to have the next steps profiled, until it is taken
+    runs/RUN/profiles/steps-A-B/             Chrome traces of a window of steps, one for each rank
     mlflow/                                  MLflow's artifacts
 """
 
@@ -36,6 +38,7 @@ REFUSED = "ledger/refused/"
 SEEN = "ledger/seen/"
 LOGS = "logs/"  # in a run's folder
 FAILURES = "failures/"
+PROFILE_REQUEST = "profile.json"
 
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -175,6 +178,10 @@ def log_key(pod: str, began: str, number: int) -> str:
     :param began: when this life of the pod began, like `20261121T100000.123456Z`; a later one sorts behind.
     """
     return f"{LOGS}{pod_folder(pod)}/{began}-{number:06d}.log.gz"
+
+
+def profile_key(run: str) -> str:
+    return run_prefix(run) + PROFILE_REQUEST
 
 
 def verdict_key(run: str) -> str:

@@ -183,6 +183,10 @@ class Train(Section):
     """End the training once evaluations no longer get better."""
     export: Literal["last", "best"] = "last"
     """Weights that become the model: those of the last step, or of the lowest evaluation loss."""
+    profile: Annotated[str, Field(pattern="^[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})?$")] | None = None
+    """Steps to run under torch's profiler, as in `100-103`: at most 50, and not the first."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files into the run's folder too; needs the package tensorboard where the ranks run."""
     max_skipped_steps: int = Field(default=50, ge=0, le=LARGEST)
     """Steps in all that may be skipped because loss or gradient is not finite; five in a row are borne at most."""
 

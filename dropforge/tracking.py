@@ -171,6 +171,20 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
     mlflow.log_text(run_id, verdict.as_markdown() + "\n", "verdict.md")
 
 
+def log_wall(tracking_uri: str, run_id: str, wall: Mapping[str, float], step: int) -> None:
+    """Put the seconds of each phase of a run on its MLflow run. :param step: the optimizer step of the final model."""
+    import time
+
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric("wall/seconds" if name == "seconds" else f"wall/{name}_seconds", value, now, step)
+        for name, value in wall.items()
+    ]
+    client(tracking_uri).log_batch(run_id, metrics=metrics)
+
+
 def register(
     tracking_uri: str,
     spec: RunSpec,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from dropforge.errors import RecipeError
+from dropforge.profiling import Span
 from trainer.interval import Interval
 
 MOST_PASSES: Final = 100  # over a source in an epoch
@@ -97,6 +98,8 @@ class Train:
     keep_best: int
     early_stopping: EarlyStopping | None
     export: Literal["last", "best"]
+    profile: str | None
+    tensorboard: bool
     max_skipped_steps: int
 
     @property
@@ -219,6 +222,11 @@ def _check_train(train: Train) -> None:
             raise _bad(f"train.{name}", str(error)) from None
         if interval == Interval() and name != "eval_every":
             raise _bad(f"train.{name}", "it must be at least 1")
+    if train.profile is not None:
+        try:
+            Span.parse(train.profile)
+        except ValueError as error:
+            raise _bad("train.profile", str(error)) from None
     judged = train.schedule == "plateau" or train.early_stopping or train.export == "best"
     if judged and train.eval_every == 0:
         raise _bad("train.eval_every", "plateau, early stopping and the best weights need evaluations on the way")

@@ -44,11 +44,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Due:
-    """What is to be done after a step because its time has come."""
+    """What is to be done after a step because its time has come.
+
+    :param profile: steps to profile from the next one on.
+    """
 
     log: bool = False
     evaluation: bool = False
     checkpoint: bool = False
+    profile: int = 0
 
 
 class Timers:

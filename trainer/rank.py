@@ -21,6 +21,7 @@ from trainer.compat import check_versions, quiet_libraries
 from trainer.config import read_settings
 from trainer.node.heart import Heart, bounds_from_env
 from trainer.prepare import prepare, scratch_folder
+from trainer.report.board import check_board
 from trainer.report.console import Console, warn
 from trainer.report.wall import Wall, began_from_env
 from trainer.state.stop import TOO_EARLY, PreemptedError, StopSignal, die_with_parent
@@ -35,6 +36,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
     root, key = split_uri(uri)
     spec = RunSpec.from_json(open_store(root).get(key))
     settings = read_settings(spec.recipe)
+    check_board(settings.train.tensorboard)
     if open_store(spec.root).stat("report.json") is not None:
         console.say(f"run {spec.run} is already done")
         return

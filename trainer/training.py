@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import DropforgeError
+from dropforge.profiling import Span
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings
@@ -35,9 +36,10 @@ from trainer.model.shard import probe_loss
 from trainer.node.heart import Heart
 from trainer.prepare import Prepared, await_prepared
 from trainer.report.artifacts import keep_files
+from trainer.report.board import Board
 from trainer.report.card import NAME as CARD
 from trainer.report.card import model_card
-from trainer.report.console import Console
+from trainer.report.console import Console, warn
 from trainer.report.curves import NAME as CURVES
 from trainer.report.curves import draw_curves
 from trainer.report.final import (
@@ -50,6 +52,7 @@ from trainer.report.final import (
     wall_rows,
 )
 from trainer.report.models import BEST, LAST, Models, make_models, shown
+from trainer.report.profile import Profiler, Requests
 from trainer.report.tracking import Tracker, make_tracker
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal
@@ -58,6 +61,7 @@ from trainer.state.retention import best_steps
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
 
+_PROFILE: Final = 60.0  # seconds that the end of a training waits for traces that are being written
 _DRAW: Final = 30.0  # seconds that the end of a training waits for its pictures
 _DRAW_FAILED: Final = 6.0  # the same where it failed: peers are ended ten seconds later
 _LOOKS: Final = 4096  # values of each weight that ranks compare
@@ -106,6 +110,18 @@ def train(
         check_first_loss(expected, len(probe.targets), loss.place()[1])
     tracker = make_tracker(spec.tracking if gang.leader else None, console.say)
     models = make_models(spec.tracking if gang.leader else None, tracker, console.say)
+    requests = Requests(store, console.say) if gang.leader else None
+    profiler = Profiler(
+        gang,
+        store,
+        console.say if gang.leader else warn,
+        planned=Span.parse(settings.train.profile) if settings.train.profile else None,
+        requests=requests,
+        told=lambda address: tracker.tags({"dropforge.profile": address}) if gang.leader else None,
+    )
+    board = None
+    if settings.train.tensorboard and gang.leader:
+        board = Board(open_store(spec.root, hurried=True), console.say)
     loop = Loop(
         gang=gang,
         settings=settings,
@@ -123,6 +139,9 @@ def train(
         heart=heart,
         row_keys=prepared.row_keys,
         wall=wall,
+        observers=[profiler],
+        asked=requests.take if requests else lambda: 0,
+        board=board,
     )
     loop.wrapped.prove(probe, expected)
     proven = loop.wrapped.prove_isolation(reach(built, settings))
@@ -131,6 +150,8 @@ def train(
     attempt, first = 0, None
     try:
         resumed_from = loop.resume()
+        if board is not None:
+            board.begin(resumed_from)
         if gang.leader:
             attempt = begin_attempt(store, gang, resumed_from, wall.began)
             first = first_began(store)
@@ -147,6 +168,7 @@ def train(
         loop.start()
         stop.together()
         loop.run()
+        profiler.close(loop.progress.step, _PROFILE)
         whole = loop.wrapped.whole()
         if whole is not None:
             console.phase("writing the model", plan.steps)
@@ -171,8 +193,10 @@ def train(
                 seals=checkpoints.seals(),
                 model=exported,
             )
-            card = {CARD: model_card(spec, report).encode()}
-            keep_files(lambda: card, store, spec.tracking, console.say, "the model card").join(_DRAW)
+            card = keep_files(
+                lambda: {CARD: model_card(spec, report).encode()}, store, spec.tracking, console.say, "the model card"
+            )
+            card.join(_DRAW)
             store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())  # now the run has succeeded
             console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
         gang.barrier()  # nobody leaves before the report is there
@@ -185,6 +209,8 @@ def train(
             )
         raise
     finally:
+        if board is not None:
+            board.close()
         finish(tracker, spec, attempt, console)
     gang.leave()
 

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 from rich.text import Text
 
-from dropforge.cli import demo, drops, logs, recipes, runs, secret, services
+from dropforge.cli import demo, drops, logs, profile, recipes, runs, secret, services
 from dropforge.errors import DropforgeError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)
 app.command("runs")(runs.runs)
 app.command("logs")(logs.logs)
+app.command("profile")(profile.profile)
 app.command("secret")(secret.secret)
 app.command("render")(recipes.render)
 app.command("plan")(recipes.plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dropforge.errors import RecipeError
+from dropforge.profiling import Span
 from dropforge.recipe import Recipe
 
 PLACEHOLDER = "set-base-model"  # in presets for a model of one's own
@@ -108,6 +109,11 @@ def check_train(recipe: Recipe) -> None:
                 f"{value:g} is neither a share of the steps nor a number of them",
                 "Give a share below 1, or a whole number",
             )
+    if train.profile is not None:
+        try:
+            Span.parse(train.profile)
+        except ValueError as error:
+            raise RecipeError("recipe key `train.profile`", str(error), "Name other steps, or leave it out") from None
     steps = train.max_steps
     spent = [part if part >= 1 else part * (steps or 1) for part in (train.warmup, train.decay)]
     if steps is not None and (spent[0] >= steps or (train.schedule == "wsd" and sum(spent) > steps)):

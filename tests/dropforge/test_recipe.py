@@ -53,6 +53,8 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {warmup: 1.5}", r"1.5 is neither a share of the steps nor a number"),
         (SCRATCH + "train: {schedule: plateau}", r"`schedule: plateau` needs evaluations"),
         (SCRATCH + "train: {early_stopping: {}}", r"`early_stopping` needs evaluations"),
+        (SCRATCH + "train: {profile: 9-8}", r"`train.profile`"),
+        (SCRATCH + "train: {profile: 1-3}", r"first step is like no other"),
         (SCRATCH + "train: {export: best}", r"`export: best` needs evaluations"),
         (SCRATCH + "train: {eval_every: 10 hours}", r"`train.eval_every`"),
         (SCRATCH + "train: {checkpoint_every: 0}", r"`train.checkpoint_every`"),

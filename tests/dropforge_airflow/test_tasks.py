@@ -126,7 +126,7 @@ def test_models_of_different_tokenizers_are_compared_by_bits_per_byte(store: Sto
 def test_the_summary_tells_what_happened(store: Store) -> None:
     spec, evaluation, report, verdict = promote.judge(store, measured(store))
     listed = promote.Listed(version="4", promoted=True, previous="3")
-    text = promote.summary(spec, evaluation, report, verdict, listed)
+    text = promote.summary(spec, evaluation, report, verdict, listed, {})
     for part in (
         "fam, version 4 (champion)",
         "6.0000 before",

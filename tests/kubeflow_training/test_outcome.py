@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from kubeflow_training.gangs.outcome import failure_text, last_words
+from kubeflow_training.gangs.outcome import failure_text, last_words, result
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.observation import Observation, Phase, Reason
+from kubeflow_training.jobs.observation import Observation, Phase, Reason, observe
+from kubeflow_training.jobs.shapes import moment
 from kubeflow_training.jobs.waiting.joblog import JobLog
 
 
@@ -75,3 +78,36 @@ def test_an_observation_and_a_log_bring_nothing_that_no_database_takes():
     assert log.tails()["master-0"][:2] == ["a\ufffdb", "c?"]
     assert log.state()["gaps"][0]["why"] == "it said \ufffd"
     assert log.state()["progress"] == {"step": 1, "steps": None, "\ufffd": 2.0}
+
+
+def test_the_time_with_a_node_and_without_a_container_is_told_as_the_pull():
+    started, placed = datetime(2026, 1, 1, 10, 1, 40, tzinfo=UTC), datetime(2026, 1, 1, 10, 1, 0, tzinfo=UTC)
+    seen = Observation(Phase.SUCCEEDED, started=started, placed=placed)
+    created = datetime(2026, 1, 1, 10, 0, 0, tzinfo=UTC).timestamp()
+    assert result(seen, {"created": created})["durations"] == {"queued": 100.0, "pulled": 40.0, "running": None}
+    assert Observation.from_dict(seen.to_dict()) == seen
+    assert result(replace(seen, placed=None), {})["durations"] == {"queued": None, "pulled": None, "running": None}
+
+
+def test_the_pull_is_that_of_the_container_that_started_first():
+    def pod(index: int, placed: str, started: str) -> dict[str, Any]:
+        return {
+            "metadata": {"name": f"job-worker-{index}"},
+            "spec": {"containers": [{"name": "pytorch"}], "nodeName": "n"},
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": placed}],
+                "containerStatuses": [{"name": "pytorch", "state": {"running": {"startedAt": started}}}],
+            },
+        }
+
+    job = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2}}}}
+    seen = observe(
+        job,
+        [
+            pod(0, "2026-01-01T10:00:30Z", "2026-01-01T10:02:00Z"),
+            pod(1, "2026-01-01T10:00:10Z", "2026-01-01T10:01:00Z"),
+        ],
+        [],
+    )
+    assert (seen.placed, seen.started) == (moment("2026-01-01T10:00:10Z"), moment("2026-01-01T10:01:00Z"))

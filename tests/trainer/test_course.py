@@ -78,7 +78,7 @@ def test_the_clock_of_rank_0_decides_for_all_by_name() -> None:
         def sum(self, values: list[float]) -> list[float]:
             return [a + b for a, b in zip(values, [*list(vars(other).values())[:-1], *other.busy], strict=True)]
 
-    assert mine.summed(Pair()) == Tally(1.5, 6, 8, 1, 0, 0, 1, 0, (2.0, 3.0))
+    assert mine.summed(Pair()) == Tally(1.5, 6, 8, 1, 0, 0, 1, 0, busy=(2.0, 3.0))
 
 
 def test_a_global_batch_is_spread_evenly() -> None:

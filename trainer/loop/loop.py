@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +36,7 @@ from trainer.model.fit import check_fit
 from trainer.model.loss import LossModel
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
+from trainer.report.board import Board
 from trainer.report.console import Console
 from trainer.report.figures import training_figures
 from trainer.report.flops import make_gauge
@@ -59,6 +60,8 @@ class Loop:
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
+    :param board: what TensorBoard is told, on rank 0 if it was asked for.
+    :param asked: on rank 0, how many steps somebody wants to have profiled; each wish is told once.
     :param wall: what the time went into.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
@@ -80,6 +83,8 @@ class Loop:
     heart: Heart = field(default_factory=Heart)
     row_keys: NDArray[np.void] | Sequence[bytes] = ()
     wall: Wall = field(default_factory=Wall)
+    asked: Callable[[], int] = lambda: 0
+    board: Board | None = None
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -124,7 +129,9 @@ class Loop:
             env=os.environ,
             say=self.console.say,
         )
-        self.log = StepLog(self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device)
+        self.log = StepLog(
+            self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device, self.board
+        )
         self.observers = [self.heart, self.log, *self.observers]
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
@@ -161,7 +168,7 @@ class Loop:
             self.gang,
             keep=train.keep_checkpoints,
             best=train.keep_best,
-            before_seal=self.tracker.flush,
+            before_seal=self._before_seal,
         )
         self.heart.warm_up()
         self.step.warm_up()
@@ -200,6 +207,12 @@ class Loop:
                 f"memory: a forward pass of {rows} row(s) of {self.fit.tokens} tokens and the first steps take "
                 f"{self.fit.need / 1e9:.2f} GB more, {self.fit.room / 1e9:.2f} GB are left"
             )
+
+    def _before_seal(self) -> None:
+        """What a checkpoint covers is told before it exists: whoever resumes from it does not tell it again."""
+        self.tracker.flush()
+        if self.board is not None:
+            self.board.copy()
 
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
@@ -272,7 +285,8 @@ class Loop:
         progress, train = self.progress, self.settings.train
         rate = learning_rate(train, progress.step, self.steps, progress.evaluations)
         self.heart.step(progress.step + 1)
-        result = self.step.take(progress.step, rate, self.timers.due() if self.gang.leader else Due())
+        due = replace(self.timers.due(), profile=self.asked()) if self.gang.leader else Due()
+        result = self.step.take(progress.step, rate, due)
         self.wall.move("train", "data", result.data_seconds)
         progress.count(result, self._keys(result.suspects))
         self.due = result.due
@@ -330,6 +344,8 @@ class Loop:
             self.progress.evaluations.append({"step": step, **self.gang.gather(found.plain())[0]})
             self._keep_best()
             self.tracker.metrics(found.metrics(), step)
+            if self.board is not None:
+                self.board.scalars(found.metrics(), step)
             self.console.say(
                 f"eval {when}: loss {found.loss:.4f}  perplexity {found.perplexity:.2f}  accuracy {found.accuracy:.4f}"
                 f"  ({found.targets} tokens, {time.perf_counter() - began:.1f} s)"

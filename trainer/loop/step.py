@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -31,6 +31,7 @@ class Tally:
     :param targets, tokens: what the rank learned from and read, padding left out.
     :param stop: whether the rank was asked to stop. :param broken: whether its loss or gradient is not finite.
     :param log, evaluation, checkpoint: whether the time for it has come, by the clock of rank 0.
+    :param profile: steps that rank 0 was asked to profile.
     :param busy: (ranks,) at the rank's own place the seconds of its work in the step before, 0 elsewhere.
     """
 
@@ -42,11 +43,12 @@ class Tally:
     log: float
     evaluation: float
     checkpoint: float
+    profile: float = 0.0
     busy: tuple[float, ...] = ()
 
     def summed(self, gang: Gang) -> Tally:
         """The same over all ranks, equal to the bit on each of them; one collective."""
-        mine = asdict(self)
+        mine = dict(vars(self))  # `asdict` copies deeply, in each step
         busy = mine.pop("busy")
         sums = gang.sum([*mine.values(), *busy])
         return Tally(**dict(zip(mine, sums, strict=False)), busy=tuple(sums[len(mine) :]))
@@ -156,7 +158,7 @@ class Step:
             stop=self.stop.asked,
             broken=not finite,
             busy=self._busy(exchanged),
-            **asdict(due),
+            **vars(due),
         ).summed(self.gang)
         wait_seconds = time.perf_counter() - met
         if int(tally.targets) != wanted:
@@ -181,7 +183,7 @@ class Step:
             exchange_seconds=exchanged,
             busy=tally.busy if all(tally.busy) else (),
             stopping=bool(tally.stop),
-            due=Due(log=bool(tally.log), evaluation=bool(tally.evaluation), checkpoint=bool(tally.checkpoint)),
+            due=Due(bool(tally.log), bool(tally.evaluation), bool(tally.checkpoint), int(tally.profile)),
             suspects=suspects,
         )
         return self._before

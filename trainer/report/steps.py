@@ -11,6 +11,7 @@ import torch
 from trainer.loop.divergence import shown_rows
 from trainer.loop.progress import Progress
 from trainer.loop.step import StepResult
+from trainer.report.board import Board
 from trainer.report.console import Console, duration
 from trainer.report.flops import Gauge
 from trainer.report.memory import peak_memory
@@ -73,6 +74,7 @@ class StepLog:
     gauge: Gauge
     left: Callable[[], float]
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    board: Board | None = None
     window: Window = field(default_factory=Window)
     points: Points = field(default_factory=Points)
 
@@ -105,7 +107,10 @@ class StepLog:
         self.console.progress(progress.step, **facts)
         self.points.add(progress.step, facts)
         metrics = {f"train/{name}": value for name, value in facts.items()}
-        self.tracker.metrics({**metrics, "train/tokens": float(progress.tokens)}, progress.step)
+        metrics["train/tokens"] = float(progress.tokens)
+        self.tracker.metrics(metrics, progress.step)
+        if self.board is not None:
+            self.board.scalars(metrics, progress.step)
 
     def _facts(self, result: StepResult, loss: float | None) -> dict[str, float]:
         """What is told of the steps since the last log step; what is not known is left out."""

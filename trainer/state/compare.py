@@ -21,6 +21,8 @@ SAFE: Final = (
     "train.checkpoint_every",
     "train.keep_*",
     "train.log_*",
+    "train.profile",
+    "train.tensorboard",
 )
 _NONE: Final = "nothing"
 

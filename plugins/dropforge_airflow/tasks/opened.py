@@ -11,7 +11,7 @@ from dropforge.store import Store
 
 
 class Opened(TypedDict):
-    """Addresses of the run, and the manifests of its two jobs."""
+    """Addresses of the run, the manifests of its two jobs, and the Unix time from which the training waits."""
 
     run: str
     family: str
@@ -20,6 +20,7 @@ class Opened(TypedDict):
     mlflow_url: str
     backend: str
     retries: int
+    opened_at: float
     train: dict[str, Any]
     evaluate: dict[str, Any]
 

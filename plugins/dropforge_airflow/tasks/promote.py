@@ -13,6 +13,7 @@ from dropforge.store import Store
 from dropforge_airflow import connection
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, read_json, read_spec
+from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 
 if TYPE_CHECKING:
     from dropforge.promotion import Verdict
@@ -99,20 +100,33 @@ def register(opened: Opened, outlet_events: Any = None) -> Listed:
     return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous)
 
 
-def report(opened: Opened, listed: Listed) -> str:
-    """The task: a summary for people, in the log and as `summary.md` in the run's folder; its address."""
+def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = None) -> str:
+    """The task: a summary for people, in the log and as `summary.md` in the run's folder; its address.
+
+    :param trained: the result of the training's task.
+    """
+    from dropforge import tracking
+
     settings = from_env()
     store = connection.open_store(settings.bucket)
     spec, evaluation, measured, verdict = judge(store, opened["run"])
-    text = summary(spec, evaluation, measured, verdict, listed)
+    wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
+    text = summary(spec, evaluation, measured, verdict, listed, wall)
     key = layout.run_prefix(spec.run) + "summary.md"
     store.put(key, text.encode())
     log.info("%s", text)
+    if wall:
+        tracking.log_wall(settings.tracking_uri, opened["mlflow_run"], wall, int(measured["steps"]))
     return f"{settings.root}/{key}"
 
 
 def summary(
-    spec: RunSpec, evaluation: Mapping[str, Any], report: Mapping[str, Any], verdict: Verdict, listed: Listed
+    spec: RunSpec,
+    evaluation: Mapping[str, Any],
+    report: Mapping[str, Any],
+    verdict: Verdict,
+    listed: Listed,
+    wall: Mapping[str, float],
 ) -> str:
     """The run in Markdown."""
     alias = spec.recipe["promote"]["alias"]
@@ -131,7 +145,7 @@ def summary(
         lines.append(f"- Resumed from step {resumed}; {len(report.get('attempts', []))} attempts")
     if listed["promoted"] and listed["previous"]:
         lines.append(f"- Took `{alias}` from version {listed['previous']}")
-    return "\n".join([*lines, "", verdict.as_markdown(), ""])
+    return "\n".join([*lines, "", verdict.as_markdown(), *(["", *wall_lines(wall)] if wall else []), ""])
 
 
 def _number(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         mlflow_url=f"{settings.tracking_uri}/#/experiments/{opened.experiment_id}/runs/{opened.run_id}",
         backend=recipe.compute.backend,
         retries=recipe.compute.retries,
+        opened_at=time.time(),
         train=train,
         evaluate=evaluate,
     )

@@ -25,10 +25,14 @@ def result(observation: Observation, job: Mapping[str, Any], message: Any = None
     """
     created, started = job.get("created"), observation.started
     queued = started.timestamp() - created if started is not None and isinstance(created, int | float) else None
+    placed = observation.placed
+    pulled = (started - placed).total_seconds() if started is not None and placed is not None else None
+    durations = {"queued": queued, "pulled": pulled, "running": observation.seconds}
     return {
         "phase": str(observation.phase),
         **{key: job.get(key) for key in ("name", "namespace", "uid", "gang")},
-        "durations": {"queued": None if queued is None else max(0.0, queued), "running": observation.seconds},
+        # Kubernetes tells whole seconds, and its clock is not ours.
+        "durations": {name: None if seconds is None else max(0.0, seconds) for name, seconds in durations.items()},
         "message": message,
         "progress": observation.progress.to_dict() if observation.progress else None,
     }

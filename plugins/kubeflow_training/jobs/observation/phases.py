@@ -40,7 +40,8 @@ class Observation:
     :param failing_rank: global rank that failed first, else the node rank of its pod; `replica` is like `worker-0`.
     :param pod, node, exit_code: of that first failure.
     :param message: one line for a person.
-    :param started, finished: when the first container started and the job ended.
+    :param started, finished: when the first container started and the job ended. :param placed: when the pod of that
+        container got its node; from then on its image was pulled.
     :param pods_placed, unplaced_since: how many pods have a node, and since when the first of the others wants one.
     :param held_since: when it was last suspended, or let go after that: what it waits now begins there.
     :param queue, position: the queue that holds the job back, and its place there, from 1; None if there is none.
@@ -58,6 +59,7 @@ class Observation:
     progress: Progress | None = None
     started: datetime | None = None
     finished: datetime | None = None
+    placed: datetime | None = None
     pods_running: int = 0
     pods_wanted: int = 0
     pods_placed: int = 0
@@ -99,6 +101,7 @@ class Observation:
             "progress": self.progress.to_dict() if self.progress else None,
             "started": self.started.isoformat() if self.started else None,
             "finished": self.finished.isoformat() if self.finished else None,
+            "placed": self.placed.isoformat() if self.placed else None,
             "pods_running": self.pods_running,
             "pods_wanted": self.pods_wanted,
             "pods_placed": self.pods_placed,
@@ -124,6 +127,7 @@ class Observation:
                 "progress": Progress.from_dict(data.get("progress")),
                 "started": moment(data.get("started")),
                 "finished": moment(data.get("finished")),
+                "placed": moment(data.get("placed")),
                 "unplaced_since": moment(data.get("unplaced_since")),
                 "held_since": moment(data.get("held_since")),
             }

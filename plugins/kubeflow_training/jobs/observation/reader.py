@@ -106,7 +106,10 @@ class _Seen:
         self.conditions = self.kind.conditions(job)
         self.endings = [found for pod in pods if (found := ending(pod, self.kind, job))]
         self.wanted = self.kind.wanted(job) or len(pods)
-        self.started = min((start for pod in pods if (start := _started(pod, self.kind))), default=None)
+        begun = [(start, _placed(pod)) for pod in pods if (start := _started(pod, self.kind))]
+        first = min(begun, key=lambda times: times[0], default=None)
+        self.started: datetime | None = first[0] if first else None
+        self.placed: datetime | None = first[1] if first else None
         self.running = sum(1 for pod in pods if mapping(pod.get("status")).get("phase") == "Running")
 
     def observation(self, phase: Phase, message: str, reason: Reason | None = None, **more: Any) -> Observation:
@@ -117,6 +120,7 @@ class _Seen:
             message,
             progress=self.progress,
             started=started,
+            placed=self.placed,
             pods_running=self.running,
             pods_wanted=self.wanted,
             pods_placed=nodes_to_be_had(self.pods),
@@ -337,6 +341,13 @@ def _warning(seen: _Seen) -> str:
 
 def _deadline(word: str, message: str) -> bool:
     return "deadline" in f"{word} {message}".lower()
+
+
+def _placed(pod: Mapping[str, Any]) -> datetime | None:
+    for condition in items(mapping(pod.get("status")).get("conditions")):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            return moment(condition.get("lastTransitionTime"))
+    return None
 
 
 def _started(pod: Mapping[str, Any], kind: Kind) -> datetime | None:
