@@ -43,6 +43,20 @@ def evaluate_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def asked_job(spec: RunSpec, recipe: Recipe, purpose: str, order: str) -> dict[str, Any]:
+    """Arguments for the job that does what somebody asked for with a checkpoint: one pod, one process.
+
+    :param purpose: a word for its name, another one for each ask. :param order: address of its order.json.
+    """
+    return {
+        **_common(spec, recipe, purpose),
+        "command": ["python", "-m", "trainer.asked", order],
+        "nodes": 1,
+        "processes_per_node": 1,
+        "deadline_seconds": 3600,
+    }
+
+
 def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
     compute = recipe.compute
     return {

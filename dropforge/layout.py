@@ -15,6 +15,8 @@
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
     runs/RUN/run.json, checkpoints/, report.json, model/
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
+    runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json
+    runs/RUN/exports/step-N-DIGEST/          a checkpoint's model
     runs/RUN/logs/POD/START-NUMBER.log.gz    the whole log of a training pod, in pieces whose names sort in their order
     runs/RUN/profile.json                    a person's wish to have the next steps profiled, until it is taken
     runs/RUN/profiles/steps-A-B/             Chrome traces of a window of steps, one for each rank
@@ -42,6 +44,7 @@ PROFILE_REQUEST = "profile.json"
 
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?")
 _POD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -186,6 +189,21 @@ def profile_key(run: str) -> str:
 
 def verdict_key(run: str) -> str:
     return run_prefix(run) + "verdict.json"
+
+
+def is_run(run: str) -> bool:
+    """Whether this can be the name of a run; nothing else may become a part of a key."""
+    return _RUN.fullmatch(run) is not None
+
+
+def asked_prefix(run: str, step: int, verb: str, nonce: str) -> str:
+    """Folder of what was asked for with a checkpoint: order.json and result.json."""
+    return f"{run_prefix(run)}asked/step-{step}-{verb}-{nonce}/"
+
+
+def export_prefix(run: str, step: int, digest: str) -> str:
+    """Folder of a checkpoint's model. :param digest: of the checkpoint."""
+    return f"{run_prefix(run)}exports/step-{step}-{digest[:12]}/"
 
 
 def evaluation_key(run: str) -> str:

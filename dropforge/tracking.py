@@ -34,6 +34,7 @@ TAG_RESUMED: Final = "dropforge.resumed_from"
 TAG_STEPS: Final = "dropforge.steps"
 TAG_VERDICT: Final = "dropforge.verdict"
 TAG_VERSION: Final = "dropforge.version"
+TAG_CHECKPOINT: Final = "dropforge.checkpoint"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -222,6 +223,30 @@ def register(
     return Registered(number, verdict.promote, None if previous in {None, "none"} else previous)
 
 
+def register_checkpoint(
+    tracking_uri: str, spec: RunSpec, model: Mapping[str, Any], step: int, digest: str, model_id: str
+) -> str:
+    """Register the model of a run's checkpoint as a version of its family, or find the version that it has.
+
+    No alias moves: nobody has compared it. :param model: `uri` and `digest` of its folder.
+    :param digest: of the checkpoint. :param model_id: the logged model that stands for it. :returns: the version.
+    """
+    mlflow = client(tracking_uri)
+    _registered_model(mlflow, spec)
+    for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
+        if version.tags.get(TAG_CHECKPOINT) == digest and version.tags.get(TAG_RUN) == spec.run:
+            return str(version.version)
+    made = mlflow.create_model_version(
+        spec.family,
+        source=str(model["uri"]),
+        run_id=spec.tracking.run_id if spec.tracking else None,
+        tags={**_provenance(spec, model), TAG_CHECKPOINT: digest, "dropforge.step": str(step)},
+        description=f"Checkpoint step-{step} of run {spec.run} on dataset {spec.dataset_digest[:12]}",
+        model_id=model_id,
+    )
+    return str(made.version)
+
+
 def find_run(mlflow: MlflowClient, experiment: str, run: str) -> Run | None:
     """The MLflow run of the run named `run`, the oldest if several were made by accident."""
     found = mlflow.search_runs(
@@ -263,6 +288,21 @@ def _experiment(mlflow: MlflowClient, family: str) -> str:
 
 
 def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> ModelVersion:
+    _registered_model(mlflow, spec)
+    for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
+        if version.tags.get(TAG_RUN) == spec.run and TAG_CHECKPOINT not in version.tags:
+            return version
+    model = report["model"]
+    return mlflow.create_model_version(
+        spec.family,
+        source=str(model["uri"]),
+        run_id=spec.tracking.run_id if spec.tracking else None,
+        tags=_provenance(spec, model),
+        description=f"Run {spec.run} on dataset {spec.dataset_digest[:12]}",
+    )
+
+
+def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -270,23 +310,15 @@ def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> 
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
-        if version.tags.get(TAG_RUN) == spec.run:
-            return version
-    model = report["model"]
-    tags = {
+
+
+def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
+    return {
         TAG_RUN: spec.run,
         TAG_DATASET: spec.dataset_digest,
         "dropforge.model_digest": str(model["digest"]),
         "dropforge.method": str(spec.recipe["train"]["method"]),
     }
-    return mlflow.create_model_version(
-        spec.family,
-        source=str(model["uri"]),
-        run_id=spec.tracking.run_id if spec.tracking else None,
-        tags=tags,
-        description=f"Run {spec.run} on dataset {spec.dataset_digest[:12]}",
-    )
 
 
 def _by_alias(mlflow: MlflowClient, family: str, alias: str) -> ModelVersion | None:

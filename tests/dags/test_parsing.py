@@ -73,7 +73,12 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_all_dags_are_there_without_errors(parsed: Any) -> None:
     assert parsed["errors"] == {}
-    assert list(parsed["dags"]) == ["dropforge_finetune", "dropforge_intake", "dropforge_reap"]
+    assert list(parsed["dags"]) == [
+        "dropforge_checkpoints",
+        "dropforge_finetune",
+        "dropforge_intake",
+        "dropforge_reap",
+    ]
 
 
 def test_parsing_imports_nothing_heavy(parsed: Any) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from dropforge import rest, tracking
+from dropforge.checkpoints import NOTE, NOTE_LINE
 from dropforge.rest import Rest
 from dropforge.run import Tracking
-from trainer.report.models import DELETED, NOTE, NOTE_LINE, Models, make_models, shown
+from trainer.report.models import DELETED, Models, make_models, shown
 from trainer.report.tracking import make_tracker
 from trainer.state.checkpoint import Seal
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dropforge import ledger, tracking
+from dropforge import checkpoints, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
@@ -119,6 +119,34 @@ def test_a_killed_rank_still_ends_in_a_registered_model(stack: Stack, first: str
     assert max(point.step for point in steps) == 60
     losses = sorted(stack.mlflow.get_metric_history(tracked.info.run_id, "eval/loss"), key=lambda point: point.step)
     assert losses[-1].value < losses[0].value
+
+
+def test_mlflow_shows_the_checkpoints_and_the_machine(stack: Stack, first: str) -> None:
+    (tracked,) = stack.tracked(first)
+    steps = [point.step for point in stack.mlflow.get_metric_history(tracked.info.run_id, "train/loss")]
+    assert len(steps) == len(set(steps))  # none twice, although the killed attempt got further than its checkpoint
+    found = stack.mlflow.search_logged_models([tracked.info.experiment_id])
+    own = [model for model in found if model.source_run_id == tracked.info.run_id]
+    kept = [model for model in own if "dropforge.deleted" not in model.tags]
+    assert len({model.name for model in own}) == len(own) > len(kept)
+    folder = f"runs/{tracked.data.tags[tracking.TAG_RUN]}/checkpoints/"
+    there = {info.key.removeprefix(folder).partition("/")[0] for info in stack.connection.store.list(folder)}
+    assert {model.name for model in kept} == there
+    assert tracked.data.metrics["system/system_memory_usage_megabytes"] > 100
+
+
+def test_a_checkpoint_chosen_in_mlflow_is_evaluated_and_the_answer_stands_there(stack: Stack, first: str) -> None:
+    (tracked,) = stack.tracked(first)
+    stack.mlflow.set_tag(tracked.info.run_id, checkpoints.ASK, "last evaluate")
+
+    def tags() -> dict[str, str]:
+        return dict(stack.mlflow.get_run(tracked.info.run_id).data.tags)
+
+    wait("the answer", lambda: checkpoints.ASK not in tags())
+    losses = sorted(stack.mlflow.get_metric_history(tracked.info.run_id, "eval/loss"), key=lambda point: point.step)
+    assert tags()[checkpoints.ANSWER].startswith(f"last evaluate: loss {losses[-1].value:.3f}")
+    done = typed(stack, "checkpoints", tracked.data.tags[tracking.TAG_RUN])
+    assert f"last evaluate: loss {losses[-1].value:.3f}" in done.stdout
 
 
 def test_the_log_tells_who_failed_and_from_where_it_went_on(stack: Stack, first: str) -> None:

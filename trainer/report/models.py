@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from dropforge.checkpoints import NOTE, NOTE_LINE
 from dropforge.rest import AbsentError, MissingError, RefusedError, Rest, reached, speaks_rest
 from dropforge.run import Tracking
 from trainer.report.tracking import Tracker
@@ -23,8 +24,6 @@ from trainer.state.retention import best_steps
 PREFIX: Final = "dropforge."
 BEST, LAST, DELETED = f"{PREFIX}best", f"{PREFIX}last", f"{PREFIX}deleted"
 _READY: Final = "LOGGED_MODEL_READY"
-NOTE: Final = "mlflow.note.content"
-NOTE_LINE: Final = "\n\n---\n\n"
 _PAGE: Final = 50
 
 

@@ -1,0 +1,277 @@
+"""The kept checkpoints of runs as MLflow shows them, and what people ask to be done with one.
+
+The trainer makes a logged model of each (`trainer.report.models`). Somebody asks by a tag `dropforge.ask`: on the
+MLflow run, where MLflow's page lets tags be edited, as `step-50 evaluate` (or `best`, or `last`); or on the logged
+model itself as `evaluate`. The DAG `dropforge_checkpoints` does it, answers by the tag `dropforge.answer` and takes the
+ask away. Only REST is spoken here: mlflow takes seconds to import, and asks are looked for all the time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from dropforge import layout
+from dropforge.errors import DataError
+from dropforge.rest import MissingError, Rest
+from dropforge.run import RunSpec
+from dropforge.store import MissingObjectError, Store
+
+VERBS: Final = ("evaluate", "export", "register")
+ASK: Final = "dropforge.ask"
+ANSWER: Final = "dropforge.answer"
+STARTED: Final = "started by "
+NOTE: Final = "mlflow.note.content"
+NOTE_LINE: Final = "\n\n---\n\n"  # what stands below it in a description is not the trainer's
+_RUN: Final = "dropforge.run"
+_PAGE: Final = 50
+_MODELS_OF: Final = 500  # experiments in one search
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A logged model that stands for a checkpoint. Nothing here is checked: anybody may write tags.
+
+    :param model: its id in MLflow. :param deleted: when retention was seen to have deleted it; empty while it is kept.
+    """
+
+    model: str
+    mlflow_run: str
+    run: str
+    step: int
+    tokens: int
+    bytes: int
+    digest: str
+    uri: str
+    best: bool
+    last: bool
+    deleted: str
+    eval_loss: float | None
+    ask: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A tag that asks for something. :param model: id of the logged model that has it; empty if its run has it."""
+
+    mlflow_run: str
+    text: str
+    answer: str
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be done with a checkpoint."""
+
+    verb: str
+    checkpoint: Checkpoint
+
+
+class BadAskError(Exception):
+    """What is asked for cannot be done; the text says why."""
+
+
+def checkpoints(rest: Rest, experiment: str, mlflow_run: str) -> list[Checkpoint]:
+    """The checkpoints of an MLflow run, deleted ones too, by their steps."""
+    found = _models(rest, [experiment], f"source_run_id = '{mlflow_run}'")
+    return sorted((item for row in found if (item := _checkpoint(row)) is not None), key=lambda item: item.step)
+
+
+def find_run(rest: Rest, run: str) -> tuple[str, str]:
+    """Experiment and id of the MLflow run of a run. :raises DataError: if MLflow knows none."""
+    found = list(_runs(rest, f"tags.`{_RUN}` = '{run}'")) if "'" not in run else []
+    if not found:
+        raise DataError(f"run {run}", "MLflow knows no such run", "List them with `dropforge runs`")
+    return str(found[0]["info"]["experiment_id"]), str(found[0]["info"]["run_id"])
+
+
+def asks(rest: Rest) -> list[Ask]:
+    """All that is asked for, on runs and on logged models."""
+    found = []
+    for row in _runs(rest, f"tags.`{ASK}` LIKE '%'"):
+        tags = _tags(row["data"])
+        found.append(Ask(row["info"]["run_id"], tags.get(ASK, ""), tags.get(ANSWER, "")))
+    experiments = list(_experiments(rest))
+    for start in range(0, len(experiments), _MODELS_OF):
+        for row in _models(rest, experiments[start : start + _MODELS_OF], f"tags.`{ASK}` LIKE '%'"):
+            tags, info = _tags(row["info"]), row["info"]
+            found.append(Ask(info.get("source_run_id", ""), tags.get(ASK, ""), tags.get(ANSWER, ""), info["model_id"]))
+    return found
+
+
+def read(ask: Ask, known: Sequence[Checkpoint]) -> Order:
+    """What an ask means; a pure function.
+
+    :param known: checkpoints of its run. :raises BadAskError: if it means nothing, or something that cannot be done.
+    """
+    words = ask.text.lower().replace(":", " ").split()
+    verbs = [word for word in words if word in VERBS]
+    rest = [word for word in words if word not in VERBS]
+    if len(verbs) != 1:
+        near = [match for word in rest for match in difflib.get_close_matches(word, VERBS, 1)]
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise BadAskError("it names more than one" if verbs else f"it names none of {', '.join(VERBS)}.{hint}")
+    own = [item for item in known if item.model == ask.model]
+    chosen = own if ask.model and not rest else _named(rest, known)
+    if len(chosen) != 1:
+        there = ", ".join(f"step-{item.step}" for item in known if not item.deleted) or "none"
+        raise BadAskError(f"write it as `step-N {verbs[0]}`, or best or last for step-N. Kept are: {there}")
+    if chosen[0].deleted:
+        raise BadAskError(f"step-{chosen[0].step} was deleted by the run's retention ({chosen[0].deleted})")
+    return Order(verbs[0], chosen[0])
+
+
+def _named(words: Sequence[str], known: Sequence[Checkpoint]) -> list[Checkpoint]:
+    if len(words) != 1:
+        return []
+    word = words[0].removeprefix("step-")
+    kept = [item for item in known if not item.deleted]
+    if word in ("best", "last"):
+        return [item for item in kept if (item.best if word == "best" else item.last)]
+    of_step = [item for item in known if str(item.step) == word]
+    return [item for item in of_step if not item.deleted] or of_step[-1:]
+
+
+def check(order: Order, store: Store, root: str) -> RunSpec:
+    """See that a checkpoint is what its tags say: a kept one, of a run in our bucket, which MLflow has as its own.
+
+    :param store, root: the bucket and its address. :returns: the run. :raises BadAskError: if it is not.
+    """
+    item = order.checkpoint
+    where = f"{layout.run_prefix(item.run)}checkpoints/step-{item.step}"
+    if not layout.is_run(item.run) or item.uri != f"{root}/{where}":
+        raise BadAskError(f"its address {item.uri} is not one of a run in {root}")
+    try:
+        spec = RunSpec.from_json(store.get(layout.run_key(item.run)))
+        seal = json.loads(store.get(f"{where}/manifest.json"))
+    except MissingObjectError as error:
+        raise BadAskError(f"there is no {item.uri} (any more)") from error
+    except ValueError as error:
+        raise BadAskError(f"{item.uri} cannot be read ({error})") from error
+    if spec.tracking is None or spec.tracking.run_id != item.mlflow_run:
+        raise BadAskError(f"run {item.run} has another MLflow run than this one")
+    if seal.get("digest") != item.digest:
+        raise BadAskError(f"{item.uri} holds other bytes by now than this one's")
+    return spec
+
+
+def ask_for(rest: Rest, checkpoint: Checkpoint, verb: str) -> None:
+    """Ask for something to be done with a checkpoint."""
+    rest.call("PATCH", f"logged-models/{checkpoint.model}/tags", _body(checkpoint.model, {ASK: verb}))
+
+
+def start(rest: Rest, ask: Ask, by: str) -> None:
+    """Note who does what was asked for, so that nobody does it twice."""
+    _set(rest, ask, f"{ask.text}: {STARTED}{by}")
+
+
+def started_by(ask: Ask) -> str:
+    """Who has begun to do it; empty if nobody has."""
+    head, _, by = ask.answer.partition(f": {STARTED}")
+    return by if head == ask.text else ""
+
+
+def answer(rest: Rest, ask: Ask, text: str, checkpoint: Checkpoint | None = None) -> None:
+    """Answer an ask and take it away; an answer that was given before is given again.
+
+    :param checkpoint: whose description tells it too.
+    """
+    _set(rest, ask, f"{ask.text}: {text}"[:5000])
+    if checkpoint is not None:
+        _describe(rest, checkpoint.model, ask, f"{ask.text}: {text}"[:5000])
+    try:
+        if ask.model:
+            rest.call("DELETE", f"logged-models/{ask.model}/tags/{quote(ASK)}")
+        else:
+            rest.call("POST", "runs/delete-tag", {"run_id": ask.mlflow_run, "key": ASK})
+    except MissingError:
+        pass  # somebody was faster
+
+
+def _describe(rest: Rest, model: str, ask: Ask, text: str) -> None:
+    """Add the answer to the model's description: MLflow's page of a model shows no tags."""
+    tags = _tags(rest.call("GET", f"logged-models/{model}")["model"]["info"])
+    head, _, below = tags.get(NOTE, "").partition(NOTE_LINE)
+    line = f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} {text}"
+    if below.endswith(text):
+        return
+    values = {NOTE: f"{head}{NOTE_LINE}{below}\n{line}".replace(f"{NOTE_LINE}\n", NOTE_LINE)}
+    if not ask.model:
+        values[ANSWER] = text
+    rest.call("PATCH", f"logged-models/{model}/tags", _body(model, values))
+
+
+def _set(rest: Rest, ask: Ask, text: str) -> None:
+    if ask.model:
+        rest.call("PATCH", f"logged-models/{ask.model}/tags", _body(ask.model, {ANSWER: text}))
+    else:
+        rest.call("POST", "runs/set-tag", {"run_id": ask.mlflow_run, "key": ANSWER, "value": text})
+
+
+def _body(model: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    return {"model_id": model, "tags": [{"key": key, "value": value} for key, value in tags.items()]}
+
+
+def _checkpoint(row: Mapping[str, Any]) -> Checkpoint | None:
+    """A logged model as a checkpoint; None if it is none."""
+    info = row["info"]
+    tags = _tags(info)
+    losses = [item["value"] for item in row.get("data", {}).get("metrics", []) if item["key"] == "eval/loss"]
+    try:
+        return Checkpoint(
+            model=info["model_id"],
+            mlflow_run=info.get("source_run_id", ""),
+            run=tags[_RUN],
+            step=int(tags["dropforge.step"]),
+            tokens=int(tags["dropforge.tokens"]),
+            bytes=int(tags["dropforge.bytes"]),
+            digest=tags["dropforge.digest"],
+            uri=tags["dropforge.uri"],
+            best="dropforge.best" in tags,
+            last="dropforge.last" in tags,
+            deleted=tags.get("dropforge.deleted", ""),
+            eval_loss=float(losses[-1]) if losses else None,
+            ask=tags.get(ASK, ""),
+            answer=tags.get(ANSWER, ""),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _tags(holder: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in holder.get("tags", [])}
+
+
+def _models(rest: Rest, experiments: Sequence[str], condition: str) -> Iterator[Mapping[str, Any]]:
+    body = {"experiment_ids": list(experiments), "filter": condition, "max_results": _PAGE}
+    return _pages(rest, "logged-models/search", body, "models")
+
+
+def _runs(rest: Rest, condition: str) -> Iterator[Mapping[str, Any]]:
+    experiments = list(_experiments(rest))
+    if not experiments:
+        return iter(())
+    body = {"experiment_ids": experiments, "filter": condition, "max_results": _PAGE}
+    return _pages(rest, "runs/search", body, "runs")
+
+
+def _experiments(rest: Rest) -> Iterator[str]:
+    for row in _pages(rest, "experiments/search", {"max_results": 1000}, "experiments"):
+        yield str(row["experiment_id"])
+
+
+def _pages(rest: Rest, path: str, body: Mapping[str, Any], rows: str) -> Iterator[Mapping[str, Any]]:
+    token = ""
+    while True:
+        found = rest.call("POST", path, {**body, **({"page_token": token} if token else {})})
+        yield from found.get(rows, [])
+        token = found.get("next_page_token", "")
+        if not token:
+            return

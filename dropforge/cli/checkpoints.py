@@ -1,0 +1,86 @@
+"""`dropforge checkpoints`: a run's checkpoints as MLflow knows them, and asking for something to be done with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from dropforge import checkpoints as kept
+from dropforge.cli.connect import StateOption, connect
+from dropforge.errors import DataError, DropforgeError
+from dropforge.rest import DeniedError, RefusedError, Rest
+
+console = Console()
+
+
+def checkpoints(
+    run: Annotated[str, typer.Argument(help="A run, as `dropforge runs` names it.")],
+    step: Annotated[str | None, typer.Argument(help="A step, or best or last.", show_default=False)] = None,
+    verb: Annotated[str | None, typer.Argument(help="evaluate, export or register it.", show_default=False)] = None,
+    state: StateOption = None,
+) -> None:
+    """List a run's checkpoints, or have one evaluated, exported or registered."""
+    if step is not None and verb not in kept.VERBS:
+        raise typer.BadParameter(f"choose one of {', '.join(kept.VERBS)}", param_hint="VERB")
+    connection = connect(state)
+    rest = Rest(connection.settings.tracking_uri)
+    with _asking(connection.settings.tracking_uri):
+        found = kept.checkpoints(rest, *kept.find_run(rest, run))
+        if step is None or verb is None:
+            _show(run, found)
+            return
+        try:
+            order = kept.read(kept.Ask("", f"{step} {verb}", ""), found)
+            kept.check(order, connection.store, connection.settings.root)
+        except kept.BadAskError as error:
+            raise DataError(
+                f"checkpoint {step} of {run}", str(error), f"List them with `dropforge checkpoints {run}`"
+            ) from None
+        kept.ask_for(rest, order.checkpoint, verb)
+    console.print(
+        f"Asked for: {verb} step-{order.checkpoint.step}. Airflow begins within half a minute "
+        f"(DAG dropforge_checkpoints); `dropforge checkpoints {run}` shows the answer.",
+        soft_wrap=True,
+    )
+
+
+def _show(run: str, found: Sequence[kept.Checkpoint]) -> None:
+    if not found:
+        console.print(f"MLflow shows no checkpoint of {run} yet. The first one comes after `train.checkpoint_every`.")
+        return
+    names = ("step", "tokens", "eval loss", "MB", "kept")
+    table = Table(
+        *(Column(name, no_wrap=True, justify="right" if name != "kept" else "left") for name in names),
+        Column("address", overflow="fold"),
+        Column("asked", overflow="fold"),
+        box=None,
+        header_style="bold",
+    )
+    for item in found:
+        words = [word for word, holds in (("best", item.best), ("last", item.last)) if holds]
+        table.add_row(
+            str(item.step),
+            f"{item.tokens:,}",
+            "-" if item.eval_loss is None else f"{item.eval_loss:.4f}",
+            f"{item.bytes / 1e6:.1f}",
+            "deleted" if item.deleted else ", ".join(words) or "yes",
+            Text(item.uri),
+            Text(f"{item.ask} …" if item.ask else item.answer or "-"),  # as plain text: anybody may write tags
+        )
+    console.print(table)
+
+
+@contextmanager
+def _asking(uri: str) -> Iterator[None]:
+    """:raises DropforgeError: instead of what the connection raises."""
+    try:
+        yield
+    except (OSError, ValueError, RefusedError, DeniedError) as error:
+        cause = f"it gives no answer that helps ({' '.join(str(error).split())[:200]})"
+        raise DropforgeError(f"MLflow at {uri}", cause, "See its log, or start it with `dropforge up`") from error

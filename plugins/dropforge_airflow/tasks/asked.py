@@ -1,0 +1,182 @@
+"""What people ask to be done with a checkpoint in MLflow: taken, done by a job each, and answered there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from dropforge import layout
+from dropforge.settings import from_env
+from dropforge_airflow import connection
+from dropforge_airflow.tasks.opened import read_json, read_spec
+
+if TYPE_CHECKING:
+    from dropforge.checkpoints import Ask, Checkpoint
+    from dropforge.rest import Rest
+    from dropforge.settings import Settings
+    from dropforge.store import Store
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 4  # asks of one DAG run; the others wait for the next
+
+
+class Taken(TypedDict):
+    """An ask that was taken: what it says, its folder, and the job that does it."""
+
+    ask: dict[str, str]
+    checkpoint: dict[str, Any]
+    verb: str
+    folder: str
+    job: dict[str, Any]
+
+
+def take(run_id: str | None = None, ti: Any = None) -> list[Taken]:
+    """The task: read what is asked for, answer what cannot be done, and make a job of the rest."""
+    from dropforge import checkpoints
+    from dropforge.errors import DropforgeError
+    from dropforge.rest import MissingError, RefusedError, Rest
+
+    settings = from_env()
+    rest, store = Rest(settings.tracking_uri), connection.open_store(settings.bucket)
+    by = f"{ti.dag_id if ti else 'dropforge_checkpoints'} {run_id}"
+    taken: list[Taken] = []
+    for ask in checkpoints.asks(rest):
+        if len(taken) == _AT_ONCE:
+            break
+        try:
+            taken.append(_take(rest, store, settings, ask, by))
+        except (checkpoints.BadAskError, DropforgeError, MissingError, RefusedError) as error:
+            log.warning("%r on %s: %s", ask.text, ask.model or ask.mlflow_run, error)
+            try:
+                checkpoints.answer(rest, ask, f"not done: {error}")
+            except (MissingError, RefusedError) as deaf:  # its run was deleted meanwhile; the others must not wait
+                log.warning("and it cannot be answered: %s", deaf)
+    log.info("%d asked for and taken", len(taken))
+    return taken
+
+
+def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Taken:
+    from dataclasses import asdict
+
+    from kubeflow_training.jobs.manifest import pytorch_job
+
+    from dropforge import checkpoints
+    from dropforge.job import asked_job
+    from dropforge.recipes.load import build_recipe
+
+    earlier = checkpoints.started_by(ask)
+    if earlier not in ("", by):
+        # Only one DAG run at a time takes asks, so that one is over.
+        raise checkpoints.BadAskError(f"{earlier} began it and ended without an answer. Ask again for another try")
+    if not ask.mlflow_run:
+        raise checkpoints.BadAskError("it is no checkpoint of a run")
+    run = rest.call("GET", f"runs/get?run_id={ask.mlflow_run}")["run"]["info"]
+    order = checkpoints.read(ask, checkpoints.checkpoints(rest, run["experiment_id"], ask.mlflow_run))
+    item = order.checkpoint
+    spec = checkpoints.check(order, store, settings.root)
+    recipe = build_recipe(spec.recipe)
+    nonce = hashlib.sha256(f"{by} {item.digest} {order.verb} {ask.model}".encode()).hexdigest()[:8]
+    folder = layout.asked_prefix(item.run, item.step, order.verb, nonce)
+    body = {
+        "run": f"{spec.root}/run.json",
+        "step": item.step,
+        "digest": item.digest,
+        "verb": "evaluate" if order.verb == "evaluate" else "export",
+        "to": f"{settings.root}/{layout.export_prefix(item.run, item.step, item.digest)}".rstrip("/"),
+    }
+    store.put(f"{folder}order.json", json.dumps(body, indent=1).encode())
+    purpose = f"{order.verb}-step-{item.step}-{nonce}"
+    manifest = pytorch_job(**asked_job(spec, recipe, purpose, f"{settings.root}/{folder}order.json"))
+    url = f"{settings.tracking_uri}/#/experiments/{run['experiment_id']}/models/{item.model}"
+    checkpoints.start(rest, ask, by)
+    log.info("%s step-%d of %s", order.verb, item.step, item.run)
+    return Taken(
+        ask=asdict(ask),
+        checkpoint=asdict(item),
+        verb=order.verb,
+        folder=folder,
+        job={"manifest": manifest, "backend": recipe.compute.backend, "mlflow_url": url},
+    )
+
+
+def job_of(taken: Taken) -> dict[str, Any]:
+    """The operator's arguments for the job."""
+    return taken["job"]
+
+
+def answer(taken: list[Taken] | None, run_id: str | None = None) -> list[str]:
+    """The task: write what came of each into MLflow, with its figures or its version."""
+    from dropforge import checkpoints
+    from dropforge.rest import MissingError, RefusedError, Rest
+
+    settings = from_env()
+    rest, store = Rest(settings.tracking_uri), connection.open_store(settings.bucket)
+    told = []
+    for item in taken or []:
+        ask, checkpoint = checkpoints.Ask(**item["ask"]), checkpoints.Checkpoint(**item["checkpoint"])
+        try:
+            text = _outcome(rest, store, settings, item["verb"], item["folder"], checkpoint, run_id)
+            checkpoints.answer(rest, ask, text, checkpoint)
+        except (MissingError, RefusedError) as error:  # its run was deleted meanwhile; the others must not wait
+            text = f"not answered: {error}"
+        log.info("%s: %s", ask.text, text)
+        told.append(text)
+    return told
+
+
+def _outcome(
+    rest: Rest, store: Store, settings: Settings, verb: str, folder: str, checkpoint: Checkpoint, run_id: str | None
+) -> str:
+    from dropforge import tracking
+    from dropforge.errors import DropforgeError
+    from dropforge.store import MissingObjectError
+
+    try:
+        result = read_json(store, f"{folder}result.json")
+    except MissingObjectError:
+        return f"not done: its job ended without a word; see DAG run {run_id} in Airflow"
+    if "error" in result:
+        return f"not done: {result['error']}"
+    if verb == "evaluate":
+        figures = {key: value for key, value in result["figures"].items() if key.startswith("eval/")}
+        _log_figures(rest, checkpoint, figures)
+        return f"{_shown(figures)} on {result['figures'].get('rows', '?')} rows"
+    model = result["model"]
+    if verb == "export":
+        return f"{model['uri']}, {model['bytes'] / 1e6:.1f} MB"
+    try:
+        spec = read_spec(store, checkpoint.run)
+        version = tracking.register_checkpoint(
+            settings.tracking_uri, spec, model, checkpoint.step, checkpoint.digest, checkpoint.model
+        )
+    except DropforgeError as error:
+        return f"not done: {error}"
+    return f"version {version} of {spec.family}, {model['uri']}"
+
+
+def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any]) -> None:
+    """As metrics of the logged model, under names of their own: the run's curves are the training's."""
+    import time
+
+    now = int(time.time() * 1000)
+    rows = [
+        {
+            "key": f"asked/{name.removeprefix('eval/')}",
+            "value": float(value),
+            "timestamp": now,
+            "step": checkpoint.step,
+            "model_id": checkpoint.model,
+        }
+        for name, value in figures.items()
+        if isinstance(value, int | float)
+    ]
+    rest.call("POST", "runs/log-batch", {"run_id": checkpoint.mlflow_run, "metrics": rows})
+
+
+def _shown(figures: Mapping[str, Any]) -> str:
+    names: Sequence[str] = [name for name in ("eval/loss", "eval/perplexity", "eval/accuracy") if name in figures]
+    return ", ".join(f"{name.removeprefix('eval/')} {float(figures[name]):.4f}" for name in names)

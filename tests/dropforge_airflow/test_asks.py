@@ -1,0 +1,186 @@
+"""Waking for what is asked for in MLflow: at once, not all the time, and again if nothing came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dropforge_airflow.tasks import asked
+from dropforge_airflow.triggers import asks
+from dropforge_airflow.triggers.asks import AskTrigger, Reminder
+
+from dropforge import checkpoints, layout
+from dropforge.checkpoints import Ask, Checkpoint
+from dropforge.recipes import load_recipe
+from dropforge.rest import MissingError, Rest
+from dropforge.run import RunSpec, Tracking
+from tests.dropforge_airflow.conftest import Yard
+
+ONE, TWO = ("run", "", "step-1 export"), ("run", "m-2", "export")
+
+
+def test_it_wakes_for_what_is_new_and_again_for_what_stays() -> None:
+    reminder = Reminder(again=100)
+    assert not reminder.due([], 0)
+    assert reminder.due([ONE], 1)
+    assert not reminder.due([ONE], 50)
+    assert reminder.due([ONE, TWO], 51)
+    assert not reminder.due([ONE, TWO], 100)
+    assert reminder.due([ONE, TWO], 101)
+    assert not reminder.due([TWO], 102)
+    assert reminder.due([ONE, TWO], 103)  # answered, and asked for again
+
+
+def test_a_server_that_is_away_is_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    looks: list[Any] = [OSError("refused"), OSError("refused"), [ONE], [ONE], [ONE, TWO]]
+
+    def look(uri: str) -> list[tuple[str, ...]]:
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return list(found)
+
+    async def at_once(seconds: float) -> None:
+        return
+
+    async def two_events() -> list[Any]:
+        found: list[Any] = []
+        async for event in AskTrigger(tracking_uri="http://x").run():
+            found.append(event.payload)
+            if len(found) == 2:
+                break
+        return found
+
+    monkeypatch.setattr(asks, "_look", look)
+    monkeypatch.setattr(asks.asyncio, "sleep", at_once)
+    with caplog.at_level(logging.INFO):
+        assert asyncio.run(two_events()) == [{"asks": 1}, {"asks": 2}]
+    assert len([record for record in caplog.records if "waits: refused" in record.message]) == 1
+
+
+def test_an_mlflow_that_has_no_rest_interface_is_not_asked() -> None:
+    assert asks._look("sqlite:///x.db") == []
+    assert asks._look("") == []
+
+
+class Server:
+    """What MLflow has, for the tasks; answers are noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, yard: Yard) -> None:
+        self.asks: list[Ask] = []
+        self.answers: dict[str, str] = {}
+        self.started: dict[str, str] = {}
+        self.metrics: list[dict[str, Any]] = []
+        self.gone: set[str] = set()
+        where = f"s3://{yard.bucket}/runs/fam-1/checkpoints/step-10"
+        self.item = Checkpoint("m-1", "run-id", "fam-1", 10, 1, 1, "abc", where, True, True, "", 3.0, "", "")
+        spec = RunSpec(
+            run="fam-1",
+            family="fam",
+            counter=1,
+            root=f"s3://{yard.bucket}/runs/fam-1",
+            data_root=f"s3://{yard.bucket}",
+            dataset="m",
+            dataset_digest="d" * 64,
+            recipe=load_recipe("tiny").plain(),
+            code="c",
+            tracking=Tracking("http://mlflow", "run-id", "0"),
+        )
+        yard.store.put(layout.run_key("fam-1"), spec.to_json())
+        yard.store.put("runs/fam-1/checkpoints/step-10/manifest.json", b'{"digest": "abc"}')
+        monkeypatch.setattr(checkpoints, "asks", lambda rest: list(self.asks))
+        monkeypatch.setattr(checkpoints, "checkpoints", lambda *_: [self.item])
+        monkeypatch.setattr(checkpoints, "answer", self.answer)
+        monkeypatch.setattr(checkpoints, "start", lambda rest, ask, by: self.started.update({ask.text: by}))
+        monkeypatch.setattr(Rest, "call", lambda rest, *words: self.call(*words))
+
+    def answer(self, rest: Rest, ask: Ask, text: str, checkpoint: Checkpoint | None = None) -> None:
+        if ask.mlflow_run in self.gone:
+            raise MissingError("no such run")
+        self.answers[ask.text] = text
+
+    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if path.startswith("runs/get?run_id=") and path.partition("=")[2] in self.gone:
+            raise MissingError("no such run")
+        if path == "runs/log-batch":
+            self.metrics += body["metrics"]
+        return {"run": {"info": {"experiment_id": "0"}}}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, yard: Yard) -> Server:
+    return Server(monkeypatch, yard)
+
+
+def test_what_can_be_done_becomes_a_job_and_the_rest_is_answered(server: Server, yard: Yard) -> None:
+    server.gone = {"deleted"}
+    server.asks = [
+        Ask("deleted", "step-10 export", ""),
+        Ask("run-id", "step-11 export", ""),
+        Ask("", "evaluate", "", "m-7"),
+        Ask("run-id", "last evaluate", ""),
+        Ask("run-id", "register", "", "m-1"),
+    ]
+    taken = asked.take("dag-run-1")
+    assert [item["verb"] for item in taken] == ["evaluate", "register"]
+    assert set(server.started) == {"last evaluate", "register"}
+    assert set(server.answers) == {"step-11 export", "evaluate"}
+    names = [asked.job_of(item)["manifest"]["metadata"]["name"] for item in taken]
+    assert len(set(names)) == 2
+    evaluate, register = (json.loads(yard.store.get(f"{item['folder']}order.json")) for item in taken)
+    assert (evaluate["verb"], evaluate["step"], evaluate["digest"]) == ("evaluate", 10, "abc")
+    assert register["verb"] == "export"
+    assert register["to"] == f"s3://{yard.bucket}/runs/fam-1/exports/step-10-abc"
+    command = json.dumps(taken[0]["job"]["manifest"])
+    assert f"s3://{yard.bucket}/{taken[0]['folder']}order.json" in command
+    assert json.loads(json.dumps(taken)) == taken  # travels through Airflow
+    # The task tried again makes the same orders.
+    server.asks = [replace(ask, answer=f"{ask.text}: started by {server.started[ask.text]}") for ask in server.asks[3:]]
+    assert [item["folder"] for item in asked.take("dag-run-1")] == [item["folder"] for item in taken]
+
+
+def test_what_another_dag_run_began_and_left_is_not_begun_for_ever(server: Server) -> None:
+    server.asks = [Ask("run-id", "last export", "last export: started by dropforge_checkpoints dag-run-0")]
+    assert asked.take("dag-run-1") == []
+    assert "dag-run-0 began it and ended without an answer" in server.answers["last export"]
+
+
+def test_many_asks_wait_for_their_turn(server: Server) -> None:
+    server.asks = [Ask("run-id", "export", "", "m-1") for _ in range(9)]
+    assert len(asked.take("dag-run-1")) == 4
+
+
+def test_a_checkpoint_that_is_gone_is_no_job(server: Server, yard: Yard) -> None:
+    yard.store.delete("runs/fam-1/checkpoints/step-10/manifest.json")
+    server.asks = [Ask("run-id", "last export", "")]
+    assert asked.take("dag-run-1") == []
+    assert "there is no s3://" in server.answers["last export"]
+
+
+def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
+    texts = ("evaluate", "export", "last evaluate", "last export")
+    server.asks = [Ask("run-id", text, "", "" if " " in text else "m-1") for text in texts]
+    taken = asked.take("dag-run-1")
+    results = [
+        {"figures": {"eval/loss": 2.5, "eval/accuracy": 0.5, "rows": 40, "precision": "fp32"}},
+        {"model": {"uri": "s3://b/x", "bytes": 2_000_000, "digest": "d"}},
+        {"error": "checkpoint step-10 is broken"},
+    ]
+    for item, result in zip(taken, results, strict=False):
+        yard.store.put(f"{item['folder']}result.json", json.dumps(result).encode())
+    asked.answer(taken, "dag-run-1")
+    assert [server.answers[text] for text in texts] == [
+        "loss 2.5000, accuracy 0.5000 on 40 rows",
+        "s3://b/x, 2.0 MB",
+        "not done: checkpoint step-10 is broken",
+        "not done: its job ended without a word; see DAG run dag-run-1 in Airflow",
+    ]
+    assert {(row["key"], row["value"], row["step"], row["model_id"]) for row in server.metrics} == {
+        ("asked/loss", 2.5, 10, "m-1"),
+        ("asked/accuracy", 0.5, 10, "m-1"),
+    }
+    asked.answer(None, "dag-run-2")  # nothing was taken

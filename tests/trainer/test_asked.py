@@ -1,0 +1,82 @@
+"""What somebody asked for with a checkpoint, as the job does it: figures, a model folder, or the reason why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropforge.run import ExitCode
+from dropforge.store import open_store
+from tests.trainer.test_whole import train
+from tests.trainer.toy import Toy
+from trainer.asked import main
+from trainer.commands.addresses import open_run
+from trainer.commands.restore import open_checkpoints
+
+
+@pytest.fixture
+def run(toy: Toy) -> str:
+    """A run with checkpoints of steps 2 and 4, and an evaluation at each."""
+    uri = toy.run("asked", train={"max_steps": 4, "checkpoint_every": 2, "eval_every": 2})
+    train(uri)
+    return uri
+
+
+def order(toy: Toy, run: str, verb: str, step: int = 2, digest: str | None = None) -> str:
+    """The address of an order."""
+    seals = {seal.step: seal for seal in open_checkpoints(open_run(run), print).seals()}
+    body = {
+        "run": run,
+        "step": step,
+        "digest": digest or seals[min(step, 4)].digest,
+        "verb": verb,
+        "to": f"{toy.root}/runs/asked/exports/step-{step}",
+    }
+    toy.files("asked").put(f"asked/{verb}/order.json", json.dumps(body).encode())
+    return f"{toy.root}/runs/asked/asked/{verb}/order.json"
+
+
+def result(toy: Toy, verb: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(toy.files("asked").get(f"asked/{verb}/result.json"))
+    return found
+
+
+def word(tmp_path: Path) -> dict[str, str]:
+    return {"TERMINATION_LOG": str(tmp_path / "word")}
+
+
+def test_figures_of_a_checkpoint_are_those_of_the_training_and_its_model_is_whole(
+    toy: Toy, run: str, tmp_path: Path
+) -> None:
+    assert main([order(toy, run, "evaluate")], word(tmp_path)) == ExitCode.DONE
+    (seal,) = [seal for seal in open_checkpoints(open_run(run), print).seals() if seal.step == 2]
+    figures = result(toy, "evaluate")["figures"]
+    assert figures["eval/loss"] == pytest.approx(seal.eval_loss, abs=1e-4)
+    assert figures["rows"] > 0
+
+    assert main([order(toy, run, "export")], word(tmp_path)) == ExitCode.DONE
+    model = result(toy, "export")["model"]
+    store = open_store(model["uri"])
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {item.key for item in store.list()}
+    # Again is the same model, and not written again; half of one is.
+    before = store.stat("model.safetensors")
+    assert main([order(toy, run, "export")], word(tmp_path)) == ExitCode.DONE
+    assert result(toy, "export")["model"] == model
+    assert store.stat("model.safetensors") == before
+    store.delete("dropforge-export.json")
+    store.delete("config.json")
+    assert main([order(toy, run, "export")], word(tmp_path)) == ExitCode.DONE
+    assert store.stat("config.json") is not None
+    assert result(toy, "export")["model"]["digest"] == model["digest"]
+
+    # Another one by now, one that is gone, and no order at all: the reason is the result.
+    assert main([order(toy, run, "export", digest="other", step=4)], word(tmp_path)) == ExitCode.BAD_DATA
+    assert "other bytes" in result(toy, "export")["error"]
+    assert main([order(toy, run, "evaluate", step=9)], word(tmp_path)) == ExitCode.BAD_DATA
+    assert "no checkpoint of step 9" in result(toy, "evaluate")["error"]
+    assert main([order(toy, run, "bake")], word(tmp_path)) == ExitCode.BAD_RECIPE
+    assert "it is no order" in result(toy, "bake")["error"]
+    assert "it is no order" in json.loads((tmp_path / "word").read_text())["message"]

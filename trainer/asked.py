@@ -1,0 +1,143 @@
+"""`python -m trainer.asked ADDRESS_OF_ORDER_JSON`: what somebody asked for with a checkpoint.
+
+order.json: `{"run": address of run.json, "step", "digest", "verb": "evaluate" or "export", "to": folder of the model}`;
+`result.json` beside it has `figures`, as of an evaluation, or `model`, or `error`. An export that is there already, of
+the same checkpoint, is the result again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.run import ExitCode, RunSpec
+from dropforge.store import MissingObjectError, open_store, split_uri
+from trainer.compat import check_versions
+from trainer.launch import Verdict, write_termination_message
+from trainer.rank import ending
+from trainer.report.console import Console, warn
+from trainer.state.stop import StopSignal
+
+RESULT = "result.json"
+_FACTS = "dropforge-export.json"  # in the model's folder, written last
+
+
+def do(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
+    """Do what an order says; its result.
+
+    :raises DataError: if the checkpoint is not there, or another one by now. :raises RecipeError: if it is no order.
+    """
+    check_versions()
+    order = read_order(uri)
+    root, key = split_uri(order["run"])
+    spec = RunSpec.from_json(open_store(root).get(key))
+    stop.check()
+    if order["verb"] == "evaluate":
+        return {"figures": _evaluate(spec, order, stop, console)}
+    return {"model": _export(spec, order, console)}
+
+
+def read_order(uri: str) -> dict[str, Any]:
+    """The content of order.json. :raises RecipeError: if it is none."""
+    root, key = split_uri(uri)
+    try:
+        values = json.loads(open_store(root).get(key))
+        if values["verb"] not in ("evaluate", "export"):
+            raise ValueError(f"verb {values['verb']!r} is not known")
+        return {
+            "verb": values["verb"],
+            "run": str(values["run"]),
+            "step": int(values["step"]),
+            "digest": str(values["digest"]),
+            "to": str(values["to"]),
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(uri, f"it is no order ({error!r})", "Write it with this version") from error
+
+
+def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console: Console) -> dict[str, Any]:
+    from trainer.config import read_settings
+    from trainer.evaluate import evaluation_rows, measure_model
+
+    settings = read_settings(spec.recipe)
+    rows = evaluation_rows(spec, settings)
+    with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
+        _write(spec, order, Path(name) / "model", console)
+        figures, _ = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console)
+    return figures
+
+
+def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    store = open_store(order["to"])
+    try:
+        facts: dict[str, Any] = json.loads(store.get(_FACTS))
+        if facts["checkpoint"] == order["digest"]:
+            console.say(f"model {order['to']} is there already")
+            return facts
+    except (MissingObjectError, ValueError, KeyError):
+        pass  # not there, or an earlier try did not get to its end
+    with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
+        folder = Path(name) / "model"
+        written = _write(spec, order, folder, console)
+        for path in sorted(folder.rglob("*"), key=lambda path: path == folder / "config.json"):
+            if path.is_file():
+                store.upload(path, path.relative_to(folder).as_posix())
+    facts = {**written, "uri": order["to"], "checkpoint": order["digest"]}
+    store.put(_FACTS, json.dumps(facts, indent=1).encode())
+    console.say(f"model {order['to']}: {facts['bytes'] / 1e6:.1f} MB")
+    return facts
+
+
+def _write(spec: RunSpec, order: Mapping[str, Any], folder: Path, console: Console) -> dict[str, Any]:
+    """The checkpoint's model in a folder. :raises DataError: if the checkpoint is another one by now."""
+    from trainer.commands.restore import Choice, export
+
+    console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
+    seal, exported = export(spec, Choice(order["step"]), folder, console.say)
+    if seal.digest != order["digest"]:
+        raise DataError(
+            f"checkpoint step-{order['step']} of {spec.run}", "it holds other bytes than asked for", "Ask again"
+        )
+    return exported.plain()
+
+
+def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
+    """Entry point; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if len(arguments) != 1:
+        warn("usage: python -m trainer.asked ADDRESS_OF_ORDER_JSON")
+        return 2
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+    stop = StopSignal()
+    stop.install()
+    result: dict[str, Any]
+    try:
+        result = do(arguments[0], stop, Console())
+        verdict = Verdict(ExitCode.DONE, "done")
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = ending(error)
+        if not isinstance(error, DropforgeError) and code == 1:
+            import traceback
+
+            traceback.print_exc()
+        warn(message)
+        verdict = Verdict(code, message, 0)
+        result = {"error": message}
+    try:
+        root, key = split_uri(f"{arguments[0].rpartition('/')[0]}/{RESULT}")
+        open_store(root).put(key, json.dumps(result, indent=1, allow_nan=False).encode())
+    except Exception as error:  # stores raise many kinds
+        warn(f"the result could not be stored ({error})")
+        verdict = verdict if verdict.code else Verdict(1, f"the result could not be stored ({error})", 0)
+    write_termination_message(verdict, env)
+    return int(verdict.code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
