@@ -30,9 +30,9 @@ SHUFFLE: Final = 7
 
 
 class Peer:
-    """`torchrun` and `transformers.Trainer` on the same rows, padded, without packing: eight rows are a step."""
+    """`torchrun` and `transformers.Trainer` on the same rows, padded and not packed: eight are a step, in as many steps."""
 
-    steps = 60
+    steps = Ours.steps
     bound = 180.0
     grace = 30.0
     impatient: Mapping[str, str] = {}
@@ -164,7 +164,7 @@ def train(case: Path) -> None:
     arguments = TrainingArguments(
         output_dir=str(out),
         per_device_train_batch_size=4,
-        num_train_epochs=3,
+        max_steps=Ours.steps,
         learning_rate=5e-3,
         lr_scheduler_type="cosine",
         save_strategy="steps",
@@ -255,15 +255,14 @@ def main() -> None:
         folder = options.folder or Path(name)
         ours, peer = Driver(Ours(), folder / "ours"), Driver(Peer(), folder / "trainer")
         own = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
-        others = [item for item in scenarios(Peer.steps, options.seed) if item.kind in options.kind]
         found: list[tuple[Scenario, Verdict, Verdict | None]] = []
-        chosen = [item for kind in KINDS for item in some([one for one in others if one.kind == kind], options.trainer)]
+        chosen = [item for kind in KINDS for item in some([one for one in own if one.kind == kind], options.trainer)]
         try:
-            for scenario, other in zip(own, others, strict=True):
+            for scenario in own:
                 began = time.monotonic()
                 verdict, beside = ours.run(scenario), None
-                if other in chosen:
-                    beside = peer.run(other)
+                if scenario in chosen:
+                    beside = peer.run(scenario)
                 found.append((scenario, verdict, beside))
                 said = "; ".join(verdict.faults) or "as designed"
                 print(f"{time.monotonic() - began:4.0f} s  {scenario.kind}: {scenario.name}: {said}", flush=True)
