@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ SHUFFLE: Final = 7
 
 
 class Peer:
-    """`torchrun` and `transformers.Trainer` on the same rows, padded and not packed: eight are a step, in as many steps."""
+    """`torchrun` and `transformers.Trainer` on the same rows, padded and not packed: eight a step, in as many steps."""
 
     steps = Ours.steps
     bound = 180.0
@@ -256,12 +257,16 @@ def main() -> None:
         ours, peer = Driver(Ours(), folder / "ours"), Driver(Peer(), folder / "trainer")
         own = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
         found: list[tuple[Scenario, Verdict, Verdict | None]] = []
+        chosen = [some([one for one in own if one.kind == kind], options.trainer) for kind in KINDS]
+        # One of each kind after the other, so that a bench that is ended early has seen something of all.
+        beside_ours = [item for turn in zip_longest(*chosen) for item in turn if item is not None]
+        found: list[tuple[Scenario, Verdict, Verdict | None]] = []
         chosen = [item for kind in KINDS for item in some([one for one in own if one.kind == kind], options.trainer)]
         try:
-            for scenario in own:
+            for scenario in [*beside_ours, *(item for item in own if item not in beside_ours)]:
                 began = time.monotonic()
                 verdict, beside = ours.run(scenario), None
-                if scenario in chosen:
+                if scenario in beside_ours:
                     beside = peer.run(scenario)
                 found.append((scenario, verdict, beside))
                 said = "; ".join(verdict.faults) or "as designed"
@@ -269,6 +274,7 @@ def main() -> None:
                 if beside is not None:
                     print(f"        Trainer: {' | '.join(cell(beside))}, codes {beside.codes}", flush=True)
         finally:  # what was found before somebody ended it
+            found.sort(key=lambda item: own.index(item[0]))
             print(f"\n{table(found)}\n\n{summary('ours', [verdict for _, verdict, _ in found])}")
             print(summary("Trainer", [verdict for _, _, verdict in found if verdict is not None]), flush=True)
         failed = [verdict for _, verdict, _ in found if verdict.faults]
