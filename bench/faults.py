@@ -117,7 +117,7 @@ def train(case: Path) -> None:
         rows = torch.tensor([item["row"] for item in found])
         return {"input_ids": torch.tensor(padded), "labels": torch.tensor(labels), "rows": rows}
 
-    class Points(TrainerCallback):  # type: ignore[misc]
+    class Points(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             inside.reach("step", state.global_step)
 
@@ -127,12 +127,12 @@ def train(case: Path) -> None:
         def on_prediction_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             inside.reach("evaluation", state.global_step)
 
-    class Traced(Trainer):  # type: ignore[misc]
+    class Traced(Trainer):
         rows: list[str]
 
         def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **more: Any) -> Any:
             rows = [f"row {int(row)}" for row in inputs.pop("rows")]
-            loss = super().compute_loss(model, inputs, *arguments, **more)
+            loss: Any = super().compute_loss(model, inputs, *arguments, **more)
             if model.training:
                 self.rows = rows
                 harm = inside.act("loss", self.state.global_step)
@@ -192,7 +192,8 @@ def train(case: Path) -> None:
         data_collator=collate,
         callbacks=[Points()],
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(out)))
+    newest: str | None = get_last_checkpoint(str(out))  # type: ignore[no-untyped-call]
+    trainer.train(resume_from_checkpoint=newest)
     if trainer.state.global_step < trainer.state.max_steps:
         return  # stopped by a SIGTERM, after a checkpoint
     inside.reach("export")
@@ -260,8 +261,6 @@ def main() -> None:
         chosen = [some([one for one in own if one.kind == kind], options.trainer) for kind in KINDS]
         # One of each kind after the other, so that a bench that is ended early has seen something of all.
         beside_ours = [item for turn in zip_longest(*chosen) for item in turn if item is not None]
-        found: list[tuple[Scenario, Verdict, Verdict | None]] = []
-        chosen = [item for kind in KINDS for item in some([one for one in own if one.kind == kind], options.trainer)]
         try:
             for scenario in [*beside_ours, *(item for item in own if item not in beside_ours)]:
                 began = time.monotonic()
