@@ -1,11 +1,11 @@
 """Thirty seeded faults over two ranks: ours beside transformers' Trainer, each against its own undisturbed run.
 
-    python -m bench.faults [--seed 5] [--kind SIGKILL ...] [--trainer 2] [--folder DIR]
+    python -m bench.faults [--seed 5] [--kind SIGKILL ...] [--each 1] [--trainer 1] [--folder DIR]
 
 The scenarios, and the driver that strikes, starts again and judges, are those of `make test-chaos`. Trainer runs under
 torchrun as its manual says: `save_steps`, its newest checkpoint, `enable_jit_checkpoint` for SIGTERM, and `ddp_timeout`
 for hangs (30 seconds here, 30 minutes by default; ours has 8, 120 by default). Both are started again up to 5 times.
-`--trainer 2` gives Trainer two faults of each kind. Ends with 1 if ours fails a scenario.
+`--each 2` takes two faults of each kind, `--trainer 2` gives Trainer no more of them. Ends with 1 if ours fails a scenario.
 """
 
 from __future__ import annotations
@@ -90,10 +90,9 @@ def fits(scenario: Scenario) -> bool:
 
 
 def some(found: list[Scenario], most: int) -> list[Scenario]:
-    """At most so many of the scenarios that fit, from all over the list."""
-    fitting = [item for item in found if fits(item)]
-    count = min(most, len(fitting))
-    return [fitting[index * len(fitting) // count] for index in range(count)]
+    """At most so many of the scenarios, from all over the list."""
+    count = min(most, len(found))
+    return [found[index * len(found) // count] for index in range(count)]
 
 
 def train(case: Path) -> None:
@@ -244,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--each", type=int, default=30, help="faults of each kind; all unless given")
     parser.add_argument(
         "--trainer", type=int, default=30, help="faults of each kind that Trainer gets; all unless given"
     )
@@ -256,9 +256,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dropforge-bench-") as name:
         folder = options.folder or Path(name)
         ours, peer = Driver(Ours(), folder / "ours"), Driver(Peer(), folder / "trainer")
-        own = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
+        every = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
+        own = [item for kind in KINDS for item in some([one for one in every if one.kind == kind], options.each)]
         found: list[tuple[Scenario, Verdict, Verdict | None]] = []
-        chosen = [some([one for one in own if one.kind == kind], options.trainer) for kind in KINDS]
+        chosen = [some([one for one in own if one.kind == kind and fits(one)], options.trainer) for kind in KINDS]
         # One of each kind after the other, so that a bench that is ended early has seen something of all.
         beside_ours = [item for turn in zip_longest(*chosen) for item in turn if item is not None]
         try:
