@@ -5,7 +5,7 @@
 The scenarios, and the driver that strikes, starts again and judges, are those of `make test-chaos`. Trainer runs under
 torchrun as its manual says: `save_steps`, its newest checkpoint, `enable_jit_checkpoint` for SIGTERM, and `ddp_timeout`
 for hangs (30 seconds here, 30 minutes by default; ours has 8, 120 by default). Both are started again up to 5 times.
-`--each 2` takes two faults of each kind, `--trainer 2` gives Trainer no more of them. Ends with 1 if ours fails a scenario.
+`--each 2` takes two faults of each kind, `--trainer 2` gives Trainer no more than two. Ends with 1 if ours fails one.
 """
 
 from __future__ import annotations
