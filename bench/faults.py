@@ -1,11 +1,11 @@
 """Thirty seeded faults over two ranks: ours beside transformers' Trainer, each against its own undisturbed run.
 
-    python -m bench.faults [--seed 5] [--kind SIGKILL ...] [--trainer 2] [--folder DIR]
+    python -m bench.faults [--seed 5] [--kind SIGKILL ...] [--each 1] [--trainer 1] [--folder DIR]
 
 The scenarios, and the driver that strikes, starts again and judges, are those of `make test-chaos`. Trainer runs under
 torchrun as its manual says: `save_steps`, its newest checkpoint, `enable_jit_checkpoint` for SIGTERM, and `ddp_timeout`
 for hangs (30 seconds here, 30 minutes by default; ours has 8, 120 by default). Both are started again up to 5 times.
-`--trainer 2` gives Trainer two faults of each kind. Ends with 1 if ours fails a scenario.
+`--each 2` takes two faults of each kind, `--trainer 2` gives Trainer no more than two. Ends with 1 if ours fails one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +31,9 @@ SHUFFLE: Final = 7
 
 
 class Peer:
-    """`torchrun` and `transformers.Trainer` on the same rows, padded, without packing: eight rows are a step."""
+    """`torchrun` and `transformers.Trainer` on the same rows, padded and not packed: eight a step, in as many steps."""
 
-    steps = 60
+    steps = Ours.steps
     bound = 180.0
     grace = 30.0
     impatient: Mapping[str, str] = {}
@@ -89,10 +90,9 @@ def fits(scenario: Scenario) -> bool:
 
 
 def some(found: list[Scenario], most: int) -> list[Scenario]:
-    """At most so many of the scenarios that fit, from all over the list."""
-    fitting = [item for item in found if fits(item)]
-    count = min(most, len(fitting))
-    return [fitting[index * len(fitting) // count] for index in range(count)]
+    """At most so many of the scenarios, from all over the list."""
+    count = min(most, len(found))
+    return [found[index * len(found) // count] for index in range(count)]
 
 
 def train(case: Path) -> None:
@@ -116,7 +116,7 @@ def train(case: Path) -> None:
         rows = torch.tensor([item["row"] for item in found])
         return {"input_ids": torch.tensor(padded), "labels": torch.tensor(labels), "rows": rows}
 
-    class Points(TrainerCallback):  # type: ignore[misc]
+    class Points(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             inside.reach("step", state.global_step)
 
@@ -126,12 +126,12 @@ def train(case: Path) -> None:
         def on_prediction_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             inside.reach("evaluation", state.global_step)
 
-    class Traced(Trainer):  # type: ignore[misc]
+    class Traced(Trainer):
         rows: list[str]
 
         def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **more: Any) -> Any:
             rows = [f"row {int(row)}" for row in inputs.pop("rows")]
-            loss = super().compute_loss(model, inputs, *arguments, **more)
+            loss: Any = super().compute_loss(model, inputs, *arguments, **more)
             if model.training:
                 self.rows = rows
                 harm = inside.act("loss", self.state.global_step)
@@ -164,7 +164,7 @@ def train(case: Path) -> None:
     arguments = TrainingArguments(
         output_dir=str(out),
         per_device_train_batch_size=4,
-        num_train_epochs=3,
+        max_steps=Ours.steps,
         learning_rate=5e-3,
         lr_scheduler_type="cosine",
         save_strategy="steps",
@@ -191,7 +191,8 @@ def train(case: Path) -> None:
         data_collator=collate,
         callbacks=[Points()],
     )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(out)))
+    newest: str | None = get_last_checkpoint(str(out))  # type: ignore[no-untyped-call]
+    trainer.train(resume_from_checkpoint=newest)
     if trainer.state.global_step < trainer.state.max_steps:
         return  # stopped by a SIGTERM, after a checkpoint
     inside.reach("export")
@@ -242,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--each", type=int, default=30, help="faults of each kind; all unless given")
     parser.add_argument(
         "--trainer", type=int, default=30, help="faults of each kind that Trainer gets; all unless given"
     )
@@ -254,22 +256,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dropforge-bench-") as name:
         folder = options.folder or Path(name)
         ours, peer = Driver(Ours(), folder / "ours"), Driver(Peer(), folder / "trainer")
-        own = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
-        others = [item for item in scenarios(Peer.steps, options.seed) if item.kind in options.kind]
+        every = [item for item in scenarios(Ours.steps, options.seed) if item.kind in options.kind]
+        own = [item for kind in KINDS for item in some([one for one in every if one.kind == kind], options.each)]
         found: list[tuple[Scenario, Verdict, Verdict | None]] = []
-        chosen = [item for kind in KINDS for item in some([one for one in others if one.kind == kind], options.trainer)]
+        chosen = [some([one for one in own if one.kind == kind and fits(one)], options.trainer) for kind in KINDS]
+        # One of each kind after the other, so that a bench that is ended early has seen something of all.
+        beside_ours = [item for turn in zip_longest(*chosen) for item in turn if item is not None]
         try:
-            for scenario, other in zip(own, others, strict=True):
+            for scenario in [*beside_ours, *(item for item in own if item not in beside_ours)]:
                 began = time.monotonic()
                 verdict, beside = ours.run(scenario), None
-                if other in chosen:
-                    beside = peer.run(other)
+                if scenario in beside_ours:
+                    beside = peer.run(scenario)
                 found.append((scenario, verdict, beside))
                 said = "; ".join(verdict.faults) or "as designed"
                 print(f"{time.monotonic() - began:4.0f} s  {scenario.kind}: {scenario.name}: {said}", flush=True)
                 if beside is not None:
                     print(f"        Trainer: {' | '.join(cell(beside))}, codes {beside.codes}", flush=True)
         finally:  # what was found before somebody ended it
+            found.sort(key=lambda item: own.index(item[0]))
             print(f"\n{table(found)}\n\n{summary('ours', [verdict for _, verdict, _ in found])}")
             print(summary("Trainer", [verdict for _, _, verdict in found if verdict is not None]), flush=True)
         failed = [verdict for _, verdict, _ in found if verdict.faults]

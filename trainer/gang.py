@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from dropforge.errors import RecipeError
 from trainer.node.machine import available_cores
 
+TIMEOUT: Final = timedelta(minutes=30)  # of a collective
+_LOOK: Final = 0.1  # seconds
 _SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
 
 
@@ -49,7 +52,7 @@ class Gang:
             cuda = self.device.type == "cuda"
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
-                timeout=timedelta(minutes=30),
+                timeout=TIMEOUT,
                 device_id=self.device if cuda else None,
             )
 
@@ -73,6 +76,23 @@ class Gang:
 
     def barrier(self) -> None:
         self.sum([0.0])
+
+    def follow(self, what: str) -> None:
+        """Wait until rank 0 has come here, however long that takes: a collective would give up after `TIMEOUT`.
+
+        Nobody waits in vain: the launcher ends all ranks once one of them has failed.
+
+        :param what: names this place, once in the life of the group.
+        """
+        if self.world == 1:
+            return
+        with collective():
+            store = dist.distributed_c10d._get_default_store()
+            if self.leader:
+                store.set(f"followed/{what}", "1")
+            while not store.check([f"followed/{what}"]):
+                time.sleep(_LOOK)
+        self.barrier()  # rank 0 may hold the store
 
     def leave(self) -> None:
         """End the process group after success. After a failure nobody says goodbye: the peers may be gone."""

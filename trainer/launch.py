@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -160,20 +159,20 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
     from trainer.node.agent import Output, make_agent, place_from_env
     from trainer.node.heart import STACK_SIGNAL
     from trainer.node.machine import available_cores
+    from trainer.node.scratch import scratch as make_scratch
     from trainer.node.watchdog import Watchdog
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what matters is said by this module
     place = place_from_env(env)
-    with tempfile.TemporaryDirectory(prefix="dropforge-") as name:
-        scratch = Path(name)
-        os.environ["DROPFORGE_SCRATCH"] = name
+    with make_scratch() as scratch:
+        os.environ["DROPFORGE_SCRATCH"] = str(scratch)
         os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
         os.environ["DROPFORGE_BEGAN"] = str(_BEGAN)
         # torchrun would set one thread per rank, whatever the machine has.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        for key, value in {**flight_recorder(name), **environment(spec.recipe)}.items():
+        for key, value in {**flight_recorder(str(scratch)), **environment(spec.recipe)}.items():
             os.environ.setdefault(key, value)
         output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]

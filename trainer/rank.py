@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
@@ -40,8 +41,9 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
     if open_store(spec.root).stat("report.json") is not None:
         console.say(f"run {spec.run} is already done")
         return
-    with tempfile.TemporaryDirectory(prefix="dropforge-") as own:
-        scratch = scratch_folder() or Path(own)
+    given = scratch_folder()
+    with tempfile.TemporaryDirectory(prefix="dropforge-") if given is None else nullcontext(str(given)) as name:
+        scratch = Path(name)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             first = os.environ.get("RANK", "0") == "0"
             with wall.during("data"):
@@ -107,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     heart = Heart(rank, bounds_from_env(os.environ), lambda: stop.looks)
     folder = scratch_folder()
     if folder is not None:
+        tempfile.tempdir = str(folder)  # a model half written must not stay behind when this process is killed
         heart.start(folder)
     try:
         run(arguments[0], stop, console, heart)

@@ -199,7 +199,7 @@ def train(
             card.join(_DRAW)
             store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())  # now the run has succeeded
             console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
-        gang.barrier()  # nobody leaves before the report is there
+        gang.follow("report")  # nobody leaves before it is there, and writing a large model takes its time
     except BaseException as error:
         if gang.leader and loop.log.points.rows:
             seconds = min(_DRAW_FAILED, loop.grace_left() - 1)

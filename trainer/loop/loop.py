@@ -441,6 +441,8 @@ class Loop:
             weights = self.wrapped.full(dict(self.wrapped.trainable()))
             if self.gang.leader:
                 self.best.keep(step, weights)
+            # Those who went on would wait in the next step, whose length the watchdog bounds.
+            self.gang.follow(f"best-{step}")
 
     def _prune_best(self) -> None:
         """Delete the weights that neither this run nor a kept checkpoint takes for the best."""

@@ -154,6 +154,7 @@ class Driver:
         reference = self.reference(scenario.skipped) if self.contender.skips else plain
         verdict = Verdict(scenario)
         with ExitStack() as stack:
+            stack.callback(self._abandon)
             mlflow = Mlflow() if scenario.mlflow else None
             if mlflow is not None:
                 stack.callback(mlflow.close)
@@ -175,6 +176,12 @@ class Driver:
             if mlflow is not None:
                 self._judge_metrics(verdict, mlflow)
         return verdict
+
+    def _abandon(self) -> None:
+        """Leave nothing behind where the driver itself is ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     # ---- attempts
 
@@ -260,9 +267,11 @@ class Driver:
         clean = {
             key: value
             for key, value in os.environ.items()
-            if not key.startswith(("MLFLOW_", "AWS_", "PET_", "FAULT", "PYTEST_"))
+            if not key.startswith(("MLFLOW_", "AWS_", "PET_", "FAULT", "PYTEST_", "TMPDIR"))
         }
         env = {**clean, **self.contender.env(case, mlflow), **more, **(point.env() if point else {})}
+        (case / "tmp").mkdir(exist_ok=True)
+        env = {"TMPDIR": str(case / "tmp"), **env}
         env |= {inside.FOLDER: str(case), inside.ATTEMPT: str(attempt), "PYTHONUNBUFFERED": "1"}
         self._began = time.monotonic()
         self._head = 0.0
@@ -364,6 +373,8 @@ class Driver:
         if not verdict.finished:
             faults.append("there is no model")
             return
+        if left := [path.name for path in (case / "tmp").iterdir()]:
+            faults.append(f"temporary files were left behind: {', '.join(left)}")
         left_out = scenario.skipped if self.contender.skips else ()
         wanted = {step: rows for step, rows in plain.course.rows.items() if step - 1 not in left_out}
         try:

@@ -18,13 +18,13 @@ _MANIFEST = re.compile(r"checkpoints/step-(\d+)/manifest\.json$")
 def prepare(module: Any) -> None:
     if "RANK" in os.environ:
         inside.here()  # the first of these modules that a rank imports
-    collect = module.collect
+    write = module.write_tokens
 
     def held(*arguments: Any) -> Any:
         inside.reach("prepare")
-        return collect(*arguments)
+        return write(*arguments)
 
-    module.collect = held
+    module.write_tokens = held
 
 
 def training(module: Any) -> None:
@@ -37,8 +37,12 @@ def training(module: Any) -> None:
     module.export_model = held
 
 
-def evaluation(module: Any) -> None:
-    evaluate, measure = module.Loop.evaluate, module.measure
+def loop(module: Any) -> None:
+    made, evaluate, measure = module.Loop.__post_init__, module.Loop.evaluate, module.measure
+
+    def named(loop: Any) -> None:
+        made(loop)
+        loop.step.keys = [bytes(key).hex() for key in loop.row_keys]
 
     def noted(loop: Any, when: str) -> Any:
         def held(*arguments: Any, **more: Any) -> Any:
@@ -48,7 +52,7 @@ def evaluation(module: Any) -> None:
         module.measure = held
         return evaluate(loop, when)
 
-    module.Loop.evaluate = noted
+    module.Loop.__post_init__, module.Loop.evaluate = named, noted
 
 
 def store(module: Any) -> None:
@@ -84,7 +88,7 @@ def step(module: Any) -> None:
 
         def noted(batch: Any, scale: float, last: bool) -> Any:
             for document in np.unique(batch.documents.numpy()):
-                rows.append(_keys()[int(self.tokens.rows[document])])
+                rows.append(self.keys[int(self.tokens.rows[document])])
             harm = inside.act("loss", index)
             loss = backward(batch, float("nan") if harm else scale, last)
             return loss * float("nan") if harm == "nan-loss" else loss
@@ -102,19 +106,10 @@ def step(module: Any) -> None:
     module.Step.take = traced
 
 
-_found: list[str] = []
-
-
-def _keys() -> list[str]:
-    if not _found:
-        _found.extend(bytes(key).hex() for key in np.load(Path(os.environ["DROPFORGE_SCRATCH"]) / "train-keys.npy"))
-    return _found
-
-
 HOOKS = {
     "trainer.prepare": prepare,
     "trainer.training": training,
-    "trainer.loop.loop": evaluation,
+    "trainer.loop.loop": loop,
     "trainer.loop.step": step,
     "dropforge.store": store,
 }

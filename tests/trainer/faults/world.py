@@ -71,6 +71,7 @@ class Mlflow:
 
     def __init__(self) -> None:
         self.metrics: list[tuple[str, int, float]] = []
+        self.models: dict[str, Any] = {}
         self.mode = "ok"
         self._gate = threading.Event()
         self._server: ThreadingHTTPServer | None = None
@@ -115,18 +116,23 @@ class Mlflow:
         if handler.path.endswith("runs/log-metric"):
             found = [values]
         self.metrics += [(item["key"], int(item.get("step") or 0), float(item["value"])) for item in found]
-        answer = json.dumps(self._told(handler.path)).encode()
+        answer = json.dumps(self._told(handler.path, values)).encode()
         handler.send_response(200)
         handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(answer)))
         handler.end_headers()
         handler.wfile.write(answer)
 
-    @staticmethod
-    def _told(path: str) -> dict[str, Any]:
-        """One answer for all questions: each client looks for its own part of it."""
-        if path.endswith("log-batch"):
+    def _told(self, path: str, values: dict[str, Any]) -> dict[str, Any]:
+        """One answer for all questions but those for logged models: each client looks for its own part of it."""
+        if path.endswith(("log-batch", "logged-models/search")):
             return {}
+        _, logged, rest = path.partition("/logged-models")
+        if logged:
+            name = rest.strip("/").partition("/")[0] or f"m-{len(self.models)}"
+            model = self.models.setdefault(name, {"info": {"model_id": name, "tags": []}, "data": {}})
+            model["info"]["tags"] += values.get("tags", [])
+            return {"model": model}
         place = "file:///nowhere"
         info = {"run_id": "r1", "run_uuid": "r1", "experiment_id": "1", "status": "RUNNING", "run_name": "r"}
         info |= {"user_id": "u", "start_time": "1", "lifecycle_stage": "active", "artifact_uri": place}
