@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.gang import Gang
 from trainer.loop import step as steps
+from trainer.loop.loop import Loop
 from trainer.loop.optim import optimizer_tensors
 from trainer.state.resume import choose_checkpoint
 from trainer.state.stop import PreemptedError
@@ -40,6 +41,15 @@ class Course:
     moments: Tensors
 
 
+def take_up(loop: Loop) -> int | None:
+    """Go on from the newest checkpoint, if there is one; its step."""
+    snapshot = choose_checkpoint(loop.checkpoints, loop.gang)
+    if snapshot is None:
+        return None
+    loop.restore(snapshot)
+    return snapshot.step
+
+
 def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | None = None) -> Course:
     """Train to the end, from the newest checkpoint in a folder if there is one.
 
@@ -48,9 +58,7 @@ def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | N
     loop = make_loop(gang, stage, packs, folder)
     said: list[str] = []
     loop.console.say = loop.checkpoints.say = said.append  # type: ignore[method-assign]
-    snapshot = choose_checkpoint(loop.checkpoints, gang)
-    if snapshot is not None:
-        loop.restore(snapshot)
+    resumed = take_up(loop)
     loop.stop.install()
     loop.start()
 
@@ -92,7 +100,7 @@ def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | N
         norms=norms,
         rates=rates,
         took=took,
-        resumed=snapshot.step if snapshot else None,
+        resumed=resumed,
         counters={
             **{name: getattr(progress, name) for name in ("step", "tokens", "targets", "skipped", "in_row")},
             "passes": loop.plan.passes(progress.step),
