@@ -10,9 +10,7 @@ from typing import Any
 
 from trainer.gang import Gang
 from trainer.loop import step as steps
-from trainer.loop.loop import Loop
 from trainer.loop.optim import optimizer_tensors
-from trainer.state.resume import choose_checkpoint
 from trainer.state.stop import PreemptedError
 
 from .ranks_loop import Stage, Tensors, copied, make_loop
@@ -41,15 +39,6 @@ class Course:
     moments: Tensors
 
 
-def take_up(loop: Loop) -> int | None:
-    """Go on from the newest checkpoint, if there is one; its step."""
-    snapshot = choose_checkpoint(loop.checkpoints, loop.gang)
-    if snapshot is None:
-        return None
-    loop.restore(snapshot)
-    return snapshot.step
-
-
 def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | None = None) -> Course:
     """Train to the end, from the newest checkpoint in a folder if there is one.
 
@@ -58,7 +47,7 @@ def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | N
     loop = make_loop(gang, stage, packs, folder)
     said: list[str] = []
     loop.console.say = loop.checkpoints.say = said.append  # type: ignore[method-assign]
-    resumed = take_up(loop)
+    resumed = loop.resume()
     loop.stop.install()
     loop.start()
 

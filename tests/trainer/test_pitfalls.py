@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
 import threading
-from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,22 +18,20 @@ from torch import nn
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from trainer import training
-from trainer.config import Scratch, read_settings
+from trainer.config import read_settings
 from trainer.data.batch import make_batch
 from trainer.data.chat import make_encoder
-from trainer.data.tokenizer import SPECIAL, train_tokenizer, wrap_tokenizer
+from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 from trainer.gang import Gang
 from trainer.loop.optim import load_optimizer, make_optimizer, optimizer_tensors
 from trainer.measure import measure
-from trainer.model.build import make_scratch
-from trainer.model.loss import choose_way, loss_model
+from trainer.model.loss import loss_model
 from trainer.node.heart import Heart
 from trainer.prepare import prepare
 from trainer.rank import run
 from trainer.report.console import Console
 from trainer.state.stop import StopSignal
 
-from .ranks_course import take_up
 from .ranks_loop import make_base
 from .test_data import CHAT, NO_MARKERS, TEXTS, row
 from .test_loop import Bench, trained
@@ -89,17 +83,6 @@ def test_a_tokenizer_that_adds_a_begin_token_doubles_none(template: str) -> None
         [[found]] = make_encoder(made, "answers").encode([one])
         assert list(found.ids).count(bos) == 1
         assert found.ids[0] == bos
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gpt2"])
-def test_a_new_model_knows_nothing_yet(architecture: Any) -> None:
-    """Weights that were never initialised, or too large, give another loss than that of a guess: ln of the words."""
-    scratch = Scratch(architecture, hidden_size=64, layers=3, heads=4, vocab_size=320, context=64)
-    built = make_scratch(scratch, {token: index for index, token in enumerate(SPECIAL)}, seed=1)
-    loss = loss_model(built.model, True, False)
-    batch = make_batch(tokens([30, 30, 4]), [np.array([0, 1])], 0)
-    choose_way(loss, batch)
-    assert loss_of(loss, batch).item() / len(batch.targets) == pytest.approx(math.log(320), rel=0.03)
 
 
 def test_moments_follow_names_and_not_places() -> None:
@@ -175,7 +158,7 @@ def test_ties_outlive_a_resume(toy: Toy, tmp_path: Path) -> None:
     made = Bench(toy, tmp_path / "scratch", train={"max_steps": 3, "checkpoint_every": 3})
     first = trained(made.loop(folder="t"))
     again = made.loop(folder="t")
-    assert take_up(again) == 3
+    assert again.resume() == 3
     model = again.built.model
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, first.built.model.model.embed_tokens.weight)
@@ -208,45 +191,3 @@ def test_the_adapter_and_the_merged_model_are_one(tied: bool, toy: Toy, tmp_path
         bare = AutoModelForCausalLM.from_pretrained(base).eval()(input_ids=ids).logits
     assert torch.allclose(merged, alone, atol=1e-4)
     assert not torch.allclose(merged, bare, atol=1e-3)  # it learned something
-
-
-WAITING = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__", "nonzero")
-
-
-def test_a_micro_batch_waits_for_no_device(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes the CPU wait for a GPU happens as often in a step of eight forward passes as in one of one.
-
-    But for one wait of transformers', which looks in each pass whether the positions are those of packed rows.
-    """
-    made = Bench(toy, tmp_path / "scratch", train={"max_steps": 4})
-    calls: list[str] = []
-    for name in WAITING:
-        monkeypatch.setattr(torch.Tensor, name, _counted(name, getattr(torch.Tensor, name), calls))
-    counts = []
-    for micro in (8, 1):
-        loop = made.loop(
-            replace(made.settings, train=replace(made.settings.train, micro_batch=micro)), folder=f"{micro}"
-        )
-        loop.start()
-        loop.loss.train()
-        loop.step.take(0, 1e-3)
-        calls.clear()
-        loop.step.take(1, 1e-3)
-        counts.append(Counter(calls))
-    assert loop.batching.accumulation == 8
-    assert counts[0].pop(THEIRS) == 1
-    assert counts[1].pop(THEIRS) == 8
-    assert counts[0] == counts[1]
-    assert counts[0].total() < 5
-
-
-THEIRS = "find_packed_sequence_indices"
-
-
-def _counted(name: str, method: Any, calls: list[str]) -> Any:
-    def counted(*values: Any, **named: Any) -> Any:
-        caller = sys._getframe(1).f_code.co_name
-        calls.append(THEIRS if caller == THEIRS else name)
-        return method(*values, **named)
-
-    return counted

@@ -16,7 +16,6 @@ from trainer.loop.optim import optimizer_tensors
 from trainer.training import weights_digest
 
 from .ranks import Ranks
-from .ranks_course import take_up
 from .ranks_loop import Stage, Tensors, copied, make_base, make_loop, make_stage
 from .toy import Toy, write_dataset
 
@@ -115,7 +114,7 @@ def adapters_there_and_back(gang: Gang, stage: Stage) -> tuple[bool, int, set[st
         assert loop.saver.wait().error is None  # type: ignore[union-attr]
         for local in own:
             local.zero_()
-    assert take_up(loop) == 1
+    assert loop.resume() == 1
     same = all(torch.equal(left, right) for left, right in zip(own, before, strict=True))
     return same, sum(local.numel() for local in own), names_in_checkpoint(stage, "adapters")
 
