@@ -97,23 +97,30 @@ def alone(ranks: Ranks, stage_of: Callable[[Cell], Stage]) -> Callable[[Cell], C
     return find
 
 
+@pytest.fixture
+def check(ranks: Ranks, stage_of: Callable[[Cell], Stage], alone: Callable[[Cell], Course]) -> Callable[[Cell], None]:
+    return lambda cell: check_cell(ranks, stage_of(cell), alone(cell), cell)
+
+
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    "cell",
-    # The cover first: its cells run always.
-    [
-        *(pytest.param(cell, marks=pytest.mark.compat) for cell in COVER),
-        *(pytest.param(cell, marks=pytest.mark.exact) for cell in ALL if cell not in set(COVER)),
-    ],
-    ids=str,
-)
-def test_a_cell_of_the_matrix(
-    ranks: Ranks, stage_of: Callable[[Cell], Stage], alone: Callable[[Cell], Course], cell: Cell
-) -> None:
-    packs, one = cell.rows == "packed", alone(cell)
+@pytest.mark.compat
+@pytest.mark.parametrize("cell", COVER, ids=str)
+def test_a_cell_of_the_matrix(check: Callable[[Cell], None], cell: Cell) -> None:
+    check(cell)
+
+
+@pytest.mark.dist
+@pytest.mark.exact
+@pytest.mark.parametrize("cell", [cell for cell in ALL if cell not in set(COVER)], ids=str)
+def test_the_rest_of_the_matrix(check: Callable[[Cell], None], cell: Cell) -> None:
+    check(cell)
+
+
+def check_cell(ranks: Ranks, stage: Stage, one: Course, cell: Cell) -> None:
+    packs = cell.rows == "packed"
     steps = len(one.losses)
     assert steps > STOP + 1
-    stage = stage_of(cell).change(precision=cell.precision, micro_batch=2)
+    stage = stage.change(precision=cell.precision, micro_batch=2)
     here, there = shared(stage, cell.mode), shared(stage, cell.mode)
     world = cell.ranks
     if cell.resume == "other":
