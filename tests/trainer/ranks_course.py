@@ -11,7 +11,6 @@ from typing import Any
 from trainer.gang import Gang
 from trainer.loop import step as steps
 from trainer.loop.optim import optimizer_tensors
-from trainer.state.resume import choose_checkpoint
 from trainer.state.stop import PreemptedError
 
 from .ranks_loop import Stage, Tensors, copied, make_loop
@@ -48,9 +47,7 @@ def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | N
     loop = make_loop(gang, stage, packs, folder)
     said: list[str] = []
     loop.console.say = loop.checkpoints.say = said.append  # type: ignore[method-assign]
-    snapshot = choose_checkpoint(loop.checkpoints, gang)
-    if snapshot is not None:
-        loop.restore(snapshot)
+    resumed = loop.resume()
     loop.stop.install()
     loop.start()
 
@@ -92,7 +89,7 @@ def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | N
         norms=norms,
         rates=rates,
         took=took,
-        resumed=snapshot.step if snapshot else None,
+        resumed=resumed,
         counters={
             **{name: getattr(progress, name) for name in ("step", "tokens", "targets", "skipped", "in_row")},
             "passes": loop.plan.passes(progress.step),

@@ -56,14 +56,14 @@ def make_stage(toy: Toy, name: str, scratch: Path, **overrides: Any) -> Stage:
 
 
 def make_base(folder: Path, **config: Any) -> str:
-    """A small base model with tied embeddings and its tokenizer, as from a hub."""
+    """A small base model with its tokenizer, as from a hub; its embeddings are tied, if `config` says nothing else."""
     text = "the red cat sees a green bird under the old tree"
     tokenizer = wrap_tokenizer(train_tokenizer(iter([text] * 40), 320), 64)
     shape = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
              "tie_word_embeddings": True}  # fmt: skip
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **shape, **config)).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **{**shape, **config})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

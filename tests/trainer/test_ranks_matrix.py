@@ -97,23 +97,30 @@ def alone(ranks: Ranks, stage_of: Callable[[Cell], Stage]) -> Callable[[Cell], C
     return find
 
 
+@pytest.fixture
+def check(ranks: Ranks, stage_of: Callable[[Cell], Stage], alone: Callable[[Cell], Course]) -> Callable[[Cell], None]:
+    return lambda cell: check_cell(ranks, stage_of(cell), alone(cell), cell)
+
+
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    "cell",
-    # The cover first: its cells run always.
-    [
-        *(pytest.param(cell, marks=pytest.mark.compat) for cell in COVER),
-        *(pytest.param(cell, marks=pytest.mark.exact) for cell in ALL if cell not in set(COVER)),
-    ],
-    ids=str,
-)
-def test_a_cell_of_the_matrix(
-    ranks: Ranks, stage_of: Callable[[Cell], Stage], alone: Callable[[Cell], Course], cell: Cell
-) -> None:
-    packs, one = cell.rows == "packed", alone(cell)
+@pytest.mark.compat
+@pytest.mark.parametrize("cell", COVER, ids=str)
+def test_a_cell_of_the_matrix(check: Callable[[Cell], None], cell: Cell) -> None:
+    check(cell)
+
+
+@pytest.mark.dist
+@pytest.mark.exact
+@pytest.mark.parametrize("cell", [cell for cell in ALL if cell not in set(COVER)], ids=str)
+def test_the_rest_of_the_matrix(check: Callable[[Cell], None], cell: Cell) -> None:
+    check(cell)
+
+
+def check_cell(ranks: Ranks, stage: Stage, one: Course, cell: Cell) -> None:
+    packs = cell.rows == "packed"
     steps = len(one.losses)
     assert steps > STOP + 1
-    stage = stage_of(cell).change(precision=cell.precision, micro_batch=2)
+    stage = stage.change(precision=cell.precision, micro_batch=2)
     here, there = shared(stage, cell.mode), shared(stage, cell.mode)
     world = cell.ranks
     if cell.resume == "other":
@@ -187,4 +194,7 @@ def expect_end(found: list[Course], one: Course, cell: Cell) -> None:
     for found_here, found_alone in zip(leader.evaluations, one.evaluations, strict=True):
         for key in ("step", "rows", "target_tokens", "precision"):
             assert found_here[key] == found_alone[key]
-        assert found_here["eval/loss"] == pytest.approx(found_alone["eval/loss"], rel=1e-5 if fine else 1e-2)
+        # Before the first step all have the same weights, and evaluations are in fp32 whatever the training is in.
+        near = 1e-6 if found_here["step"] == 0 else 1e-5 if fine else 1e-2
+        assert found_here["eval/loss"] == pytest.approx(found_alone["eval/loss"], rel=near)
+        assert found_here["step"] or found_here["eval/accuracy"] == found_alone["eval/accuracy"]

@@ -1,0 +1,29 @@
+"""The page that says which test holds which promise names tests that there are, and leaves no promise out."""
+
+from __future__ import annotations
+
+import re
+
+from .matrix import cells, cover
+from .toy import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "exactness.md").read_text()
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"`(\w+)::(\w+)`", PAGE))
+    assert len(named) > 60
+    for file, test in sorted(named):
+        paths = list((REPOSITORY / "tests").rglob(f"{file}.py"))
+        assert any(re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE) for path in paths), f"{file}::{test}"
+
+
+def test_no_mistake_and_no_weakness_is_left_out() -> None:
+    rows = re.findall(r"^\| ([w\d, ]+) \|", PAGE, re.MULTILINE)
+    found = [name for row in rows for name in row.split(", ")]
+    assert sorted(found) == sorted([*map(str, range(1, 49)), *(f"w{number}" for number in range(1, 34))])
+
+
+def test_the_page_counts_the_cells() -> None:
+    assert f"Each of the {len(cells())} cells" in PAGE
+    assert f"{len(cover(cells()))} cells that hold every pair" in PAGE
