@@ -16,6 +16,7 @@ from trainer.config import Settings
 from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
+from trainer.data.proof import prove
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
@@ -61,6 +62,7 @@ def train(
     gang.connect()
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
+    proof = prove(plan, gang, settings.train.micro_batch)
     store = open_store(spec.root)
     check_shared(store, gang)
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
@@ -119,7 +121,7 @@ def train(
                 gang,
                 resumed_from=resumed_from,
                 figures=loop.report(),
-                packing=packing_facts(plan, isolation, loss, prepared),
+                packing=packing_facts(plan, isolation, loss, prepared) | {"plan": digest, "proof": proof.plain()},
                 seals=checkpoints.seals(),
                 model=exported,
             )
@@ -261,6 +263,7 @@ def packing_facts(plan: Plan, isolation: Isolation, loss: LossModel, prepared: P
         **{key: value for key, value in asdict(isolation).items() if value != float("inf")},
         "filled": round(plan.filled(), 4),
         "packs_per_epoch": plan.packs_per_epoch,
+        "sources": plan.mixture(),
         "loss": loss.way,
         "train": dict(prepared.train.facts),
         "eval": dict(prepared.eval.facts),

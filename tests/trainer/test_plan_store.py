@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -19,6 +20,8 @@ from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings, read_settings
 from trainer.data.plan_store import PlanStore
+from trainer.data.proof import prove
+from trainer.gang import Gang
 from trainer.prepare import Prepared, await_prepared, prepare
 from trainer.training import make_plan
 
@@ -165,7 +168,7 @@ def test_a_harmed_plan_is_made_anew_and_the_reason_said(nodes: Any, harm: str, r
 
 
 def test_a_changed_plan_with_checksums_that_fit_its_manifest_only_is_refused(nodes: Any) -> None:
-    """Whoever changes a file and its checksum meets a node that makes it anew, or the proof of coverage."""
+    """A node that makes it anew tells what differs."""
     run = nodes()
     run.start("a")
     manifest = run.stored / "plan.json"
@@ -174,6 +177,22 @@ def test_a_changed_plan_with_checksums_that_fit_its_manifest_only_is_refused(nod
     manifest.write_text(json.dumps(values))
     with pytest.raises(DropforgeError, match=r"made anew from the same rows, train/ids.npy came out otherwise"):
         run.start("b")
+
+
+def test_a_changed_plan_that_fits_its_checksums_is_found_by_the_proof(nodes: Any) -> None:
+    run = nodes()
+    run.start("a")
+    manifest, file = run.stored / "plan.json", run.stored / "packs" / "documents.npy"
+    documents = np.load(file)
+    documents[0] = documents[-1]
+    np.save(file, documents)
+    values = json.loads(manifest.read_bytes())
+    values["files"]["packs/documents.npy"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(values))
+    changed = run.start("b")
+    assert run.tokenised == 1
+    with pytest.raises(DataError, match=r"epoch 1: document .* missing"):
+        prove(make_plan(run.settings, changed, True), Gang(), 2)
 
 
 def test_another_length_or_seed_has_its_own_plan(nodes: Any) -> None:
