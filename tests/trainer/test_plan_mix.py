@@ -94,7 +94,7 @@ def test_a_source_that_is_not_there_is_refused_with_those_that_are() -> None:
     counts = np.array([60, 30, 0])
     with pytest.raises(DataError, match=r"'d'.*there is no such source.*'a', 'b'"):
         make_mix({"d": 1.0}, NAMES, SOURCE, counts)
-    with pytest.raises(DataError, match=r"'c'.*no row of it has a token to learn from"):
+    with pytest.raises(DataError, match=r"'c'.*none of its rows that are used has a token to learn from"):
         make_mix({"c": 1.0}, NAMES, SOURCE, counts)
     with pytest.raises(DataError, match="it leaves nothing"):
         make_mix({"a": 0.0, "b": 0.0}, NAMES, SOURCE, counts)
@@ -150,3 +150,13 @@ def test_a_mix_that_says_nothing_is_refused(value: Any) -> None:
 def test_a_source_that_is_not_there_ends_the_preparation(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"source 'wiki': there is no such source.*The sources are: 't'"):
         make_stage(toy, "lost", tmp_path / "scratch", data={"mix": {"wiki": 2.0}})
+
+
+def test_the_plan_command_tells_what_an_epoch_takes() -> None:
+    from trainer.commands.plan import _sources
+
+    [(name, told)] = _sources(mixed((1.0, 2.0, 0.5)).mixture())
+    assert name == "sources"
+    assert "b: 2 passes over 30 documents (2 asked), " in told
+    assert len(told.splitlines()) == 3
+    assert _sources({}) == []
