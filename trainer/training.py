@@ -169,9 +169,12 @@ def width(built: Built) -> int | None:
 
 
 def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | None = None) -> Plan:
-    """:param width: the model's hidden size, for the cost of a pack."""
+    """The plan; padded, a step has as many documents as hold its tokens on average, unless the recipe counts rows.
+
+    :param width: the model's hidden size, for the cost of a pack.
+    """
     train = settings.train
-    return Plan(
+    plan = Plan(
         lengths=prepared.train.lengths,
         targets=prepared.train.targets,
         seed=train.seed,
@@ -184,6 +187,9 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | 
         packs_of=prepared.packs if packs else None,
         linear=LINEAR if width is None else PER_WIDTH * width,
     )
+    if not packs and train.rows_per_step is None:
+        plan.rows = max(1, round(train.rows / plan.filled()))
+    return plan
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -218,6 +218,18 @@ def test_rows_that_teach_nothing_are_refused_by_later_attempts_too(nodes: Any, m
         stricter.start("b")
 
 
+def test_a_padded_step_has_about_as_many_tokens_as_a_packed_one(nodes: Any) -> None:
+    run = nodes()
+    prepared = run.start("a")
+    packed, padded = (make_plan(run.settings, prepared, packs) for packs in (True, False))
+    tokens = [sum(int(plan.lengths[pack].sum()) for pack in plan.epoch(0)) for plan in (packed, padded)]
+    assert tokens[0] == tokens[1]
+    full = packed.rows * packed.size
+    assert tokens[1] / padded.packs_per_epoch * padded.rows == pytest.approx(full, rel=0.06)
+    counted = replace(run.settings, train=replace(run.settings.train, tokens_per_step=None, rows_per_step=5))
+    assert [make_plan(counted, prepared, packs).rows for packs in (True, False)] == [5, 5]
+
+
 def test_a_rehearsal_leaves_no_plan(nodes: Any) -> None:
     run = nodes()
     run.start("a", keep=False)
