@@ -6,7 +6,7 @@ The plan's digest says that ranks have the same plan; this says that it is a rig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropforge.errors import DataError, DropforgeError
+from trainer.data.packing import Pack
 from trainer.data.plan import Plan
 from trainer.gang import Gang
 
 _PLACES: Final = 4_000_000  # documents that a rank counts in epochs; a second or two
-_STEPS: Final = 32  # that ranks compare, besides the first and the last
+_STEPS: Final = 32  # at most, that ranks compare besides the first and the last
 _TOLD: Final = 5  # documents that a message names
 _MEND: Final = "Remove `plan/` from the run's folder, so that the plan is made anew, or start a new run"
 
@@ -53,12 +54,13 @@ def prove(plan: Plan, gang: Gang, micro: int) -> Proof:
     epochs = math.ceil(plan.steps * plan.rows / plan.packs_per_epoch)
     if plan.packs is not None:
         epochs = math.ceil(plan.packs / plan.packs_per_epoch)
-    most = max(2, gang.world * _PLACES // len(plan.lengths))
-    counted = _some(epochs, most)
+    alone = max(2, _PLACES // len(plan.lengths))
+    counted = _some(epochs, gang.world * alone)
     together(gang, (partial(count_epoch, plan, epoch) for epoch in counted[gang.rank :: gang.world]))
-    steps = _some(plan.steps, _STEPS + 2)
-    told = gang.gather([taken(plan, step, gang.rank, gang.world, micro) for step in steps])
-    together(gang, (partial(compare, plan, step, [one[i] for one in told]) for i, step in enumerate(steps)))
+    steps = {step: plan.step(step) for step in _steps(plan, _some(epochs, alone))}
+    told = gang.gather([taken(plan, packs, gang.rank, gang.world, micro) for packs in steps.values()])
+    pairs = zip(steps.items(), zip(*told, strict=True), strict=True)
+    together(gang, (partial(compare, step, packs, some) for (step, packs), some in pairs))
     return Proof(len(plan.lengths), epochs, len(counted), len(steps), gang.world)
 
 
@@ -80,19 +82,19 @@ def count_epoch(plan: Plan, index: int) -> None:
         raise DataError(f"the plan, epoch {index + 1}", cause, _MEND)
 
 
-def taken(plan: Plan, step: int, rank: int, world: int, micro: int) -> tuple[int, NDArray[np.int64]]:
+def taken(plan: Plan, packs: list[Pack], rank: int, world: int, micro: int) -> tuple[int, NDArray[np.int64]]:
     """A rank's forward passes in a step, and the documents in them."""
-    batches = plan.share(plan.step(step), rank, world, micro)
+    batches = plan.share(packs, rank, world, micro)
     return len(batches), np.concatenate([np.zeros(0, np.int64), *(pack for batch in batches for pack in batch)])
 
 
-def compare(plan: Plan, step: int, told: list[tuple[int, NDArray[np.int64]]]) -> None:
-    """:param told: what each rank takes, by rank. :raises DropforgeError: if together it is not the step."""
+def compare(step: int, packs: list[Pack], told: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
+    """:param told: what each rank takes, by rank. :raises DropforgeError: if together it is not the step's packs."""
     thing = f"step {step + 1} over {len(told)} rank(s)"
     passes = [count for count, _ in told]
     if len(set(passes)) > 1:
         raise DropforgeError(thing, f"ranks have {passes} forward passes, which would hang", _MEND)
-    mine = np.concatenate(plan.step(step))
+    mine = np.concatenate(packs)
     every = np.concatenate([documents for _, documents in told])
     names = np.union1d(mine, every)
     whole, found = (np.bincount(np.searchsorted(names, some), minlength=len(names)) for some in (mine, every))
@@ -121,6 +123,16 @@ def _named(documents: NDArray[np.int64]) -> str:
     names = ", ".join(map(str, documents[:_TOLD].tolist()))
     more = f" and {len(documents) - _TOLD} more" if len(documents) > _TOLD else ""
     return f"document{'s' if len(documents) > 1 else ''} {names}{more} {'are' if len(documents) > 1 else 'is'}"
+
+
+def _steps(plan: Plan, epochs: list[int]) -> list[int]:
+    """All steps; of many the first, the last and some that lie in `epochs`, the same on every rank."""
+    if plan.steps <= _STEPS + 2:
+        return list(range(plan.steps))
+    places = np.random.default_rng(plan.steps).integers(0, plan.packs_per_epoch, _STEPS).tolist()
+    starts = (epochs[index % len(epochs)] * plan.packs_per_epoch for index in range(_STEPS))
+    between = {(start + place) // plan.rows for start, place in zip(starts, places, strict=True)}
+    return sorted({0, plan.steps - 1, *(step for step in between if step < plan.steps)})
 
 
 def _some(count: int, most: int) -> list[int]:
