@@ -14,6 +14,7 @@
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
     runs/RUN/run.json, checkpoints/, report.json, model/
+    runs/RUN/plan/IDENTITY/plan.json         tokens and packs, made once; the manifest is written last
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json
     runs/RUN/exports/step-N-DIGEST/          a checkpoint's model

@@ -109,6 +109,8 @@ def prepare(
     check()
     tokenizer = open_tokenizer(settings, base, run)
     folder = scratch / _PLAN
+    (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
+    shutil.rmtree(folder, ignore_errors=True)
     stored = PlanStore(run, identity(spec, settings, tokenizer))
     if keep and _comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
@@ -228,6 +230,8 @@ def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens)
 
 
 def _mix(settings: Settings, folder: Path, train: Tokens) -> Mix | None:
+    if settings.mix is None:
+        return None
     names = tuple(json.loads((folder / _SOURCES).read_text()))
     source = np.load(folder / "row_sources.npy", mmap_mode="r")[train.rows]
     return make_mix(settings.mix, names, source, np.bincount(source, minlength=len(names)))

@@ -17,6 +17,7 @@ from trainer.config import Settings
 from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
+from trainer.data.proof import prove
 from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE, SPECIAL
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
@@ -102,6 +103,7 @@ def train(
     describe(console, built, plan, attention, loss, prepared)
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
+    proof = prove(plan, gang, settings.train.micro_batch)
     store = open_store(spec.root)
     check_shared(store, gang)
     checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
@@ -189,7 +191,8 @@ def train(
                 resumed_from=resumed_from,
                 figures=loop.report(),
                 wall=wall_rows(wall, first),
-                packing=packing_facts(plan, attention, proven, loss, prepared),
+                packing=packing_facts(plan, attention, proven, loss, prepared)
+                | {"plan": digest, "proof": proof.plain()},
                 seals=checkpoints.seals(),
                 model=exported,
             )
@@ -264,9 +267,12 @@ def width(built: Built) -> int | None:
 
 
 def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | None = None) -> Plan:
-    """:param width: the model's hidden size, for the cost of a pack."""
+    """The plan; padded, a step has as many documents as hold its tokens on average, unless the recipe counts rows.
+
+    :param width: the model's hidden size, for the cost of a pack.
+    """
     train = settings.train
-    return Plan(
+    plan = Plan(
         lengths=prepared.train.lengths,
         targets=prepared.train.targets,
         seed=train.seed,
@@ -279,6 +285,9 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | 
         packs_of=prepared.packs if packs else None,
         linear=LINEAR if width is None else PER_WIDTH * width,
     )
+    if not packs and train.rows_per_step is None:
+        plan.rows = max(1, round(train.rows / plan.filled()))
+    return plan
 
 
 def pad_id(tokenizer: Any) -> int:
@@ -363,6 +372,7 @@ def packing_facts(
         "difference_in_training": proven,
         "filled": round(plan.filled(), 4),
         "packs_per_epoch": plan.packs_per_epoch,
+        "sources": plan.mixture(),
         "loss": loss.way,
         "train": dict(prepared.train.facts),
         "eval": dict(prepared.eval.facts),

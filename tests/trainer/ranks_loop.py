@@ -149,10 +149,12 @@ def copied(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def train_in_parts(gang: Gang, stage: Stage, folder: str, stops: list[int]) -> tuple[Tensors, Tensors]:
+def train_in_parts(
+    gang: Gang, stage: Stage, folder: str, stops: list[int], packs: bool = True
+) -> tuple[Tensors, Tensors]:
     """Train up to each stop with a new loop, from the newest checkpoint if there is one; weights and moments then."""
     for stop in stops:
-        loop = make_loop(gang, stage, True, folder)
+        loop = make_loop(gang, stage, packs, folder)
         loop.resume()
         loop.steps = stop
         loop.start()

@@ -125,7 +125,7 @@ def test_inspect_opens_only_the_shards_it_shows(tmp_path: Path, capsys: pytest.C
 def test_inspect_shows_the_packed_rows_of_a_step_as_the_run_trains_on_them(
     trained: Toy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = ask(capsys, "inspect", address(trained), "--step", "2", "--rows", "100")
+    found = ask(capsys, "inspect", address(trained), "--step", "4", "--rows", "100")
     assert len(found["packed"]) == found["rows_there"] == 8
     for pack in found["packed"]:
         assert pack["tokens"] == sum(sample["tokens"] for sample in pack["documents"]) <= pack["places"] == 64
@@ -208,6 +208,10 @@ def test_plan_says_what_the_run_then_does(trained: Toy, capsys: pytest.CaptureFi
         }
     assert found["packing"]["packs_per_epoch"] == report["packing"]["packs_per_epoch"]
     assert found["packing"]["filled"] == report["packing"]["filled"]
+    proof = report["packing"]["proof"]
+    assert proof["documents"] == report["packing"]["train"]["documents"]
+    assert proof["epochs"] == proof["epochs_counted"] >= 1
+    assert proof["steps_compared"] == report["steps"]
     assert found["step"] == {
         "rows": 8, "places": 64, "ranks": 2, "micro_batches": 2, "micro_batch": 2, "idle_ranks": 0,
         "rows_of_the_last": 8,

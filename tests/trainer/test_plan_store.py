@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -19,6 +20,8 @@ from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings, read_settings
 from trainer.data.plan_store import PlanStore
+from trainer.data.proof import prove
+from trainer.gang import Gang
 from trainer.prepare import Prepared, await_prepared, prepare
 from trainer.training import make_plan
 
@@ -165,7 +168,7 @@ def test_a_harmed_plan_is_made_anew_and_the_reason_said(nodes: Any, harm: str, r
 
 
 def test_a_changed_plan_with_checksums_that_fit_its_manifest_only_is_refused(nodes: Any) -> None:
-    """Whoever changes a file and its checksum meets a node that makes it anew, or the proof of coverage."""
+    """A node that makes it anew tells what differs."""
     run = nodes()
     run.start("a")
     manifest = run.stored / "plan.json"
@@ -174,6 +177,22 @@ def test_a_changed_plan_with_checksums_that_fit_its_manifest_only_is_refused(nod
     manifest.write_text(json.dumps(values))
     with pytest.raises(DropforgeError, match=r"made anew from the same rows, train/ids.npy came out otherwise"):
         run.start("b")
+
+
+def test_a_changed_plan_that_fits_its_checksums_is_found_by_the_proof(nodes: Any) -> None:
+    run = nodes()
+    run.start("a")
+    manifest, file = run.stored / "plan.json", run.stored / "packs" / "documents.npy"
+    documents = np.load(file)
+    documents[0] = documents[-1]
+    np.save(file, documents)
+    values = json.loads(manifest.read_bytes())
+    values["files"]["packs/documents.npy"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(values))
+    changed = run.start("b")
+    assert run.tokenised == 1
+    with pytest.raises(DataError, match=r"epoch 1: document .* missing"):
+        prove(make_plan(run.settings, changed, True), Gang(), 2)
 
 
 def test_another_length_or_seed_has_its_own_plan(nodes: Any) -> None:
@@ -197,6 +216,18 @@ def test_rows_that_teach_nothing_are_refused_by_later_attempts_too(nodes: Any, m
     stricter = Nodes(run.spec, replace(run.settings, max_left_out=-0.1), run.folder)
     with pytest.raises(DataError, match="rows teach nothing"):
         stricter.start("b")
+
+
+def test_a_padded_step_has_about_as_many_tokens_as_a_packed_one(nodes: Any) -> None:
+    run = nodes()
+    prepared = run.start("a")
+    packed, padded = (make_plan(run.settings, prepared, packs) for packs in (True, False))
+    tokens = [sum(int(plan.lengths[pack].sum()) for pack in plan.epoch(0)) for plan in (packed, padded)]
+    assert tokens[0] == tokens[1]
+    full = packed.rows * packed.size
+    assert tokens[1] / padded.packs_per_epoch * padded.rows == pytest.approx(full, rel=0.06)
+    counted = replace(run.settings, train=replace(run.settings.train, tokens_per_step=None, rows_per_step=5))
+    assert [make_plan(counted, prepared, packs).rows for packs in (True, False)] == [5, 5]
 
 
 def test_a_rehearsal_leaves_no_plan(nodes: Any) -> None:

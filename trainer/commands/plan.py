@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainer.commands.dry import Rehearsal
 
 _WIDTH = 60
+_SOURCES = 20
 _BARS = "▁▂▃▄▅▆▇█"
 
 _EPILOG = """\
@@ -171,6 +172,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
             "difference": isolation.difference if math.isfinite(isolation.difference) else None,
             "filled": round(plan.filled(), 4),
             "packs_per_epoch": plan.packs_per_epoch,
+            "sources": plan.mixture(),
         },
         "model": {
             "base": settings.base.model
@@ -244,6 +246,19 @@ def text_of(facts: dict[str, Any], paint: Paint) -> str:
     return table([*rows, ("refused", told)])
 
 
+def _sources(sources: dict[str, dict[str, float]]) -> list[tuple[str, str]]:
+    """What an epoch takes of each source, the largest first."""
+    ordered = sorted(sources.items(), key=lambda item: (-item[1]["token_share"], item[0]))
+    told = [
+        f"{safe(name)}: {one['passes']:g} passes over {one['documents']:,} documents ({one['passes_asked']:g} asked), "
+        f"{one['token_share']:.1%} of the tokens"
+        for name, one in ordered[:_SOURCES]
+    ]
+    if len(ordered) > _SOURCES:
+        told.append(f"and {len(ordered) - _SOURCES} more sources")
+    return [("sources", "\n".join(told))] if told else []
+
+
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     train, packing, step, model = facts["train"], facts["packing"], facts["step"], facts["model"]
     notes = [
@@ -288,6 +303,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("attention", attends),
         ("packing", told),
         ("packs", f"{packing['packs_per_epoch']:,} in an epoch"),
+        *_sources(packing["sources"]),
         ("steps", f"{facts['steps']:,}, {facts['epochs']:g} epochs{tokens}"),
         ("one step", spread),
         ("model", f"{safe(model['base'])}, {model['method']}, {model['precision']}"),

@@ -41,7 +41,11 @@ def make_mix(
     told = ", ".join(map(repr, there[:_NAMED])) + (f" and {len(there) - _NAMED} more" if len(there) > _NAMED else "")
     for name in asked:
         if name not in there:
-            cause = "no row of it has a token to learn from" if name in names else "there is no such source"
+            cause = (
+                "none of its rows that are used has a token to learn from"
+                if name in names
+                else "there is no such source"
+            )
             raise DataError(f"recipe key `data.mix`, source {name!r}", cause, f"The sources are: {told}")
     passes = tuple(float(asked.get(name, 1.0)) for name in names)
     if not any(passed and count for passed, count in zip(passes, counts.tolist(), strict=True)):

@@ -89,13 +89,13 @@ def _shuffle(*seed: int, count: int) -> NDArray[np.int64]:
 class Epoch:
     """The packs of an epoch in their order: pack i is `documents[starts[i]:ends[i]]`.
 
-    :param turns: for each source that is in it, the first pass that it takes packs of, and the first that it does not.
+    :param bounds: for each source that is in it, how often a document of it stands there at least and at most.
     """
 
     documents: NDArray[np.int32]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
-    turns: Mapping[int, tuple[int, int]]
+    bounds: Mapping[int, tuple[int, int]]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -168,13 +168,14 @@ class Plan:
         documents: list[NDArray[np.int32]] = []
         starts: list[NDArray[np.int64]] = []
         ends: list[NDArray[np.int64]] = []
-        turns: dict[int, tuple[int, int]] = {}
+        bounds: dict[int, tuple[int, int]] = {}
         base = 0
         for source in self._sources:
             count = len(source.packs)
             low, high = epoch * source.take, (epoch + 1) * source.take
-            turns[source.number] = (low // count, -(-high // count))
-            for turn in range(*turns[source.number]):
+            turns = range(low // count, -(-high // count))
+            bounds[source.number] = (max(0, high // count - -(-low // count)), len(turns))
+            for turn in turns:
                 # A source's next pass begins where its last one has ended, also in the middle of an epoch.
                 part = slice(max(low - turn * count, 0), min(high - turn * count, count))
                 order = _shuffle(self.seed, 1, source.number, turn, count=count)[part]
@@ -182,11 +183,11 @@ class Plan:
                 starts.append(source.packs.offsets[order] + base)
                 ends.append(source.packs.offsets[order + 1] + base)
                 base += len(documents[-1])
-        found = Epoch(np.concatenate(documents), np.concatenate(starts), np.concatenate(ends), turns)
+        found = Epoch(np.concatenate(documents), np.concatenate(starts), np.concatenate(ends), bounds)
         if len(self._sources) == 1:
             return found
         order = _shuffle(self.seed, 2, epoch, count=len(found))
-        return Epoch(found.documents, found.starts[order], found.ends[order], turns)
+        return Epoch(found.documents, found.starts[order], found.ends[order], bounds)
 
     @property
     def packs(self) -> int | None:
