@@ -49,6 +49,7 @@ class Due:
     log: bool = False
     evaluation: bool = False
     checkpoint: bool = False
+    fast: bool = False
 
 
 class Timers:
