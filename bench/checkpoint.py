@@ -1,6 +1,6 @@
 """Time that a checkpoint steals from the training, against one copy of the state measured in the same process.
 
-    python -m bench.checkpoint [--rounds 5] [--pairs 15] [--steps 10] [--hidden 512] [--folder DIR] [--threads 1]
+    python -m bench.checkpoint [--rounds 5] [--pairs 5] [--steps 10] [--hidden 512] [--folder DIR] [--threads 1]
 
 The real loop trains a decoder of about 200 MB of state (weights and two moments in fp32). Blocks of steps without a
 save alternate with blocks that begin with one and last at least until it has ended, so that drift meets both alike.
@@ -225,7 +225,7 @@ def fresh(way: str, options: argparse.Namespace) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)

@@ -115,6 +115,17 @@ class EarlyStopping(Section):
     """Nats per token by which an evaluation must be better to count."""
 
 
+class FastCheckpoints(Section):
+    """A fast tier of checkpoints beside the durable place: a folder of each node's own."""
+
+    folder: str
+    """An absolute folder that is there on every node: `/dev/shm`, or where a local NVMe is mounted."""
+    every: Count | Minutes
+    """Steps between checkpoints there, or time as in `"10 min"`; less than `checkpoint_every`."""
+    keep: int = Field(default=1, ge=1)
+    """Newest checkpoints to keep there; while one is written there is one more."""
+
+
 class Train(Section):
     """The training itself. Batch sizes are global: the number of ranks is a detail."""
 
@@ -175,6 +186,10 @@ class Train(Section):
     """Steps between evaluations, or time as in `"10 min"`; 0 evaluates before and after only."""
     checkpoint_every: Count | Minutes = 25
     """Steps between checkpoints, or time as in `"10 min"`."""
+    checkpoints: str | None = None
+    """Where they go, below the run's name: a folder that all nodes share, or `s3://...`; null is the run's folder."""
+    fast_checkpoints: FastCheckpoints | None = None
+    """Checkpoints taken more often, in a fast folder of each node; `checkpoint_every` then uploads from there."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints to keep."""
     keep_best: int = Field(default=1, ge=0)

@@ -65,6 +65,12 @@ class RunSpec:
     tracking: Tracking | None = None
     drop: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def checkpoints_root(self) -> str:
+        """Address below which `checkpoints/` lies: the run's folder, unless the recipe names another place."""
+        place = (self.recipe.get("train") or {}).get("checkpoints")
+        return f"{place.rstrip('/')}/{self.run}" if place else self.root
+
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False).encode()
 
@@ -80,6 +86,20 @@ class RunSpec:
             raise DropforgeError(
                 "run.json", f"it cannot be read ({error!r})", "Write it with this version of Dropforge"
             ) from error
+
+
+def wrong_address(address: str, *, folder: bool = False) -> str | None:
+    """What is wrong with a place for checkpoints: an absolute folder, or `s3://BUCKET[/PREFIX]`; None if nothing is.
+
+    :param folder: whether it must be a folder.
+    """
+    if address.startswith("s3://") and not folder:
+        if "@" in address or "?" in address:
+            return "an address carries no credentials; they come from the environment (AWS_*)"
+        return None if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^\s]*)?", address) else "it names no bucket"
+    if not address.startswith("/") or ".." in address.split("/"):
+        return "it is no absolute folder" + ("" if folder else " and no `s3://` address")
+    return None
 
 
 def run_name(family: str, recipe: Mapping[str, Any], dataset_digest: str, code: str, counter: int = 1) -> str:

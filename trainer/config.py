@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
+from dropforge.run import wrong_address
 from trainer.interval import Interval
 
 MOST_PASSES: Final = 100  # over a source in an epoch
@@ -63,6 +64,15 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
+class FastCheckpoints:
+    """The fast tier: a folder of each node's own."""
+
+    folder: str
+    every: int | str
+    keep: int
+
+
+@dataclass(frozen=True)
 class Train:
     """The training; batch sizes are global. What stands for what is told by `dropforge.recipe.Train`."""
 
@@ -94,6 +104,8 @@ class Train:
     log_every: int | str | None
     eval_every: int | str
     checkpoint_every: int | str
+    checkpoints: str | None
+    fast_checkpoints: FastCheckpoints | None
     keep_checkpoints: int
     keep_best: int
     early_stopping: EarlyStopping | None
@@ -227,6 +239,17 @@ def _check_train(train: Train) -> None:
             Span.parse(train.profile)
         except ValueError as error:
             raise _bad("train.profile", str(error)) from None
+    fast = train.fast_checkpoints
+    for name, value in (("checkpoints", train.checkpoints), ("fast_checkpoints.folder", fast.folder if fast else None)):
+        if value is not None and (problem := wrong_address(value, folder=name != "checkpoints")):
+            raise _bad(f"train.{name}", problem)
+    if fast is not None:
+        try:
+            often = Interval.parse(fast.every) != Interval()
+        except ValueError as error:
+            raise _bad("train.fast_checkpoints.every", str(error)) from None
+        if not often or fast.keep < 1:
+            raise _bad("train.fast_checkpoints", "`every` and `keep` must be at least 1")
     judged = train.schedule == "plateau" or train.early_stopping or train.export == "best"
     if judged and train.eval_every == 0:
         raise _bad("train.eval_every", "plateau, early stopping and the best weights need evaluations on the way")

@@ -52,6 +52,7 @@ class Due:
     log: bool = False
     evaluation: bool = False
     checkpoint: bool = False
+    fast: bool = False
     profile: int = 0
 
 

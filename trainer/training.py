@@ -58,6 +58,7 @@ from trainer.report.tracking import Tracker, make_tracker
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal
 from trainer.state.compare import facts as comparable
+from trainer.state.fast import Fast, open_fast
 from trainer.state.retention import best_steps
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
@@ -106,7 +107,7 @@ def train(
     proof = prove(plan, gang, settings.train.micro_batch)
     store = open_store(spec.root)
     check_shared(store, gang)
-    checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
+    checkpoints, fast = places(spec, settings, gang, digest, console)
     expected = probe_loss(loss, probe)
     if settings.base.scratch is not None:  # a checkpoint's weights come later
         check_first_loss(expected, len(probe.targets), loss.place()[1])
@@ -137,13 +138,14 @@ def train(
         stop=stop,
         console=console,
         tracker=tracker,
-        offer=lambda seals: offer(tracker, models, store, seals, loop.progress.evaluations),
+        offer=lambda seals: offer(tracker, models, checkpoints.store, seals, loop.progress.evaluations),
         heart=heart,
         row_keys=prepared.row_keys,
         wall=wall,
         observers=[profiler],
         asked=requests.take if requests else lambda: 0,
         board=board,
+        fast=fast,
     )
     loop.wrapped.prove(probe, expected)
     proven = loop.wrapped.prove_isolation(reach(built, settings))
@@ -193,7 +195,7 @@ def train(
                 wall=wall_rows(wall, first),
                 packing=packing_facts(plan, attention, proven, loss, prepared)
                 | {"plan": digest, "proof": proof.plain()},
-                seals=checkpoints.seals(),
+                checkpoints=checkpoint_rows(checkpoints.store, checkpoints.seals()),
                 model=exported,
             )
             card = keep_files(
@@ -203,6 +205,8 @@ def train(
             store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())  # now the run has succeeded
             console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
         gang.follow("report")  # nobody leaves before it is there, and writing a large model takes its time
+        if fast is not None and gang.local_rank == 0:
+            fast.clear()
     except BaseException as error:
         if gang.leader and loop.log.points.rows:
             seconds = min(_DRAW_FAILED, loop.grace_left() - 1)
@@ -216,6 +220,22 @@ def train(
             board.close()
         finish(tracker, spec, attempt, console)
     gang.leave()
+
+
+def places(
+    spec: RunSpec, settings: Settings, gang: Gang, digest: str, console: Console
+) -> tuple[Checkpoints, Fast | None]:
+    """The durable place of checkpoints and this node's fast tier; a collective.
+
+    :raises RecipeError: on every rank, if nodes do not share the durable place or lack the fast folder.
+    """
+    store = open_store(spec.checkpoints_root)
+    if spec.checkpoints_root != spec.root:
+        check_shared(store, gang)
+        console.say(f"checkpoints go to {store.uri}/checkpoints")
+    checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
+    asked = settings.train.fast_checkpoints
+    return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
 
 def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:

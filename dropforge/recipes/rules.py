@@ -5,6 +5,7 @@ from __future__ import annotations
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
 from dropforge.recipe import Recipe
+from dropforge.run import wrong_address
 
 PLACEHOLDER = "set-base-model"  # in presets for a model of one's own
 
@@ -122,6 +123,28 @@ def check_train(recipe: Recipe) -> None:
             f"the warm-up, and the decay of `wsd`, do not fit into {steps} steps",
             "Shorten them, or raise `train.max_steps`",
         )
+    fast = train.fast_checkpoints
+    for name, value in (("checkpoints", train.checkpoints), ("fast_checkpoints.folder", fast.folder if fast else None)):
+        if value is not None and (problem := wrong_address(value, folder=name != "checkpoints")):
+            raise RecipeError(
+                f"recipe key `train.{name}`",
+                problem,
+                "Give one such as /dev/shm" if "." in name else "Give such a place",
+            )
+    if fast is not None:
+        if train.checkpoints is not None and fast.folder.rstrip("/") == train.checkpoints.rstrip("/"):
+            raise RecipeError(
+                "recipe key `train.fast_checkpoints.folder`",
+                "it is the durable place, and a copy beside itself protects nothing",
+                "Name a folder of the node's own such as /dev/shm, or leave `fast_checkpoints` out",
+            )
+        often, seldom = fast.every, train.checkpoint_every
+        if isinstance(often, int) and isinstance(seldom, int) and often >= seldom:
+            raise RecipeError(
+                "recipe key `train.fast_checkpoints.every`",
+                f"every {often} steps is no more often than `train.checkpoint_every` of {seldom}",
+                "Lower it, raise `checkpoint_every`, or leave `fast_checkpoints` out",
+            )
     judges = {
         "schedule: plateau": train.schedule == "plateau",
         "early_stopping": train.early_stopping is not None,

@@ -23,6 +23,7 @@ from trainer.prepare import await_prepared, prepare
 from trainer.report.console import Console
 from trainer.report.tracking import Tracker
 from trainer.state.checkpoint import Checkpoints
+from trainer.state.fast import Fast
 from trainer.state.stop import StopSignal
 from trainer.training import build, make_plan, pad_id, train
 
@@ -78,6 +79,8 @@ def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop") -> Lo
     choose_way(loss, make_batch(prepared.train, plan.step(0)[:1], pad))
     said: list[str] = []
     store = open_store(f"{stage.spec.root}/{folder}")
+    checkpoints = Checkpoints(store, "ranks", plan.digest("x"), {}, said.append)
+    fast = settings.train.fast_checkpoints
     return Loop(
         gang=gang,
         settings=settings,
@@ -87,7 +90,8 @@ def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop") -> Lo
         train=prepared.train,
         eval=prepared.eval,
         pad=pad,
-        checkpoints=Checkpoints(store, "ranks", plan.digest("x"), {}, said.append),
+        checkpoints=checkpoints,
+        fast=Fast(checkpoints, fast.folder, fast.keep) if fast else None,
         stop=StopSignal(),
         console=Console(quiet=True),
         tracker=Tracker(None, said.append),

@@ -119,7 +119,9 @@ def test_another_recipe_is_refused_with_its_differences(checkpoints: Checkpoints
     other = {**RECIPE, "train.learning_rate": "0.2", "train.micro_batch": "8"}
     with pytest.raises(RecipeError) as refused:
         newest(replace(checkpoints, recipe=other))
-    assert str(refused.value).endswith("this run's:\n  train.learning_rate: 0.1 -> 0.2")
+    assert str(refused.value).endswith(
+        "this run's:\n  train.learning_rate: 0.1 -> 0.2\n  train.micro_batch: 2 -> 8 (may change)"
+    )
     assert "Free to change are compute.*" in str(refused.value)
 
 

@@ -31,7 +31,7 @@ def test_every_preset_is_understood(name: str) -> None:
     read_settings(load_recipe(name).plain())
 
 
-@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "EarlyStopping", "Train"])
+@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "EarlyStopping", "FastCheckpoints", "Train"])
 def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
     assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
 
@@ -64,6 +64,11 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("train.profile", "1-3"),
         ("train.profile", "5-99"),
         ("train.profile", 5),
+        ("train.checkpoints", "somewhere"),
+        ("train.checkpoints", "s3://key:secret@bucket"),
+        ("train.fast_checkpoints", {"folder": "s3://bucket", "every": 1, "keep": 1}),
+        ("train.fast_checkpoints", {"folder": "/dev/shm", "every": 0, "keep": 1}),
+        ("train.fast_checkpoints", {"folder": "/dev/shm", "every": 1, "keep": 0}),
         ("evaluate.max_batches", 0),
         ("train.sequence_length", 100_000),
         ("train.method", "lora"),

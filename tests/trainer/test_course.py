@@ -71,14 +71,15 @@ def test_intervals_are_steps_or_minutes() -> None:
 
 def test_the_clock_of_rank_0_decides_for_all_by_name() -> None:
     """Two ranks whose clocks disagree get the same sums, each under its own name."""
-    mine = Tally(loss=1.0, targets=2, tokens=3, stop=0, broken=0, log=0, evaluation=1, checkpoint=0, busy=(2.0, 0.0))
-    other = Tally(loss=0.5, targets=4, tokens=5, stop=1, broken=0, log=0, evaluation=0, checkpoint=0, busy=(0.0, 3.0))
+    none = {"broken": 0, "log": 0, "checkpoint": 0, "fast": 0}
+    mine = Tally(loss=1.0, targets=2, tokens=3, stop=0, evaluation=1, busy=(2.0, 0.0), **none)
+    other = Tally(loss=0.5, targets=4, tokens=5, stop=1, evaluation=0, busy=(0.0, 3.0), **none)
 
     class Pair(Gang):
         def sum(self, values: list[float]) -> list[float]:
             return [a + b for a, b in zip(values, [*list(vars(other).values())[:-1], *other.busy], strict=True)]
 
-    assert mine.summed(Pair()) == Tally(1.5, 6, 8, 1, 0, 0, 1, 0, busy=(2.0, 3.0))
+    assert mine.summed(Pair()) == Tally(1.5, 6, 8, 1, 0, 0, 1, 0, 0, busy=(2.0, 3.0))
 
 
 def test_a_global_batch_is_spread_evenly() -> None:

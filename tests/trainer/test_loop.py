@@ -28,6 +28,7 @@ from trainer.prepare import await_prepared, prepare
 from trainer.report.console import Console
 from trainer.report.tracking import Tracker
 from trainer.state.checkpoint import Checkpoints
+from trainer.state.fast import Fast
 from trainer.state.stop import PreemptedError, StopSignal
 from trainer.training import build, make_plan, pad_id
 
@@ -57,6 +58,8 @@ class Bench:
         pad = pad_id(self.prepared.tokenizer)
         choose_way(loss, make_batch(self.prepared.train, plan.step(0)[:1], pad))
         store = open_store(f"{self.spec.root}/{folder}")
+        checkpoints = Checkpoints(store, "bench", plan.digest("x"), {"a": "1"}, self.said.append)
+        fast = settings.train.fast_checkpoints
         loop = Loop(
             gang=gang,
             settings=settings,
@@ -66,7 +69,8 @@ class Bench:
             train=self.prepared.train,
             eval=self.prepared.eval,
             pad=pad,
-            checkpoints=Checkpoints(store, "bench", plan.digest("x"), {"a": "1"}, self.said.append),
+            checkpoints=checkpoints,
+            fast=Fast(checkpoints, fast.folder, fast.keep) if fast else None,
             stop=StopSignal(),
             console=Console(quiet=True),
             tracker=Tracker(None, self.said.append),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 import torch
 
 from dropforge.store import FolderStore, open_store
+from trainer.commands.restore import open_checkpoints
+from trainer.config import FastCheckpoints
 from trainer.data.plan import Pack
 from trainer.gang import Gang
 from trainer.loop.optim import optimizer_tensors
@@ -18,7 +23,7 @@ from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import PreemptedError
 
 from .ranks import Ranks
-from .ranks_loop import Stage, Tensors, copied, make_base, make_loop, make_stage
+from .ranks_loop import Stage, Tensors, copied, make_base, make_loop, make_stage, train_whole
 from .toy import Toy, write_dataset
 
 pytestmark = pytest.mark.dist
@@ -197,3 +202,88 @@ def test_another_number_of_ranks_sees_the_same_samples_rates_and_counters(
         assert sorted(other[0]) == sorted(documents)
         assert other[1:4] == (rate, tokens, targets)
         assert other[4] == pytest.approx(loss, rel=1e-4)
+
+
+def tiered(gang: Gang, stage: Stage, folder: str, fast: Path, nodes: list[int]) -> Any:
+    """A loop of ranks on nodes that have a fast folder each. :param nodes: that of each rank."""
+    node = nodes[gang.rank]
+    gang = replace(gang, local_rank=nodes[: gang.rank].count(node), local_world=nodes.count(node))
+    place = fast / f"node-{node}"
+    place.mkdir(parents=True, exist_ok=True)
+    return make_loop(gang, stage.change(fast_checkpoints=FastCheckpoints(str(place), 1, 1)), True, folder)
+
+
+def save_in_tiers(gang: Gang, stage: Stage, folder: str, fast: Path, nodes: list[int]) -> list[int]:
+    """Step 2 goes to both tiers, step 3 to the fast one alone."""
+    loop = tiered(gang, stage, folder, fast, nodes)
+    loop.start()
+    loop.loss.train()
+    for owed in (False, True, False):
+        loop._step()
+        loop._owed = owed
+        loop.save()
+        loop._collect(loop.saver.wait())
+        loop._collect(loop.saver.uploads.wait())
+    assert (loop.saved, loop.saved_fast) == (2, 3)
+    return [seal.step for seal in loop.checkpoints.seals()]
+
+
+def resume_in_tiers(
+    gang: Gang, stage: Stage, folder: str, fast: Path, nodes: list[int]
+) -> tuple[int | None, bool, Tensors, list[str]]:
+    said: list[str] = []
+    loop = tiered(gang, stage, folder, fast, nodes)
+    loop.checkpoints.say = loop.fast.checkpoints.say = said.append
+    step = loop.resume()
+    return step, loop.saved == step, copied(loop.wrapped.full(dict(loop.wrapped.trainable()))), said
+
+
+@pytest.mark.parametrize(
+    "mode", ["ddp", pytest.param("hybrid", marks=pytest.mark.exact), pytest.param("fsdp", marks=pytest.mark.exact)]
+)
+def test_what_only_the_fast_tiers_of_all_nodes_have_is_resumed_from_if_it_is_whole(
+    ranks: Ranks, stages: dict[str, Stage], tmp_path: Path, mode: str
+) -> None:
+    stage, folder = stages["full"].change(parallel=mode, shard_group=2 if mode == "hybrid" else None), tmp_path.name
+    nodes = [0, 0, 1, 1]
+    assert ranks(save_in_tiers, 4, stage, folder, tmp_path / "fast", nodes)[0] == [2]
+
+    def attempt(nodes: list[int], lost: int | None = None, stage: Stage = stage) -> Any:
+        place = tmp_path / f"fast-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(tmp_path / "fast", place)
+        if lost is not None:
+            shutil.rmtree(place / f"node-{lost}")
+        return ranks(resume_in_tiers, len(nodes), stage, folder, place, nodes)[0]
+
+    step, durable, there, said = attempt(nodes)
+    assert (step, durable) == (3, False), said
+    step, durable, older, said = attempt(nodes, lost=1)
+    assert (step, durable) == (2, True)
+    assert any("step-3 is not in the fast tier of rank(s) 2, 3" in line for line in said)
+    assert not all(torch.equal(there[name], older[name]) for name in there)
+    assert attempt([1, 1, 0, 0])[0] == 2  # each rank's random state is on the other node
+    step, _, alone, _ = attempt([1, 1], stage=stage.change(parallel="ddp", shard_group=None))
+    if mode == "fsdp":  # one node has half of the state
+        assert step == 2
+    else:
+        assert step == 3
+        assert all(torch.equal(there[name], alone[name]) for name in there)
+
+
+def test_a_run_puts_its_checkpoints_where_the_recipe_says(ranks: Ranks, bucket: Toy, tmp_path: Path) -> None:
+    (tmp_path / "fast").mkdir()
+    train = {
+        "max_steps": 4,
+        "checkpoint_every": 3,
+        "checkpoints": str(tmp_path / "place"),
+        "fast_checkpoints": {"folder": str(tmp_path / "fast"), "every": 1},
+    }
+    stage = make_stage(bucket, "placed", tmp_path / "scratch", train=train)
+    ranks(train_whole, 2, stage)
+    there = [f"{tmp_path}/place/placed/checkpoints/step-{step}" for step in (3, 4)]
+    report = json.loads(bucket.files("placed").get("report.json"))
+    assert [row["uri"] for row in report["checkpoints"]] == there
+    assert all((Path(uri) / "manifest.json").exists() for uri in there)
+    assert not list(bucket.files("placed").list("checkpoints/"))
+    assert not list((tmp_path / "fast").iterdir())  # a run that is done leaves nothing on its nodes
+    assert [seal.step for seal in open_checkpoints(stage.spec, print).seals()] == [3, 4]  # the commands look there

@@ -12,7 +12,7 @@ from dropforge.errors import DropforgeError
 from dropforge.store import FolderStore
 from trainer.state.blocks import Staging, own_blocks
 from trainer.state.checkpoint import Checkpoints, Seal, rank_file
-from trainer.state.reader import BlockReader, fill
+from trainer.state.reader import BlockReader, Copies, fill
 
 from .test_blocks import as_rank
 
@@ -50,7 +50,7 @@ def test_any_mesh_reads_what_any_other_wrote(checkpoints: Checkpoints, writes: t
         expected = wanted.to_local().clone()
         wanted.to_local().zero_()
         step = torch.tensor(0.0)
-        fill(BlockReader(checkpoints, seal), {"weights/w": wanted, "moments/w:step": step})
+        fill(BlockReader(Copies(checkpoints, seal)), {"weights/w": wanted, "moments/w:step": step})
         assert torch.equal(wanted.to_local(), expected)
         assert step == 4.0
 
@@ -64,7 +64,7 @@ def test_a_rank_fetches_only_files_that_it_needs(checkpoints: Checkpoints, monke
     )
     for rank, _, wanted in as_rank(FULL, (4,), (Shard(0),)):
         fetched.clear()
-        fill(BlockReader(checkpoints, seal, rank), {"weights/w": wanted, "moments/w:step": torch.tensor(0.0)})
+        fill(BlockReader(Copies(checkpoints, seal), rank), {"weights/w": wanted, "moments/w:step": torch.tensor(0.0)})
         assert fetched == [rank_file(rank)]
 
 
@@ -78,12 +78,12 @@ def test_a_flipped_bit_is_told_and_changes_nothing_unnoticed(
     data[place] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises((DropforgeError, ValueError, KeyError)):
-        fill(BlockReader(checkpoints, seal), {"weights/w": torch.zeros(7, 5)})
+        fill(BlockReader(Copies(checkpoints, seal)), {"weights/w": torch.zeros(7, 5)})
 
 
 def test_what_the_checkpoint_lacks_is_told(checkpoints: Checkpoints) -> None:
     seal = saved(checkpoints, (1,), (Shard(0),))
     with pytest.raises(RuntimeError, match="weights/other"):
-        fill(BlockReader(checkpoints, seal), {"weights/other": torch.zeros(7, 5)})
+        fill(BlockReader(Copies(checkpoints, seal)), {"weights/other": torch.zeros(7, 5)})
     with pytest.raises((RuntimeError, ValueError), match=r"(?i)size"):
-        fill(BlockReader(checkpoints, seal), {"weights/w": torch.zeros(7, 6)})
+        fill(BlockReader(Copies(checkpoints, seal)), {"weights/w": torch.zeros(7, 6)})

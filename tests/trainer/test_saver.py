@@ -144,7 +144,7 @@ def test_a_rank_that_cannot_write_fails_the_save_of_all(
         gate.fails = {f"rank-{rank}.safetensors"} if rank == fails else set()
         gang = ranks.rank(rank)
         one = Saver(Checkpoints(gate, "run", "plan", {}), gang, keep=1, best=0, before_seal=lambda: None)
-        monkeypatch.setattr(one, "_gather", gang.gather)
+        monkeypatch.setattr(one, "gather", gang.gather)
         savers.append(one)
     for one in savers:
         one.begin(two_ranks(4))

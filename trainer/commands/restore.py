@@ -42,7 +42,7 @@ class Choice:
 
 def open_checkpoints(spec: RunSpec, say: Callable[[str], None]) -> Checkpoints:
     """The checkpoints of a run, for reading: whether a resume may go on from them is not looked at."""
-    return Checkpoints(open_store(spec.root), spec.run, "", {}, say)
+    return Checkpoints(open_store(spec.checkpoints_root), spec.run, "", {}, say)
 
 
 def choose(spec: RunSpec, seals: list[Seal], choice: Choice) -> Seal:
@@ -53,7 +53,7 @@ def choose(spec: RunSpec, seals: list[Seal], choice: Choice) -> Seal:
     if not seals:
         raise DataError(
             f"run {spec.run}",
-            f"it has no checkpoint in {spec.root}/checkpoints",
+            f"it has no checkpoint in {spec.checkpoints_root}/checkpoints",
             "Wait for its first one; `train.checkpoint_every` says when it comes",
         )
     there = ", ".join(str(seal.step) for seal in seals)
@@ -81,7 +81,7 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     :raises DataError: if the checkpoint's bytes are broken. :raises RecipeError: if the base model is not there.
     """
     settings = read_settings(spec.recipe)
-    thing = f"checkpoint {spec.root}/checkpoints/step-{seal.step}"
+    thing = f"checkpoint {spec.checkpoints_root}/checkpoints/step-{seal.step}"
     try:
         snapshot = checkpoints.read(seal)
     except (DropforgeError, ValueError, KeyError) as error:

@@ -46,7 +46,9 @@ from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
+from trainer.state.fast import Fast
 from trainer.state.generators import generators, seed_generators, set_generators
+from trainer.state.grace import LastSave, last_save
 from trainer.state.resume import restore
 from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
@@ -63,6 +65,7 @@ class Loop:
     :param board: what TensorBoard is told, on rank 0 if it was asked for.
     :param asked: on rank 0, how many steps somebody wants to have profiled; each wish is told once.
     :param wall: what the time went into.
+    :param fast: this node's fast tier of checkpoints.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
 
@@ -85,6 +88,7 @@ class Loop:
     wall: Wall = field(default_factory=Wall)
     asked: Callable[[], int] = lambda: 0
     board: Board | None = None
+    fast: Fast | None = None
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -119,6 +123,8 @@ class Loop:
             "evaluation": Interval.parse(train.eval_every),
             "checkpoint": Interval.parse(train.checkpoint_every),
         }
+        if self.fast is not None and train.fast_checkpoints is not None:
+            self.every["fast"] = Interval.parse(train.fast_checkpoints.every)
         self.timers = Timers(self.every)
         self.gauge = make_gauge(
             self.built.model,
@@ -136,6 +142,8 @@ class Loop:
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
         self.saved: int | None = None
+        self.saved_fast: int | None = None
+        self._owed = False  # a checkpoint in the durable place, which waits for the upload before it
         self._generators: Mapping[str, torch.Tensor] | None = None
 
     def resume(self) -> int | None:
@@ -144,7 +152,7 @@ class Loop:
         :raises DropforgeError, StorageError: see `trainer.state.resume`.
         """
         named = dict(self.wrapped.trainable())
-        found = restore(self.checkpoints, self.gang, named)
+        found = restore(self.checkpoints, self.gang, named, self.fast)
         if found is None:
             return None
         with torch.no_grad():
@@ -155,9 +163,14 @@ class Loop:
         self.progress.resumed.append(found.seal.step)
         self.log.points = Points.load(self.progress.points)
         self.wall.resume(self.progress.wall, self.progress.at)
-        self.saved = found.seal.step
         self._generators = found.generators
-        return self.saved
+        step = found.seal.step
+        if found.durable:
+            self.saved = step
+        else:
+            self.saved_fast = step
+            self.console.say(f"checkpoint step-{step} is in the fast tier only")
+        return step
 
     def start(self) -> None:
         """Make the first step like all others, set the random state, and start the clocks."""
@@ -169,6 +182,7 @@ class Loop:
             keep=train.keep_checkpoints,
             best=train.keep_best,
             before_seal=self._before_seal,
+            fast=self.fast,
         )
         self.heart.warm_up()
         self.step.warm_up()
@@ -239,7 +253,7 @@ class Loop:
             raise PreemptedError(None)
         self.loss.train()
         if self._lacks_evaluation() and self.evaluate(f"at step {self.progress.step}") is None:
-            raise PreemptedError(self.saved)
+            raise PreemptedError(self._newest())
         for name in self.every:
             self.timers.restart(name)
         while not self._finished():
@@ -249,22 +263,30 @@ class Loop:
                 stopping = self.evaluate("after training" if step == self.steps else f"at step {step}") is None
             with self.wall.during("save"):
                 self._collect(self.saver.poll())
+                self._collect(self.saver.uploads.poll())
             due = self.due.checkpoint or self.every["checkpoint"].due(step)
-            if due and not stopping and not self._finished():
+            self._owed = self._owed or due
+            often = "fast" in self.every and (self.due.fast or self.every["fast"].due(step))
+            if (due or often) and not stopping and not self._finished():
                 # A stop that was asked for meanwhile needs no other step, and no other save after it.
                 with self.wall.during("save"):
                     stopping = self.save()
-                    self.timers.restart("checkpoint")
+                    for name in ("checkpoint", "fast") if due else ("fast",):
+                        if name in self.every:
+                            self.timers.restart(name)
                     self._prune_best()
             if stopping:
                 with self.wall.during("save"):
                     self._save_at_stop()
-                raise PreemptedError(self.saved, step)
+                raise PreemptedError(self._newest(), step)
         if self.saved != self.progress.step:
             with self.wall.during("save"):
                 self._collect(self.saver.wait())
-                self._begin_save()
-                self._collect(self.saver.wait(self.grace_left))
+                self._collect(self.saver.uploads.wait())
+                if self.saved != self.progress.step:
+                    self._begin_save()
+                    self._collect(self.saver.wait(self.grace_left))
+                    self._collect(self.saver.uploads.wait(self.grace_left))
         self.wall.enter("export")
         self._take_best()
 
@@ -300,6 +322,7 @@ class Loop:
             check_skipped(progress, train.max_skipped_steps)
         except DivergedError:
             self._collect(self.saver.wait(self.grace_left))
+            self._collect(self.saver.uploads.wait(self.grace_left))
             raise
         return result.stopping
 
@@ -364,12 +387,22 @@ class Loop:
         waited = time.perf_counter() - began
         if before is not None and waited > 1:
             self.console.say(f"waited {waited:.1f} s for checkpoint step-{before}; raise `train.checkpoint_every`")
-        if self._asked_to_stop():
+        self._collect(self.saver.uploads.poll())
+        uploading = self.saver.uploads.step
+        stops, busy = self.gang.sum([float(self.stop.asked), float(uploading is not None)])
+        if stops:
             return True
-        self._begin_save()
+        if busy and self._owed:
+            self.console.say(
+                f"checkpoint step-{self.progress.step} stays in the fast tier, because the upload of step-{uploading} "
+                "is still going on; the next one goes to the durable place"
+            )
+        durable = not busy and (self._owed or self.fast is None)
+        self._begin_save(durable)
+        self._owed = self._owed and not durable
         return self._asked_to_stop()
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, durable: bool = True) -> None:
         progress, named = self.progress, dict(self.wrapped.trainable())
         progress.saves += 1
         progress.points = self.log.points.plain()
@@ -377,12 +410,15 @@ class Loop:
         states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
         states[self.gang.rank] = generators(self.gang.device)
         moments = optimizer_tensors(self.optimizer, named.items())
-        self.saver.begin(Snapshot(progress.step, named, moments, states, progress.plain()), progress.eval_loss)
+        self.saver.begin(Snapshot(progress.step, named, moments, states, progress.plain()), progress.eval_loss, durable)
 
     def _save_at_stop(self) -> None:
         """The last checkpoint before a stop, if this step has none yet and there is time for one."""
         end = time.monotonic() + min(self.gang.gather(self.grace_left()))
         self._collect(self.saver.wait(lambda: end - time.monotonic()))
+        if self.fast is not None:
+            self._save_in_tiers_at_stop(end)
+            return
         hurried = self.saver.step is not None or end - time.monotonic() < 1.2 * self.saver.slowest
         told = self.gang.gather((self.saved == self.progress.step, hurried))
         if all(done for done, _ in told):
@@ -397,6 +433,34 @@ class Loop:
         self._begin_save()
         self._collect(self.saver.wait(lambda: end - time.monotonic()))
 
+    def _save_in_tiers_at_stop(self, end: float) -> None:
+        """What still fits goes to both places, or to the fast tier; an upload that is going on gets what is left."""
+        step, lanes = self.progress.step, (self.saver, self.saver.uploads)
+        self._collect(lanes[1].poll())
+        here = (
+            step in (self.saved, self.saved_fast),
+            end - time.monotonic() if lanes[0].step is None else 0.0,
+            *(lane.slowest for lane in lanes),
+            lanes[1].step is not None,
+        )
+        done, left, fast, durable, uploading = zip(*self.gang.gather(here), strict=True)
+        chosen = last_save(min(left), max(fast), max(durable), any(uploading))
+        if not all(done) and chosen is not LastSave.NONE:
+            self._begin_save(chosen is LastSave.BOTH)
+            self._collect(self.saver.wait(lambda: end - time.monotonic()))
+        self._collect(lanes[1].wait(lambda: end - time.monotonic()))
+        if self.saved != step:
+            newest = "no checkpoint" if self.saved is None else f"checkpoint step-{self.saved}"
+            there = f"step-{self.saved_fast} is in the fast tier" if self.saved_fast else "the fast tier has none"
+            self.console.say(
+                f"stopped at step {step} with {max(0.0, end - time.monotonic()):.0f} s left, an upload takes "
+                f"{max(durable):.0f} s: the durable place has {newest}, {there}"
+            )
+
+    def _newest(self) -> int | None:
+        """The newest checkpoint in any place."""
+        return max((step for step in (self.saved, self.saved_fast) if step is not None), default=None)
+
     def _asked_to_stop(self) -> bool:
         return bool(self.gang.sum([float(self.stop.asked)])[0])
 
@@ -410,6 +474,8 @@ class Loop:
         """Tell how a save went."""
         if ended is None:
             return
+        if ended.fast_error is not None:
+            self.console.say(f"checkpoint step-{ended.step} went to the durable place at once ({ended.fast_error})")
         if ended.error is not None:
             self.console.say(
                 f"checkpoint step-{ended.step} could not be written ({ended.error}); the older ones are kept. "
@@ -417,21 +483,24 @@ class Loop:
             )
             self.tracker.tags({"dropforge.checkpoint_error": f"step {ended.step}: {ended.error}"[:500]})
             return
-        self.saved = ended.step
+        if ended.fast:
+            self.saved_fast = ended.step
+        else:
+            self.saved = ended.step
         if ended.seal is None:
             return
+        where = " in the fast tier" if ended.fast else ""
         removed = f", removed {', '.join(f'step-{step}' for step in ended.removed)}" if ended.removed else ""
         self.console.say(
-            f"checkpoint step-{ended.step}: {ended.seal.bytes / 1e6:.1f} MB in {ended.seconds:.2f} s, "
+            f"checkpoint step-{ended.step}{where}: {ended.seal.bytes / 1e6:.1f} MB in {ended.seconds:.2f} s, "
             f"{ended.copied:.2f} s of it in the step{removed}"
         )
         if ended.trouble is not None:
             self.console.say(f"older checkpoints could not be looked through ({ended.trouble}); they stay for now")
-        else:
+        elif not ended.fast:
             self.offer(ended.seals)
-        self.tracker.metrics(
-            {"train/checkpoint_seconds": ended.seconds, "train/checkpoint_stall_seconds": ended.copied}, ended.step
-        )
+        name = "train/fast_checkpoint" if ended.fast else "train/checkpoint"
+        self.tracker.metrics({f"{name}_seconds": ended.seconds, f"{name}_stall_seconds": ended.copied}, ended.step)
 
     def _keep_best(self) -> None:
         """Write the weights of a new best evaluation. A failure ends the attempt: the next one measures it again."""
@@ -447,7 +516,8 @@ class Loop:
     def _prune_best(self) -> None:
         """Delete the weights that neither this run nor a kept checkpoint takes for the best."""
         if self.settings.train.export == "best" and self.gang.leader:
-            known = [*(seal.step for seal in self.checkpoints.seals()), self.progress.step]
+            seals = [*self.checkpoints.seals(), *(self.fast.here().values() if self.fast else ())]
+            known = [*(seal.step for seal in seals), self.progress.step]
             found = self.progress.evaluations
             self.best.prune(best_step([item for item in found if item["step"] <= step]) for step in known)
 

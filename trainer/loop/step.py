@@ -30,7 +30,7 @@ class Tally:
     :param loss: nats over the rank's targets, 0 where not finite.
     :param targets, tokens: what the rank learned from and read, padding left out.
     :param stop: whether the rank was asked to stop. :param broken: whether its loss or gradient is not finite.
-    :param log, evaluation, checkpoint: whether the time for it has come, by the clock of rank 0.
+    :param log, evaluation, checkpoint, fast: whether the time for it has come, by the clock of rank 0.
     :param profile: steps that rank 0 was asked to profile.
     :param busy: (ranks,) at the rank's own place the seconds of its work in the step before, 0 elsewhere.
     """
@@ -43,6 +43,7 @@ class Tally:
     log: float
     evaluation: float
     checkpoint: float
+    fast: float
     profile: float = 0.0
     busy: tuple[float, ...] = ()
 
@@ -183,7 +184,13 @@ class Step:
             exchange_seconds=exchanged,
             busy=tally.busy if all(tally.busy) else (),
             stopping=bool(tally.stop),
-            due=Due(bool(tally.log), bool(tally.evaluation), bool(tally.checkpoint), int(tally.profile)),
+            due=Due(
+                log=bool(tally.log),
+                evaluation=bool(tally.evaluation),
+                checkpoint=bool(tally.checkpoint),
+                fast=bool(tally.fast),
+                profile=int(tally.profile),
+            ),
             suspects=suspects,
         )
         return self._before

@@ -88,7 +88,7 @@ def make_report(
     figures: Mapping[str, Any],
     wall: Mapping[str, float],
     packing: Mapping[str, Any],
-    seals: Sequence[Seal],
+    checkpoints: Sequence[Mapping[str, Any]],
     model: Exported,
 ) -> dict[str, Any]:
     """The content of `report.json`."""
@@ -98,7 +98,7 @@ def make_report(
         "status": "succeeded",
         **figures,
         "wall": dict(wall),
-        "checkpoints": checkpoint_rows(store, seals),
+        "checkpoints": list(checkpoints),
         "model": model.plain() | {"files": dict(model.files)},
         "attempts": sorted(attempts, key=lambda item: int(item["attempt"])),
         "resumed_from": resumed_from,

@@ -51,20 +51,27 @@ def whole(tensor: torch.Tensor) -> Block:
     return Block(tensor.detach(), tuple(tensor.shape), (0,) * tensor.ndim)
 
 
-def own_blocks(state: Mapping[str, torch.Tensor], rank: int, world: int) -> dict[str, Block]:
+def own_blocks(
+    state: Mapping[str, torch.Tensor], rank: int, world: int, node: tuple[int, int] | None = None
+) -> dict[str, Block]:
     """What `rank` of `world` writes of a state; over all ranks each element exactly once.
 
     Of a DTensor it is the local shard, on the first of its replicas. Tensors that every rank holds whole are dealt out
     by size, the largest first, in the same way on every rank. Only counters are in the file of each: a rank that comes
     back to its shard need not open the files of all others for them.
+
+    :param node: rank within the node and number of ranks there. Then the ranks of each node write all that they hold,
+        without the help of other nodes.
     """
     found: dict[str, Block] = {}
+    rank, world = node or (rank, world)
     loads = [0] * world
     for name, tensor in sorted(state.items(), key=lambda item: (-item[1].nbytes, item[0])):
         if isinstance(tensor, DTensor):
             coordinate = tensor.device_mesh.get_coordinate()
             first = coordinate is not None and not any(
-                place.is_replicate() and coordinate[index] for index, place in enumerate(tensor.placements)
+                node is None and place.is_replicate() and coordinate[index]
+                for index, place in enumerate(tensor.placements)
             )
             local = tensor.to_local().detach()
             if first and local.numel():

@@ -57,12 +57,15 @@ class Snapshot:
     generators: list[Mapping[str, torch.Tensor]]
     progress: Mapping[str, Any]
 
-    def blocks(self, rank: int, world: int) -> dict[str, Block]:
-        """What a rank writes of it; of `generators` only the rank's own are looked at."""
+    def blocks(self, rank: int, world: int, node: tuple[int, int] | None = None) -> dict[str, Block]:
+        """What a rank writes of it; of `generators` only the rank's own are looked at.
+
+        :param node: rank within the node and number of ranks there, if the node is to have all that its ranks hold.
+        """
         state = {f"{WEIGHT}{name}": tensor for name, tensor in self.weights.items()}
         state |= {f"{MOMENT}{name}": tensor for name, tensor in self.moments.items()}
         own = {f"{RANDOM}{rank}:{name}": whole(tensor) for name, tensor in self.generators[rank].items()}
-        return own_blocks(state, rank, world) | own
+        return own_blocks(state, rank, world, node) | own
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,10 @@ class Checkpoints:
         if self.store.stat(f"{_prefix(step)}{MANIFEST}") is not None:
             self.store.delete(f"{_prefix(step)}{MANIFEST}")
 
-    def seal(
+    def make_seal(
         self, step: int, world: int, files: Mapping[str, File], eval_loss: float | None = None, tokens: int = 0
     ) -> Seal:
-        """Write the manifest, which makes the files a checkpoint.
-
-        :raises DropforgeError: if another process wrote one meanwhile.
-        """
+        """The manifest of files that were written."""
         made = Seal(
             run=self.run,
             step=step,
@@ -137,9 +137,17 @@ class Checkpoints:
             tokens=tokens,
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        seal = Seal(**{**asdict(made), "check": _check(asdict(made))})
-        body = json.dumps(asdict(seal), indent=1, sort_keys=True).encode()
-        if not self.store.put_if_absent(f"{_prefix(step)}{MANIFEST}", body):
+        return Seal(**{**asdict(made), "check": _check(asdict(made))})
+
+    def seal(
+        self, step: int, world: int, files: Mapping[str, File], eval_loss: float | None = None, tokens: int = 0
+    ) -> Seal:
+        """Write the manifest, which makes the files a checkpoint.
+
+        :raises DropforgeError: if another process wrote one meanwhile.
+        """
+        seal = self.make_seal(step, world, files, eval_loss, tokens)
+        if not self.store.put_if_absent(f"{_prefix(step)}{MANIFEST}", _body(seal)):
             raise DropforgeError(
                 f"checkpoint {self.store.uri}/{_prefix(step)}",
                 "another process wrote it at the same time",
@@ -147,6 +155,11 @@ class Checkpoints:
             )
         self.bad.discard(step)
         return seal
+
+    def place_seal(self, seal: Seal) -> None:
+        """Write a manifest that others may have written already, with the same content."""
+        self.store.put(f"{_prefix(seal.step)}{MANIFEST}", _body(seal))
+        self.bad.discard(seal.step)
 
     def save(self, snapshot: Snapshot, eval_loss: float | None = None) -> Seal:
         """Write a whole checkpoint of one process, and return when it exists."""
@@ -181,7 +194,7 @@ class Checkpoints:
                 continue
             seal = self._manifest(step)
             if isinstance(seal, Seal):
-                self._check_same(seal)
+                self.check_same(seal)
                 yield seal
             elif seal is not None:
                 raise DropforgeError(
@@ -190,12 +203,14 @@ class Checkpoints:
                     "Go on with the trainer that wrote it, or start a new run",
                 )
 
-    def _check_same(self, seal: Seal) -> None:
+    def check_same(self, seal: Seal) -> None:
+        """:raises DropforgeError: if a checkpoint is of another plan or recipe; the differences are named."""
         thing = f"checkpoint {self.store.uri}/{_prefix(seal.step)}"
         found = changes(seal.recipe, self.recipe)
         unsafe = [change for change in found if not change.safe]
         if unsafe:
-            rows = "".join(f"\n  {change}" for change in unsafe)
+            kept = [change for change in found if change.safe]
+            rows = "".join([f"\n  {change}" for change in unsafe] + [f"\n  {change} (may change)" for change in kept])
             raise RecipeError(
                 thing,
                 "it is of another recipe",
@@ -295,6 +310,14 @@ class Checkpoints:
         if not good:
             raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
 
+    def holds(self, seal: Seal, name: str) -> bool:
+        """Whether a file of the right size is there; its bytes are not looked at."""
+        try:
+            found = self.store.sizes(_prefix(seal.step) + name)
+        except Exception:  # stores raise many kinds
+            return False
+        return bool(found.get(_prefix(seal.step) + name) == seal.files[name]["bytes"])
+
     def verify(self, seal: Seal, name: str) -> None:
         """Look at every byte of a file. :raises DropforgeError: if they are not those that were sealed."""
 
@@ -384,6 +407,10 @@ class Checkpoints:
             if MANIFEST not in names:
                 self.discard(step)
 
+    def steps(self) -> list[int]:
+        """Steps of which anything is there, in order."""
+        return sorted(self._listing())
+
     def _listing(self) -> dict[int, dict[str, int]]:
         found: dict[int, dict[str, int]] = {}
         for key, size in self.store.sizes("checkpoints/").items():
@@ -449,6 +476,10 @@ def _digest(files: Mapping[str, File]) -> str:
 def _check(values: Mapping[str, Any]) -> str:
     content = json.dumps({key: value for key, value in values.items() if key != "check"}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _body(seal: Seal) -> bytes:
+    return json.dumps(asdict(seal), indent=1, sort_keys=True).encode()
 
 
 def _prefix(step: int) -> str:

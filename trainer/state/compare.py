@@ -19,11 +19,17 @@ SAFE: Final = (
     "train.deterministic",
     "train.eval_every",
     "train.checkpoint_every",
+    "train.checkpoints",
+    "train.early_stopping*",
+    "train.fast_checkpoints*",
     "train.keep_*",
     "train.log_*",
+    "train.max_skipped_steps",
     "train.profile",
     "train.tensorboard",
 )
+# Weights of the best evaluation are kept only while they are asked for.
+_SAFE_VALUES: Final = {"train.export": "'last'"}
 _NONE: Final = "nothing"
 
 
@@ -37,7 +43,7 @@ class Change:
 
     @property
     def safe(self) -> bool:
-        return any(fnmatchcase(self.key, pattern) for pattern in SAFE)
+        return any(fnmatchcase(self.key, pattern) for pattern in SAFE) or _SAFE_VALUES.get(self.key) == self.new
 
     def __str__(self) -> str:
         return f"{self.key}: {self.old} -> {self.new}"

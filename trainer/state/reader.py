@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,10 +24,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from dropforge.errors import DropforgeError
+from dropforge.store import MissingObjectError
 from trainer.state.blocks import DTYPES
-from trainer.state.checkpoint import PROGRESS, Checkpoints, Seal, rank_file
+from trainer.state.checkpoint import PROGRESS, Checkpoints, Seal, StorageError, rank_file
 
 
 def fill(reader: BlockReader, state: Mapping[str, torch.Tensor]) -> None:
@@ -39,12 +42,79 @@ def fill(reader: BlockReader, state: Mapping[str, torch.Tensor]) -> None:
     :raises DropforgeError, ValueError, KeyError: if it is broken. :raises StorageError: if it cannot be read now.
     :raises RuntimeError: if it lacks a tensor or has it in another shape.
     """
+    reader.expect(state)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that no process group takes part, as is meant here
             load(dict(state), storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from None
+
+
+class SpoiledCopyError(Exception):
+    """A copy in the fast tier was found broken while it was used; it will not be used again."""
+
+
+class Copies:
+    """Where each file of a checkpoint is read from: the fast tier's copy while it is good, else the durable one.
+
+    :param partly: whether files that are nowhere are left out; this rank may not need them.
+    """
+
+    def __init__(self, durable: Checkpoints, seal: Seal, fast: Checkpoints | None = None, partly: bool = False) -> None:
+        self.durable, self.seal, self.partly = durable, seal, partly
+        self._fast = fast
+        self._spoiled: set[str] = set()
+
+    def header(self, name: str) -> dict[str, Any] | None:
+        """What a file says of its tensors, unchecked; None if it may be left out."""
+        if self._in_fast(name):
+            assert self._fast is not None
+            try:
+                return self._fast.header(self.seal, name)
+            except (StorageError, DropforgeError, ValueError, KeyError, TypeError) as error:
+                self._spoil(name, error)
+        try:
+            return self.durable.header(self.seal, name)
+        except MissingObjectError:
+            if self.partly:
+                return None
+            raise
+
+    def visit(self, name: str, *more: Any) -> None:
+        """See `Checkpoints.visit`. :raises SpoiledCopyError: if the fast tier's copy was broken: begin anew."""
+        if not self._in_fast(name):
+            self.durable.visit(self.seal, name, *more)
+            return
+        assert self._fast is not None
+        try:
+            self._fast.visit(self.seal, name, *more)
+        except (StorageError, DropforgeError) as error:
+            self._spoil(name, error)
+            raise SpoiledCopyError(name) from error
+
+    def file(self, name: str) -> bytes:
+        """The whole of a file."""
+        if self._in_fast(name):
+            assert self._fast is not None
+            try:
+                return self._fast.file(self.seal, name)
+            except (StorageError, DropforgeError) as error:
+                self._spoil(name, error)
+        return self.durable.file(self.seal, name)
+
+    def verify(self) -> None:
+        """Look at every byte there is. :raises DropforgeError: if a file is broken or gone."""
+        for name in self.seal.files:
+            place = self._fast if self._in_fast(name) and self._fast is not None else self.durable
+            place.verify(self.seal, name)
+
+    def _in_fast(self, name: str) -> bool:
+        return self._fast is not None and name not in self._spoiled and self._fast.holds(self.seal, name)
+
+    def _spoil(self, name: str, error: Exception) -> None:
+        self._spoiled.add(name)
+        self.durable.say(f"checkpoint step-{self.seal.step}: the fast tier's copy of {name} cannot be used ({error})")
 
 
 class BlockReader(StorageReader):
@@ -55,15 +125,15 @@ class BlockReader(StorageReader):
     :raises ValueError: if a header is broken. :raises StorageError: if one cannot be read now.
     """
 
-    def __init__(self, checkpoints: Checkpoints, seal: Seal, rank: int = 0) -> None:
-        self._checkpoints = checkpoints
-        self._seal = seal
+    def __init__(self, copies: Copies, rank: int = 0) -> None:
+        self._copies = copies
+        self._needed: dict[str, int] = {}
         self._files: dict[MetadataIndex, str] = {}
         self._headers: dict[str, dict[str, Any]] = {}
         self.tensors: dict[str, TensorStorageMetadata] = {}
         own = rank_file(rank)
         try:
-            for file in sorted(seal.files, key=lambda name: name != own):
+            for file in sorted(copies.seal.files, key=lambda name: name != own):
                 if file != PROGRESS:
                     self._read_header(file)
         except (KeyError, TypeError, AttributeError) as error:
@@ -71,7 +141,10 @@ class BlockReader(StorageReader):
 
     def _read_header(self, file: str) -> None:
         """Which blocks there are; the bytes behind the headers are looked at only if a rank needs them."""
-        header = self._headers[file] = self._checkpoints.header(self._seal, file)
+        header = self._copies.header(file)
+        if header is None:
+            return
+        self._headers[file] = header
         places = json.loads(header["__metadata__"]["blocks"])
         for name, entry in header.items():
             if name == "__metadata__":
@@ -108,7 +181,20 @@ class BlockReader(StorageReader):
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         return plans
 
+    def expect(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Note how many elements of each tensor this rank needs."""
+        self._needed = {
+            name: (tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel()
+            for name, tensor in state.items()
+        }
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        found: dict[str, int] = defaultdict(int)
+        for item in plan.items:
+            found[item.storage_index.fqn] += item.lengths.numel()
+        gaps = sorted(name for name, count in self._needed.items() if found[name] != count)
+        if gaps:  # torch's planner would leave them as they are
+            raise ValueError(f"not all blocks are there of {', '.join(gaps[:3])}")
         wanted: dict[str, dict[str, list[ReadItem]]] = defaultdict(lambda: defaultdict(list))
         for item in plan.items:
             wanted[self._files[item.storage_index]][item.storage_index.fqn].append(item)
@@ -123,14 +209,7 @@ class BlockReader(StorageReader):
                     target.copy_(part)
                     planner.commit_tensor(item, target)
 
-            self._checkpoints.visit(self._seal, file, self._headers[file], items, take)
+            self._copies.visit(file, self._headers[file], items, take)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def check_whole(self, names: Iterable[str]) -> None:
-        """:raises ValueError: if a tensor has gaps, which torch's planner would leave as they are."""
-        for name in names:
-            tensor = self.tensors[name]
-            if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
-                raise ValueError(f"not all blocks are there of {name}")

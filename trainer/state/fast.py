@@ -1,0 +1,85 @@
+"""The fast tier: a folder of each node's own that takes checkpoints often, beside the durable place for all nodes.
+
+It holds what this node's ranks wrote, under `FOLDER/dropforge/RUN/checkpoints/`. Nothing relies on it: a copy that is
+gone or broken is read from the durable place, and a save that it cannot take goes there at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dropforge.errors import RecipeError
+from dropforge.store import FolderStore
+from trainer.gang import Gang
+from trainer.state.checkpoint import Checkpoints, Seal
+
+_OWN: Final = "dropforge"
+
+
+class Fast:
+    """This node's fast tier.
+
+    :param durable: the run's checkpoints; plan and recipe are theirs. :param keep: newest ones to keep.
+    """
+
+    def __init__(self, durable: Checkpoints, folder: str, keep: int) -> None:
+        self.store = FolderStore(Path(folder) / _OWN / durable.run)
+        self.checkpoints = replace(durable, store=self.store, bad=set(), pause=0.0)
+        self.keep = keep
+
+    def here(self) -> dict[str, Seal]:
+        """The sealed checkpoints of this node by digest; none if the folder cannot be read, which is said."""
+        try:
+            return {seal.digest: seal for seal in self.checkpoints.seals()}
+        except Exception as error:  # a dying disk; the durable place has what counts
+            self.checkpoints.say(f"the fast tier {self.store.uri} cannot be read ({error}); going on without it")
+            return {}
+
+    def prune(self, step: int, spare: Collection[int]) -> None:
+        """Delete all but the newest up to `step`, and those whose upload is going on."""
+        steps = [seal.step for seal in self.checkpoints.seals() if seal.step <= step]
+        stay = {*steps[-self.keep :], *spare}
+        for at in self.checkpoints.steps():
+            if at not in stay and at <= step:
+                self.checkpoints.discard(at)
+
+    def sweep(self, step: int) -> None:
+        """After a resume from `step`: delete what was never finished, and what no rank can go on from any more."""
+        with suppress(OSError):
+            sealed = {seal.step for seal in self.checkpoints.seals()}
+            for at in self.checkpoints.steps():
+                if at not in sealed or at > step:
+                    self.checkpoints.discard(at)
+
+    def clear(self) -> None:
+        """Delete everything of this run: it is done, and memory may be what holds it."""
+        with suppress(OSError):
+            self.store.delete_all("checkpoints/")
+            self.store.root.rmdir()
+            self.store.root.parent.rmdir()  # unless another run is there
+
+
+def open_fast(durable: Checkpoints, gang: Gang, folder: str, keep: int) -> Fast:
+    """The fast tier of this rank's node; a collective.
+
+    :raises RecipeError: on every rank, naming the nodes where there is no such folder, or one that nobody may write to.
+    """
+    problem = None
+    if not Path(folder).is_dir():
+        problem = "there is no such folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        problem = "it may not be written to"
+    told = gang.gather((os.uname().nodename, problem))
+    lacking = sorted({f"{name} ({why})" for name, why in told if why})
+    if lacking:
+        raise RecipeError(
+            f"recipe key `train.fast_checkpoints.folder`: {folder}",
+            f"it cannot be used on {', '.join(lacking)}",
+            "Make or mount it on every node, name another such as /dev/shm, or leave the key out",
+        )
+    return Fast(durable, folder, keep)
