@@ -1,4 +1,4 @@
-"""What a training loop costs by itself: microseconds of a step around a model that does next to nothing.
+"""What a training loop costs by itself: CPU microseconds of a step around a model that does next to nothing.
 
     python -m bench.overhead [--rounds 5] [--steps 400] [--rows 2] [--length 32] [--threads 1]
 
@@ -10,7 +10,8 @@ runs in a fresh process, ways interleaved:
     ours      the loop, with its observers
     trainer   transformers' Trainer
 
-Ends with 1 if the median of ours is not below Trainer's. Run it on a machine that is quiet otherwise.
+CPU time and not wall time, because other load of the machine must not decide. Ends with 1 if the median of ours is not
+below Trainer's.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def ours(options: argparse.Namespace, folder: str) -> float:
 
         def after_step(self, result: StepResult, progress: Progress, log: bool) -> None:
             if progress.step in (WARM, options.steps + WARM):
-                self.marks[progress.step] = time.perf_counter()
+                self.marks[progress.step] = time.process_time()
 
     rows = options.rows * options.one[1]
     train = {
@@ -141,7 +142,7 @@ def trainer(options: argparse.Namespace, folder: str) -> float:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **options_: Any) -> None:
             if state.global_step in (WARM, options.steps + WARM):
-                self.marks[state.global_step] = time.perf_counter()
+                self.marks[state.global_step] = time.process_time()
 
     generator = torch.Generator().manual_seed(7)
     rows = torch.randint(5, VOCABULARY, (1024, options.length), generator=generator).tolist()
@@ -201,7 +202,7 @@ def main() -> int:
     for turn in range(options.rounds):
         for key in list(results) if turn % 2 == 0 else list(results)[::-1]:
             results[key].append(fresh(*key, options))
-    print(f"microseconds of a step around an empty model, {options.rounds} rounds: median (range)")
+    print(f"CPU microseconds of a step around an empty model, {options.rounds} rounds: median (range)")
     medians = {}
     for (way, count), found in results.items():
         medians[way, count] = statistics.median(found)
