@@ -142,23 +142,29 @@ def _named(words: Sequence[str], known: Sequence[Checkpoint]) -> list[Checkpoint
 def check(order: Order, store: Store, root: str) -> RunSpec:
     """See that a checkpoint is what its tags say: a kept one, of a run in our bucket, which MLflow has as its own.
 
+    One in a place of its own (`train.checkpoints`) is looked at by the job, which can reach it.
+
     :param store, root: the bucket and its address. :returns: the run. :raises BadAskError: if it is not.
     """
     item = order.checkpoint
-    where = f"{layout.run_prefix(item.run)}checkpoints/step-{item.step}"
-    if not layout.is_run(item.run) or item.uri != f"{root}/{where}":
-        raise BadAskError(f"its address {item.uri} is not one of a run in {root}")
+    where = f"checkpoints/step-{item.step}"
+    if not layout.is_run(item.run):
+        raise BadAskError(f"{item.run!r} is no run")
     try:
         spec = RunSpec.from_json(store.get(layout.run_key(item.run)))
-        seal = json.loads(store.get(f"{where}/manifest.json"))
+        own = spec.checkpoints_root
+        if item.uri != f"{own}/{where}" or spec.root != f"{root}/{layout.run_prefix(item.run)}".rstrip("/"):
+            raise BadAskError(f"its address {item.uri} is not one of run {item.run} in {root}")
+        if spec.tracking is None or spec.tracking.run_id != item.mlflow_run:
+            raise BadAskError(f"run {item.run} has another MLflow run than this one")
+        if own == spec.root:
+            seal = json.loads(store.get(f"{layout.run_prefix(item.run)}{where}/manifest.json"))
+            if seal.get("digest") != item.digest:
+                raise BadAskError(f"{item.uri} holds other bytes by now than this one's")
     except MissingObjectError as error:
         raise BadAskError(f"there is no {item.uri} (any more)") from error
     except ValueError as error:
         raise BadAskError(f"{item.uri} cannot be read ({error})") from error
-    if spec.tracking is None or spec.tracking.run_id != item.mlflow_run:
-        raise BadAskError(f"run {item.run} has another MLflow run than this one")
-    if seal.get("digest") != item.digest:
-        raise BadAskError(f"{item.uri} holds other bytes by now than this one's")
     return spec
 
 

@@ -151,7 +151,8 @@ def test_a_checkpoint_is_what_its_tags_say_or_nothing_is_done(yard: Yard) -> Non
     assert checkpoints.check(good, yard.store, yard.root) == yard.spec
     elsewhere = replace(item, uri="s3://other/runs/x/checkpoints/step-10")
     forged = {
-        "is not one of a run in": [elsewhere, replace(item, run="../ledger"), replace(item, run="a/b"), item_up(item)],
+        "is no run": [replace(item, run="../ledger"), replace(item, run="a/b")],
+        "is not one of run": [elsewhere, item_up(item)],
         "any more": [moved(item, yard, step=11), moved(item, yard, run="nobody-1")],
         "has another MLflow run": [replace(item, mlflow_run="f" * 32)],
         "holds other bytes": [replace(item, digest="other")],
@@ -163,6 +164,18 @@ def test_a_checkpoint_is_what_its_tags_say_or_nothing_is_done(yard: Yard) -> Non
     yard.store.put(f"runs/{yard.run}/checkpoints/step-10/manifest.json", b"{broken")
     with pytest.raises(BadAskError, match="cannot be read"):
         checkpoints.check(good, yard.store, yard.root)
+
+
+def test_a_place_of_its_own_is_the_runs_and_no_other(yard: Yard) -> None:
+    """The job looks at what is there: a folder of the cluster is nothing that Airflow sees."""
+    spec = replace(yard.spec, recipe={"train": {"method": "full", "checkpoints": "/mnt/checkpoints"}})
+    yard.store.put(layout.run_key(yard.run), spec.to_json())
+    yard.add(10)
+    (item,) = yard.known()
+    with pytest.raises(BadAskError, match="is not one of run"):
+        checkpoints.check(Order("export", item), yard.store, yard.root)
+    there = replace(item, uri=f"{spec.checkpoints_root}/checkpoints/step-10")
+    assert checkpoints.check(Order("export", there), yard.store, yard.root) == spec
 
 
 def item_up(item: Checkpoint) -> Checkpoint:

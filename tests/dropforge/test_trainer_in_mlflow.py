@@ -44,10 +44,12 @@ def attempt(run: Tracking, *shows: Sequence[Seal], say: Callable[[str], None] = 
         measured = [{"step": item.step, "eval/loss": item.eval_loss, "targets": 7} for item in seals if item.eval_loss]
         for row in measured:
             tracker.metrics({"eval/loss": row["eval/loss"]}, int(row["step"]))
-        assert tracker.flush(20)
+        end = time.monotonic() + 60
+        while not tracker.flush():  # on a busy machine the server may have been slow the last time
+            assert time.monotonic() < end
+            time.sleep(0.01)
         models.show(shown(ROOT, seals, measured))
         tracker.wake()
-        end = time.monotonic() + 30
         while models.waits():
             assert time.monotonic() < end
             time.sleep(0.01)

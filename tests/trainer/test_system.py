@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ __all__ = ["server"]
 
 NET = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls
-    lo: 999000000 1 0 0 0 0 0 0 999000000 1 0 0 0 0 0 0
+    lo: {received}0 1 0 0 0 0 0 0 {sent}0 1 0 0 0 0 0 0
   eth0: {received} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0
 """
 
@@ -50,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def write(root: Path, *, busy: int, idle: int, received: int, sent: int) -> None:
-    (root / "proc/stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 77 77\ncpu0 1 2 3\n")
+    (root / "proc/stat").write_text(f"cpu  {busy} 0 0 {idle // 2} {idle - idle // 2} 0 0 0 77 77\ncpu0 1 2 3\n")
     (root / "proc/net/dev").write_text(NET.format(received=received, sent=sent))
 
 
@@ -177,6 +178,8 @@ def test_samples_from_before_mlflow_answered_are_sent_with_their_times(server: S
         assert time.monotonic() < end
         time.sleep(0.02)
     system.close()
+    times = sorted(row["timestamp"] for row in rows(server) if row["key"] == "system/system_memory_usage_megabytes")
+    assert all(later - before > 30 for before, later in pairwise(times))  # each its own, a tenth of a second apart
 
 
 def test_nothing_is_sampled_where_nobody_wants_it(server: Server) -> None:

@@ -159,7 +159,7 @@ def test_what_is_not_allowed_now_is_kept_until_it_is(server: Server, status: int
 
 def test_a_run_that_takes_nothing_more_costs_no_metric(server: Server) -> None:
     """A deleted run answers every batch with 400: no value of ours is to blame."""
-    server.answers = [400, 400]
+    server.answers = [400] * 4
     tracker = make_tracker(server.tracking, print)
     tracker.metrics({"train/loss": 1.0, "train/norm": 1.0}, 1)
     assert tracker.close() == []
