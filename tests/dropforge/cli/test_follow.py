@@ -68,7 +68,9 @@ def test_a_stack_that_is_stopped_ends_it_at_once(
             airflow.server_close()
         else:
             stack = (tmp_path / "stack.json").read_text()
-            (tmp_path / "stack.json").write_text(stack.replace('"ready"', '"stopping"'))
+            new = tmp_path / "stack.new"
+            new.write_text(stack.replace('"ready"', '"stopping"'))
+            new.replace(tmp_path / "stack.json")  # at once, as the supervisor writes it: it is being read
         out, err = following.communicate(timeout=30)
     assert following.returncode == 2
     assert "train: running" in out
