@@ -94,6 +94,18 @@ def test_an_own_mask_would_drop_a_window_and_is_not_used_there() -> None:
     assert windowed(model.config)
 
 
+@pytest.mark.parametrize(("window", "packing"), [(16, "padded"), (None, "mask")])
+def test_a_model_with_a_window_that_ignores_positions_is_padded(window: int | None, packing: str) -> None:
+    model = small("mistral", sliding_window=window)
+    forward = model.forward
+
+    def blind(input_ids: Any, position_ids: Any = None, logits_to_keep: Any = 0, **rest: Any) -> Any:
+        return forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **rest)
+
+    model.forward = blind
+    assert chosen(model).packing == packing
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [
@@ -190,7 +202,7 @@ def test_rows_laid_end_to_end_for_varlen_kernels_are_the_same_rows(monkeypatch: 
 @pytest.mark.parametrize("packs", [True, False])
 def test_padding_beyond_an_odd_context_is_not_read(packs: bool) -> None:
     """Rows are rounded up to 8 tokens, a model of 13 learned positions has no more."""
-    model, data = small("gpt2", n_positions=13), tokens([13, 4, 1])
+    model, data = small("gpt2", n_positions=13), tokens([13, 2])
     batch = make_batch(data, [np.array([0]), np.array([1])], 0)
     assert batch.ids.shape[1] == 16
     loss = loss_model(model, packs, False).eval()
