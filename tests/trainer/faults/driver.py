@@ -137,9 +137,11 @@ class Driver:
             case = self._fresh("reference")
             point = Point("update", skipped[0], -1, "skip", len(skipped)) if skipped else None
             self._start(case, 1, point, "", {})
-            began = time.monotonic()
-            code = self._finish()
-            seconds = time.monotonic() - began + self._head
+            try:
+                code = self._finish()
+            finally:
+                self._abandon()
+            seconds = time.monotonic() - self._began
             if code != 0 or not self.contender.done(case):
                 raise BrokenReferenceError(f"exit code {code}:\n{self._log(case, 1)[-3000:]}")
             found = course(read_traces(case, 1))
@@ -274,7 +276,6 @@ class Driver:
         env = {"TMPDIR": str(case / "tmp"), **env}
         env |= {inside.FOLDER: str(case), inside.ATTEMPT: str(attempt), "PYTHONUNBUFFERED": "1"}
         self._began = time.monotonic()
-        self._head = 0.0
         with self._log_file(case, attempt).open("wb") as log:
             self._process = subprocess.Popen(
                 self.contender.command(case), env=env, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT,
