@@ -50,6 +50,7 @@ WHOLE = traced(1, 9).rows
         ([traced(1, 6), traced(5, 9)], 0, 0),  # what was redone after a checkpoint counts once
         ([traced(1, 6), Traced({}, frozenset()), traced(4, 5), traced(6, 9)], 0, 0),
         ([traced(1, 6), traced(8, 9)], 2, 0),  # the resume jumped over a step
+        ([traced(1, 9), traced(4, 5)], 8, 0),  # the weights are those of the last attempt
         ([traced(1, 9, 3)], 2, 0),
         ([traced(1, 4, 3), traced(3, 9)], 0, 0),  # skipped in a past that was thrown away
         ([Traced({**WHOLE, 5: WHOLE[4]}, frozenset())], 2, 2),
