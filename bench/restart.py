@@ -22,9 +22,9 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 WAYS = ("ours", "trainer")
@@ -57,12 +57,12 @@ def scratch() -> dict[str, Any]:
 def ours(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Make a checkpoint of a step, or go on from it."""
     import torch
-    import transformers.models.llama.modeling_llama  # noqa: F401 - else it is imported with the clock of the part running
 
     from dropforge.recipes import load_recipe
     from dropforge.store import FolderStore
     from trainer.config import read_settings
     from trainer.data.batch import make_batch
+    from trainer.data.plan import Plan
     from trainer.data.tokenizer import SPECIAL
     from trainer.gang import Gang
     from trainer.loop.loop import Loop
@@ -72,9 +72,9 @@ def ours(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     from trainer.report.tracking import Tracker
     from trainer.state.checkpoint import Checkpoints
     from trainer.state.stop import StopSignal
-    from trainer.training import make_plan
 
     torch.set_num_threads(1)
+    import_module("transformers.models.llama.modeling_llama")  # else the clock of the part runs meanwhile
     train = {
         "sequence_length": LENGTH,
         "tokens_per_step": LENGTH * ROWS,
@@ -90,8 +90,7 @@ def ours(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     began = time.time()
     built = make_scratch(settings.base.scratch, {token: index for index, token in enumerate(SPECIAL)}, 17)
     built.model.config.use_cache = False
-    prepared: Any = SimpleNamespace(train=tokens, eval=tokens)
-    plan = make_plan(settings, prepared, True)
+    plan = Plan(tokens.lengths, tokens.targets, settings.train.seed, LENGTH, ROWS, True, 1.0, LAST)
     loss = loss_model(built.model, True, False)
     choose_way(loss, make_batch(tokens, plan.step(0)[:2], 0))
     loop = Loop(
