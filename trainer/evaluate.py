@@ -102,6 +102,7 @@ def measure_model(
 
     :param name: what it is called in messages. :param uri: its folder.
     """
+    from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
     from trainer.data.tokenizer import load_tokenizer
     from trainer.gang import gang_from_env, set_threads
@@ -109,7 +110,6 @@ def measure_model(
     from trainer.model.build import Built, check_vocabulary, fetch_folder, load_model
     from trainer.model.loss import choose_way, loss_model
     from trainer.prepare import encode_eval
-    from trainer.training import examine, pad_id
 
     console.phase(f"measuring the {name}, {uri}")
     quiet_libraries()

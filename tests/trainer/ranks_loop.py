@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.run import RunSpec
 from dropforge.store import open_store
+from trainer.assembly import build, make_plan, pad_id
 from trainer.config import Settings, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
@@ -25,7 +26,7 @@ from trainer.report.tracking import Tracker
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.fast import Fast
 from trainer.state.stop import StopSignal
-from trainer.training import build, make_plan, pad_id, train
+from trainer.training import train
 
 from .toy import Toy
 

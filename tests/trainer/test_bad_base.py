@@ -13,10 +13,10 @@ import pytest
 
 from dropforge.errors import DataError, RecipeError
 from dropforge.run import ExitCode
+from trainer.assembly import pad_id
 from trainer.data.hub import UnreachableError, fetch_from_hub
 from trainer.data.tokenizer import load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.rank import ending
-from trainer.training import pad_id
 
 from .test_data import TEXTS
 

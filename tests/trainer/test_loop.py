@@ -15,6 +15,7 @@ import torch
 from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
+from trainer.assembly import build, make_plan, pad_id
 from trainer.config import Settings, read_settings
 from trainer.data.balance import share
 from trainer.data.batch import make_batch
@@ -30,7 +31,6 @@ from trainer.report.tracking import Tracker
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.fast import Fast
 from trainer.state.stop import PreemptedError, StopSignal
-from trainer.training import build, make_plan, pad_id
 
 from .toy import Toy, sample_rows, write_dataset
 

@@ -11,11 +11,11 @@ import pytest
 from dropforge.errors import DataError, RecipeError
 from dropforge.recipes.load import build_recipe
 from dropforge.store import open_store
+from trainer.assembly import make_plan
 from trainer.config import read_settings
 from trainer.data.mix import Mix, make_mix
 from trainer.data.plan import Plan
 from trainer.prepare import await_prepared
-from trainer.training import make_plan
 
 from .ranks import Ranks
 from .ranks_loop import Stage, make_stage, train_in_parts

@@ -18,12 +18,12 @@ import trainer.prepare
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
+from trainer.assembly import make_plan
 from trainer.config import Settings, read_settings
 from trainer.data.plan_store import PlanStore
 from trainer.data.proof import prove
 from trainer.gang import Gang
 from trainer.prepare import Prepared, await_prepared, prepare
-from trainer.training import make_plan
 
 from .toy import Toy
 

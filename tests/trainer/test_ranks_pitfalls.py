@@ -11,9 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dropforge.store import open_store
+from trainer.assembly import weights_digest
 from trainer.gang import Gang
 from trainer.loop.optim import optimizer_tensors
-from trainer.training import weights_digest
 
 from .ranks import Ranks
 from .ranks_loop import Stage, Tensors, copied, make_base, make_loop, make_stage

@@ -11,6 +11,7 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
+from trainer.assembly import weights_digest
 from trainer.config import Lora, Parallel
 from trainer.data.batch import make_batch
 from trainer.gang import Gang, gang_from_env
@@ -19,7 +20,6 @@ from trainer.model import shard
 from trainer.model.build import Built, add_adapters
 from trainer.model.loss import loss_model
 from trainer.model.shard import Sharded, ShardingError, check_dtypes, choose, find_blocks, probe_loss
-from trainer.training import weights_digest
 
 from .ranks import Ranks, RanksError
 from .ranks_loop import Stage, make_base, make_loop, make_stage, train_whole

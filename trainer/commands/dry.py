@@ -15,13 +15,13 @@ from typing import Any, Final
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
+from trainer.assembly import examine, make_plan, width
 from trainer.config import Settings
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL
 from trainer.model.attention import ON_GPU, Attention
 from trainer.model.build import Built, add_adapters, check_context, check_router, check_vocabulary, scratch_config
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
-from trainer.training import examine, make_plan
 
 _LAYERS: Final = 2
 
@@ -71,7 +71,7 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     if asked in ON_GPU:  # none is needed here; what the model's own attention packs, these are tried with at the start
         settings = replace(settings, train=replace(settings.train, attention="auto"))
     attention = examine(Built(small), settings)
-    plan = make_plan(settings, prepared, attention.packs)
+    plan = make_plan(settings, prepared, attention.packs, width(Built(small)))
     folder = scratch / "config"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))

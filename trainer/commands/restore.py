@@ -15,6 +15,7 @@ import torch
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, open_store
+from trainer.assembly import build
 from trainer.compat import quiet_libraries
 from trainer.config import read_settings
 from trainer.data.batch import Batch
@@ -27,7 +28,7 @@ from trainer.model.export import Exported, export_model
 from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
 from trainer.state.checkpoint import Checkpoints, Seal
 from trainer.state.retention import best_steps
-from trainer.training import build, portable
+from trainer.training import portable
 
 _PROBE: Final = 16  # tokens that the model is compared on after it was read back
 

@@ -1,0 +1,234 @@
+"""What one rank trains, put together from the prepared data: the model, how it attends, its plan and its loss."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dropforge.errors import DropforgeError
+from trainer.config import Settings
+from trainer.data.balance import LINEAR, PER_WIDTH
+from trainer.data.batch import make_batch
+from trainer.data.plan import Plan
+from trainer.data.proof import Proof, prove
+from trainer.data.tokenizer import SPECIAL
+from trainer.gang import Gang
+from trainer.model.attention import Attention, agree_packing, choose
+from trainer.model.build import (
+    Built,
+    add_adapters,
+    check_context,
+    check_router,
+    check_vocabulary,
+    load_model,
+    make_scratch,
+)
+from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
+from trainer.model.shard import probe_loss
+from trainer.prepare import Prepared
+from trainer.report.console import Console
+
+_LOOKS: Final = 4096  # values of each weight that ranks compare
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts, the same on every rank.
+
+    :param pad: id for padding. :param probe: a short batch, and :param expected: the loss of the model on it before it
+        was shared out, in nats.
+    :param digest: of the plan, see `Plan.digest`. :param proof: that the plan covers the data.
+    """
+
+    prepared: Prepared
+    built: Built
+    attention: Attention
+    plan: Plan
+    pad: int
+    probe: Any
+    loss: LossModel
+    expected: float
+    digest: str
+    proof: Proof
+
+    def facts(self, proven: float | None) -> dict[str, Any]:
+        """The report's part on rows and packs. :param proven: what `Wrapped.prove_isolation` found."""
+        plan, prepared = self.plan, self.prepared
+        return {
+            **self.attention.plain(),
+            "difference_in_training": proven,
+            "filled": round(plan.filled(), 4),
+            "packs_per_epoch": plan.packs_per_epoch,
+            "sources": plan.mixture(),
+            "loss": self.loss.way,
+            "train": dict(prepared.train.facts),
+            "eval": dict(prepared.eval.facts),
+            "plan": self.digest,
+            "proof": self.proof.plain(),
+        }
+
+
+def assemble(
+    settings: Settings, prepared: Prepared, gang: Gang, check: Callable[[], None], console: Console
+) -> Assembly:
+    """Build, choose, plan, and see that all ranks came to the same; the gang connects on the way.
+
+    :param check: called before the first collective; it may raise to stop.
+    :raises DropforgeError: on every rank, if they disagree or the recipe does not fit the model.
+    """
+    built = build(settings, prepared, gang)
+    own = examine(built, settings)
+    plan = make_plan(settings, prepared, own.packs, width(built))
+    check()
+
+    gang.connect()
+    attention = agree_packing(gang, own)
+    if attention.packs is not own.packs:
+        plan = make_plan(settings, prepared, attention.packs, width(built))
+    pad = pad_id(prepared.tokenizer)
+    probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
+    loss = loss_model(built.model, attention.packs, settings.train.precision == "bf16", attention.masked)
+    choose_way(loss, probe)
+    describe(console, built, plan, attention, loss, prepared)
+    digest = plan.digest(prepared.plan_content)
+    agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
+    proof = prove(plan, gang, settings.train.micro_batch)
+    expected = probe_loss(loss, probe)
+    if settings.base.scratch is not None:  # a checkpoint's weights come later
+        check_first_loss(expected, len(probe.targets), loss.place()[1])
+    return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof)
+
+
+def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
+    """The model on its device, the same on every rank."""
+    if settings.base.scratch is not None:
+        vocabulary = prepared.tokenizer.get_vocab()
+        built = make_scratch(
+            settings.base.scratch, {token: vocabulary[token] for token in SPECIAL}, settings.train.seed
+        )
+    else:
+        model = load_model(prepared.base, settings.base.revision)
+        check_context(model, settings.train.sequence_length)
+        check_router(model)
+        built = (
+            add_adapters(model, settings.train.lora, settings.train.seed)
+            if settings.train.method == "lora"
+            else Built(model)
+        )
+    largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
+    check_vocabulary(built.model, largest)
+    built.model.to(gang.device)
+    built.model.config.use_cache = False
+    return built
+
+
+def examine(built: Built, settings: Settings) -> Attention:
+    """How this run attends and whether it packs: the recipe must allow it and the model must prove it."""
+    train = settings.train
+    return choose(
+        built.model,
+        asked=train.attention,
+        precision=train.precision,
+        length=reach(built, settings),
+        pack=train.packing != "off",
+        deterministic=train.deterministic,
+    )
+
+
+def reach(built: Built, settings: Settings) -> int:
+    """Longest row in tokens that the model takes."""
+    limit = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
+    return int(min(settings.train.sequence_length, limit))
+
+
+def width(built: Built) -> int | None:
+    """The model's hidden size, where its config tells."""
+    size = getattr(built.model.config.get_text_config(), "hidden_size", None)
+    return size if isinstance(size, int) else None
+
+
+def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | None = None) -> Plan:
+    """The plan; padded, a step has as many documents as hold its tokens on average, unless the recipe counts rows.
+
+    :param width: the model's hidden size, for the cost of a pack.
+    """
+    train = settings.train
+    plan = Plan(
+        lengths=prepared.train.lengths,
+        targets=prepared.train.targets,
+        seed=train.seed,
+        size=train.sequence_length,
+        rows=train.rows,
+        packed=packs,
+        epochs=train.passes,
+        max_steps=train.max_steps,
+        mix=prepared.mix,
+        packs_of=prepared.packs if packs else None,
+        linear=LINEAR if width is None else PER_WIDTH * width,
+    )
+    if not packs and train.rows_per_step is None:
+        plan.rows = max(1, round(train.rows / plan.filled()))
+    return plan
+
+
+def pad_id(tokenizer: Any) -> int:
+    """An id to fill rows with: the end token's where there is no padding token. It is never a target there."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
+def weights_digest(built: Built) -> str:
+    """A look at every weight, frozen ones too: ranks must begin alike, or shards of two models make one."""
+    state = hashlib.sha256()
+    for name, weight in built.model.named_parameters():
+        values = weight.detach().reshape(-1)
+        values = values[:: max(1, values.numel() // _LOOKS)].double()
+        state.update(f"{name} {tuple(weight.shape)} {float(values.sum()):.6f} {float(values.abs().sum()):.6f}".encode())
+    return state.hexdigest()[:16]
+
+
+def agree(gang: Gang, facts: dict[str, str]) -> None:
+    """:raises DropforgeError: on every rank, if ranks see different facts."""
+    everyone = gang.gather(facts)
+    for key in facts:
+        values = [other[key] for other in everyone]
+        if len(set(values)) > 1:
+            raise DropforgeError(
+                "the ranks", f"they disagree on the {key}: {', '.join(values)}", "Run the same image on all nodes"
+            )
+
+
+def describe(
+    console: Console, built: Built, plan: Plan, attention: Attention, loss: LossModel, prepared: Prepared
+) -> None:
+    """Say what will be done, before it is done."""
+    count = sum(weight.numel() for _, weight in built.trainable())
+    facts = prepared.train.facts
+    console.say(
+        f"{count:,} trainable weights; {facts['rows']} rows, {facts['documents']} documents, {facts['tokens']} tokens, "
+        f"{facts['targets']} of them targets; {plan.steps} steps of {plan.rows} rows of {plan.size} tokens"
+    )
+    console.say(f"attention: {attention}")
+    isolation = attention.isolation
+    if attention.packs:
+        console.say(
+            f"packing: {plan.filled():.1%} of the places hold tokens; documents do not see each other "
+            f"(largest difference {isolation.difference:.1e}); loss: {loss.way}"
+        )
+    else:
+        console.say(f"packing is off: {isolation.reason}; rows are padded and grouped by length; loss: {loss.way}")
+    for key, text in (
+        ("without_targets", "rows teach nothing and are left out"),
+        ("refused_by_template", "of them are refused by the chat template"),
+        ("cut_conversations", "conversations are longer than a row and are cut"),
+        ("cut_targets", "targets are cut off with them"),
+        (
+            "unrolled_conversations",
+            "conversations are one document per answer: the chat template rewrites earlier turns",
+        ),
+        ("merged_at_border", "answers begin in a token that also ends their prompt"),
+        ("split_texts", "texts are longer than a row and are split"),
+    ):
+        if facts.get(key):
+            console.say(f"{facts[key]} {text}")
