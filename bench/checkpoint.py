@@ -109,10 +109,14 @@ def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Calla
     if way == "ours":
 
         def busy() -> bool:
-            loop._collect(loop.saver.poll())  # as the loop does after each step
-            return loop.saver.step is not None
+            loop.saving.collect(loop.saving.saver.poll())  # as the loop does after each step
+            return loop.saving.saver.step is not None
 
-        return loop.save, lambda: loop._collect(loop.saver.wait()), busy
+        return (
+            lambda: loop.saving.save(loop.progress.step, True),
+            lambda: loop.saving.collect(loop.saving.saver.wait()),
+            busy,
+        )
     flying: list[Any] = []
     cuda = loop.gang.device.type == "cuda"
     options = StagingOptions(

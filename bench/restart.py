@@ -114,8 +114,8 @@ def ours(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     loop._step()
     if options.make:
         loop.progress.step = options.step
-        loop._begin_save()
-        ended = loop.saver.wait()
+        loop.saving.begin()
+        ended = loop.saving.saver.wait()
         assert ended is not None
         assert ended.error is None, ended.error
     return {"whole": time.time() - float(os.environ[_STARTED]), "part": time.time() - began}

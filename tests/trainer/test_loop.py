@@ -345,16 +345,16 @@ def test_one_save_at_a_time(bench: Any) -> None:
     loop = bench(train={"max_steps": 4, "checkpoint_every": 2}).loop()
     held = Held(loop, 2)
     loop.start()
-    wait, in_flight = loop.saver.wait, []
+    wait, in_flight = loop.saving.saver.wait, []
 
     def watched(*limit: Any) -> Any:
-        in_flight.append(loop.saver.step)
-        if loop.saver.step == 2:
+        in_flight.append(loop.saving.saver.step)
+        if loop.saving.saver.step == 2:
             assert held.begun.wait(20)
             held.go.set()
         return wait(*limit)
 
-    loop.saver.wait = watched  # type: ignore[method-assign]
+    loop.saving.saver.wait = watched  # type: ignore[method-assign]
     loop.run()
     assert in_flight == [None, 2, 4]
     assert [seal.step for seal in loop.checkpoints.seals()] == [2, 4]
@@ -363,13 +363,13 @@ def test_one_save_at_a_time(bench: Any) -> None:
 def test_a_stop_during_a_save_makes_no_second_one(bench: Any) -> None:
     loop = bench(train={"max_steps": 12, "checkpoint_every": 4}).loop()
     loop.start()
-    begin = loop.saver.begin
+    begin = loop.saving.saver.begin
 
     def asked(*values: Any) -> None:
         loop.stop.since = time.monotonic()
         begin(*values)
 
-    loop.saver.begin = asked  # type: ignore[method-assign]
+    loop.saving.saver.begin = asked  # type: ignore[method-assign]
     with pytest.raises(PreemptedError, match="step 4"):
         loop.run()
     assert [seal.step for seal in loop.checkpoints.seals()] == [4]
@@ -382,8 +382,8 @@ def test_a_stop_after_a_save_makes_another_if_there_is_time(bench: Any, seconds:
 
     def ask() -> None:
         loop.stop.since = time.monotonic()
-        loop._collect(loop.saver.wait())
-        loop.saver.slowest = seconds
+        loop.saving.collect(loop.saving.saver.wait())
+        loop.saving.saver.slowest = seconds
 
     at_step(loop, 5, ask)
     loop.start()
@@ -397,7 +397,7 @@ def test_a_store_that_hangs_does_not_outlast_the_grace(bench: Any) -> None:
     held = Held(loop, 8)
 
     def ask() -> None:
-        loop._collect(loop.saver.poll())
+        loop.saving.collect(loop.saving.saver.poll())
         loop.stop.since = time.monotonic() - 1.0
 
     at_step(loop, 9, ask)
@@ -406,7 +406,7 @@ def test_a_store_that_hangs_does_not_outlast_the_grace(bench: Any) -> None:
         loop.run()
     assert time.monotonic() - loop.stop.since < 5  # type: ignore[operator]
     held.go.set()
-    loop.saver.wait()
+    loop.saving.saver.wait()
 
 
 def test_the_best_checkpoint_stays_beside_the_newest(bench: Any) -> None:

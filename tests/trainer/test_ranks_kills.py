@@ -95,7 +95,7 @@ def train_to_the_end(gang: Gang, stage: Stage, folder: str, journal: Path, seed:
             killer.install()
     loop.start()
     loop.run()
-    loop.saver.wait()
+    loop.saving.saver.wait()
     return step, copied(loop.wrapped.full(dict(loop.wrapped.trainable())))
 
 

@@ -110,8 +110,8 @@ def adapters_there_and_back(gang: Gang, stage: Stage) -> tuple[bool, int, set[st
             local.copy_(torch.randn(local.shape, generator=generator))
         before = [local.clone() for local in own]
         loop.progress.step = 1
-        loop._begin_save()
-        assert loop.saver.wait().error is None  # type: ignore[union-attr]
+        loop.saving.begin()
+        assert loop.saving.saver.wait().error is None  # type: ignore[union-attr]
         for local in own:
             local.zero_()
     assert loop.resume() == 1

@@ -220,11 +220,10 @@ def save_in_tiers(gang: Gang, stage: Stage, folder: str, fast: Path, nodes: list
     loop.loss.train()
     for owed in (False, True, False):
         loop._step()
-        loop._owed = owed
-        loop.save()
-        loop._collect(loop.saver.wait())
-        loop._collect(loop.saver.uploads.wait())
-    assert (loop.saved, loop.saved_fast) == (2, 3)
+        loop.saving.save(loop.progress.step, owed)
+        loop.saving.collect(loop.saving.saver.wait())
+        loop.saving.collect(loop.saving.saver.uploads.wait())
+    assert (loop.saving.saved, loop.saving.saved_fast) == (2, 3)
     return [seal.step for seal in loop.checkpoints.seals()]
 
 
@@ -235,7 +234,7 @@ def resume_in_tiers(
     loop = tiered(gang, stage, folder, fast, nodes)
     loop.checkpoints.say = loop.fast.checkpoints.say = said.append
     step = loop.resume()
-    return step, loop.saved == step, copied(loop.wrapped.full(dict(loop.wrapped.trainable()))), said
+    return step, loop.saving.saved == step, copied(loop.wrapped.full(dict(loop.wrapped.trainable()))), said
 
 
 @pytest.mark.parametrize(

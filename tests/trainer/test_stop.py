@@ -34,7 +34,7 @@ def test_a_save_that_cannot_end_is_not_begun(toy: Toy, tmp_path: Path) -> None:
         after(result, *arguments)
         if result.step == 3:
             loop.stop.since = time.monotonic()
-            loop.saver.slowest = 28.0
+            loop.saving.saver.slowest = 28.0
 
     loop.observers[0].after_step = stop_at_four  # type: ignore[method-assign]
     with pytest.raises(PreemptedError, match="step 4, and out of time to save it: checkpoint step-2 is the newest"):

@@ -272,19 +272,19 @@ def test_the_loop_saves_often_and_uploads_as_the_recipe_says(bench: Any, tmp_pat
     loop = tiered(made, tmp_path / "fast")
     begun = []
     loop.start()
-    begin = loop.saver.begin
+    begin = loop.saving.saver.begin
 
     def noting(snapshot: Any, eval_loss: Any, durable: bool) -> None:
-        loop._collect(loop.saver.uploads.wait())  # so that which upload is going on is no matter of luck
+        loop.saving.collect(loop.saving.saver.uploads.wait())  # so that which upload is going on is no matter of luck
         begun.append((snapshot.step, durable))
         begin(snapshot, eval_loss, durable)
 
-    loop.saver.begin = noting
+    loop.saving.saver.begin = noting
     loop.run()
     assert begun[0] == (2, False)
     assert [step for step, _ in begun] == [2, 4, 6, 8, 10]
     assert {4, 10} <= {step for step, durable in begun if durable}
-    assert loop.checkpoints.seals()[-1].step == loop.saved == 10
+    assert loop.checkpoints.seals()[-1].step == loop.saving.saved == 10
 
 
 def test_a_stop_leaves_the_state_where_there_is_time_for_it(bench: Any, tmp_path: Path) -> None:
@@ -294,10 +294,10 @@ def test_a_stop_leaves_the_state_where_there_is_time_for_it(bench: Any, tmp_path
     loop = tiered(made, tmp_path / "fast")
 
     def ask() -> None:
-        loop._collect(loop.saver.wait())
-        loop._collect(loop.saver.uploads.wait())
+        loop.saving.collect(loop.saving.saver.wait())
+        loop.saving.collect(loop.saving.saver.uploads.wait())
         loop.stop.since = time.monotonic()
-        loop.saver.uploads.slowest = 1000.0
+        loop.saving.saver.uploads.slowest = 1000.0
 
     at_step(loop, 6, ask)
     loop.start()

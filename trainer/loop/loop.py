@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from trainer.loop.limits import first_batches
 from trainer.loop.observer import Observer
 from trainer.loop.optim import load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
+from trainer.loop.saving import Saving
 from trainer.loop.schedule import check_steps, learning_rate
 from trainer.loop.selfcheck import check_accumulation
 from trainer.loop.step import Step
@@ -48,12 +49,8 @@ from trainer.report.wall import Wall
 from trainer.state.checkpoint import Checkpoints, Seal, Snapshot
 from trainer.state.fast import Fast
 from trainer.state.generators import generators, seed_generators, set_generators
-from trainer.state.grace import LastSave, last_save
 from trainer.state.resume import restore
-from trainer.state.saver import Saved, Saver
 from trainer.state.stop import PreemptedError, StopSignal
-
-LAST_WORDS: Final = 3.0  # seconds of the grace that the launcher keeps for itself
 
 
 @dataclass
@@ -141,9 +138,17 @@ class Loop:
         self.observers = [self.heart, self.log, *self.observers]
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
-        self.saved: int | None = None
-        self.saved_fast: int | None = None
-        self._owed = False  # a checkpoint in the durable place, which waits for the upload before it
+        self.saving = Saving(
+            self.checkpoints,
+            self.gang,
+            self.settings,
+            self.stop,
+            self.console,
+            self.tracker,
+            snapshot=self._snapshot,
+            offer=lambda seals: self.offer(seals),
+            fast=self.fast,
+        )
         self._generators: Mapping[str, torch.Tensor] | None = None
 
     def resume(self) -> int | None:
@@ -164,26 +169,13 @@ class Loop:
         self.log.points = Points.load(self.progress.points)
         self.wall.resume(self.progress.wall, self.progress.at)
         self._generators = found.generators
-        step = found.seal.step
-        if found.durable:
-            self.saved = step
-        else:
-            self.saved_fast = step
-            self.console.say(f"checkpoint step-{step} is in the fast tier only")
-        return step
+        self.saving.resumed(found.seal.step, found.durable)
+        return found.seal.step
 
     def start(self) -> None:
         """Make the first step like all others, set the random state, and start the clocks."""
         self.console.say(str(self.batching))
-        train = self.settings.train
-        self.saver = Saver(
-            self.checkpoints,
-            self.gang,
-            keep=train.keep_checkpoints,
-            best=train.keep_best,
-            before_seal=self._before_seal,
-            fast=self.fast,
-        )
+        self.saving.start(self._before_seal)
         self.heart.warm_up()
         self.step.warm_up()
         self._check_fit()
@@ -253,7 +245,7 @@ class Loop:
             raise PreemptedError(None)
         self.loss.train()
         if self._lacks_evaluation() and self.evaluate(f"at step {self.progress.step}") is None:
-            raise PreemptedError(self._newest())
+            raise PreemptedError(self.saving.newest)
         for name in self.every:
             self.timers.restart(name)
         while not self._finished():
@@ -262,31 +254,23 @@ class Loop:
             if self._lacks_evaluation() and not stopping:
                 stopping = self.evaluate("after training" if step == self.steps else f"at step {step}") is None
             with self.wall.during("save"):
-                self._collect(self.saver.poll())
-                self._collect(self.saver.uploads.poll())
+                self.saving.poll()
             due = self.due.checkpoint or self.every["checkpoint"].due(step)
-            self._owed = self._owed or due
             often = "fast" in self.every and (self.due.fast or self.every["fast"].due(step))
             if (due or often) and not stopping and not self._finished():
                 # A stop that was asked for meanwhile needs no other step, and no other save after it.
                 with self.wall.during("save"):
-                    stopping = self.save()
+                    stopping = self.saving.save(step, due)
                     for name in ("checkpoint", "fast") if due else ("fast",):
                         if name in self.every:
                             self.timers.restart(name)
                     self._prune_best()
             if stopping:
                 with self.wall.during("save"):
-                    self._save_at_stop()
-                raise PreemptedError(self._newest(), step)
-        if self.saved != self.progress.step:
-            with self.wall.during("save"):
-                self._collect(self.saver.wait())
-                self._collect(self.saver.uploads.wait())
-                if self.saved != self.progress.step:
-                    self._begin_save()
-                    self._collect(self.saver.wait(self.grace_left))
-                    self._collect(self.saver.uploads.wait(self.grace_left))
+                    self.saving.at_stop(step)
+                raise PreemptedError(self.saving.newest, step)
+        with self.wall.during("save"):
+            self.saving.at_end(self.progress.step)
         self.wall.enter("export")
         self._take_best()
 
@@ -321,8 +305,7 @@ class Loop:
         try:
             check_skipped(progress, train.max_skipped_steps)
         except DivergedError:
-            self._collect(self.saver.wait(self.grace_left))
-            self._collect(self.saver.uploads.wait(self.grace_left))
+            self.saving.land()
             raise
         return result.stopping
 
@@ -376,33 +359,7 @@ class Loop:
         self.timers.restart("evaluation")
         return found
 
-    def save(self) -> bool:
-        """Begin a checkpoint; all ranks take part. Whether one of them was asked to stop meanwhile.
-
-        The step waits for a copy of the state, and for the save before, if that is still going on. If it cannot be
-        written, training goes on with the older ones: a full disk may be mended before the end.
-        """
-        began, before = time.perf_counter(), self.saver.step
-        self._collect(self.saver.wait())
-        waited = time.perf_counter() - began
-        if before is not None and waited > 1:
-            self.console.say(f"waited {waited:.1f} s for checkpoint step-{before}; raise `train.checkpoint_every`")
-        self._collect(self.saver.uploads.poll())
-        uploading = self.saver.uploads.step
-        stops, busy = self.gang.sum([float(self.stop.asked), float(uploading is not None)])
-        if stops:
-            return True
-        if busy and self._owed:
-            self.console.say(
-                f"checkpoint step-{self.progress.step} stays in the fast tier, because the upload of step-{uploading} "
-                "is still going on; the next one goes to the durable place"
-            )
-        durable = not busy and (self._owed or self.fast is None)
-        self._begin_save(durable)
-        self._owed = self._owed and not durable
-        return self._asked_to_stop()
-
-    def _begin_save(self, durable: bool = True) -> None:
+    def _snapshot(self) -> tuple[Snapshot, float | None]:
         progress, named = self.progress, dict(self.wrapped.trainable())
         progress.saves += 1
         progress.points = self.log.points.plain()
@@ -410,97 +367,7 @@ class Loop:
         states: list[Mapping[str, torch.Tensor]] = [{} for _ in range(self.gang.world)]
         states[self.gang.rank] = generators(self.gang.device)
         moments = optimizer_tensors(self.optimizer, named.items())
-        self.saver.begin(Snapshot(progress.step, named, moments, states, progress.plain()), progress.eval_loss, durable)
-
-    def _save_at_stop(self) -> None:
-        """The last checkpoint before a stop, if this step has none yet and there is time for one."""
-        end = time.monotonic() + min(self.gang.gather(self.grace_left()))
-        self._collect(self.saver.wait(lambda: end - time.monotonic()))
-        if self.fast is not None:
-            self._save_in_tiers_at_stop(end)
-            return
-        hurried = self.saver.step is not None or end - time.monotonic() < 1.2 * self.saver.slowest
-        told = self.gang.gather((self.saved == self.progress.step, hurried))
-        if all(done for done, _ in told):
-            return
-        if any(late for _, late in told):
-            self.console.say(
-                f"no time is left to save step {self.progress.step}: a save takes {self.saver.slowest:.0f} s, "
-                f"{max(0.0, end - time.monotonic()):.0f} s are left; "
-                + ("there is no checkpoint yet" if self.saved is None else f"checkpoint step-{self.saved} stays")
-            )
-            return
-        self._begin_save()
-        self._collect(self.saver.wait(lambda: end - time.monotonic()))
-
-    def _save_in_tiers_at_stop(self, end: float) -> None:
-        """What still fits goes to both places, or to the fast tier; an upload that is going on gets what is left."""
-        step, lanes = self.progress.step, (self.saver, self.saver.uploads)
-        self._collect(lanes[1].poll())
-        here = (
-            step in (self.saved, self.saved_fast),
-            end - time.monotonic() if lanes[0].step is None else 0.0,
-            *(lane.slowest for lane in lanes),
-            lanes[1].step is not None,
-        )
-        done, left, fast, durable, uploading = zip(*self.gang.gather(here), strict=True)
-        chosen = last_save(min(left), max(fast), max(durable), any(uploading))
-        if not all(done) and chosen is not LastSave.NONE:
-            self._begin_save(chosen is LastSave.BOTH)
-            self._collect(self.saver.wait(lambda: end - time.monotonic()))
-        self._collect(lanes[1].wait(lambda: end - time.monotonic()))
-        if self.saved != step:
-            newest = "no checkpoint" if self.saved is None else f"checkpoint step-{self.saved}"
-            there = f"step-{self.saved_fast} is in the fast tier" if self.saved_fast else "the fast tier has none"
-            self.console.say(
-                f"stopped at step {step} with {max(0.0, end - time.monotonic()):.0f} s left, an upload takes "
-                f"{max(durable):.0f} s: the durable place has {newest}, {there}"
-            )
-
-    def _newest(self) -> int | None:
-        """The newest checkpoint in any place."""
-        return max((step for step in (self.saved, self.saved_fast) if step is not None), default=None)
-
-    def _asked_to_stop(self) -> bool:
-        return bool(self.gang.sum([float(self.stop.asked)])[0])
-
-    def grace_left(self) -> float:
-        """Seconds until the launcher ends this rank, with a tenth in reserve; infinite if nobody asked for a stop."""
-        if self.stop.since is None:
-            return math.inf
-        return 0.9 * max(1.0, self.settings.grace_seconds - LAST_WORDS) - (time.monotonic() - self.stop.since)
-
-    def _collect(self, ended: Saved | None) -> None:
-        """Tell how a save went."""
-        if ended is None:
-            return
-        if ended.fast_error is not None:
-            self.console.say(f"checkpoint step-{ended.step} went to the durable place at once ({ended.fast_error})")
-        if ended.error is not None:
-            self.console.say(
-                f"checkpoint step-{ended.step} could not be written ({ended.error}); the older ones are kept. "
-                "Look at the room and the rights of the storage"
-            )
-            self.tracker.tags({"dropforge.checkpoint_error": f"step {ended.step}: {ended.error}"[:500]})
-            return
-        if ended.fast:
-            self.saved_fast = ended.step
-        else:
-            self.saved = ended.step
-        if ended.seal is None:
-            return
-        where = " in the fast tier" if ended.fast else ""
-        removed = f", removed {', '.join(f'step-{step}' for step in ended.removed)}" if ended.removed else ""
-        self.console.say(
-            f"checkpoint step-{ended.step}{where}: {ended.seal.bytes / 1e6:.1f} MB in {ended.seconds:.2f} s, "
-            f"{ended.copied:.2f} s of it in the step{removed}"
-        )
-        if ended.trouble is not None:
-            self.console.say(f"older checkpoints could not be looked through ({ended.trouble}); they stay for now")
-        elif not ended.fast:
-            self.offer(ended.seals)
-        name = "train/fast_checkpoint" if ended.fast else "train/checkpoint"
-        self.tracker.metrics({f"{name}_seconds": ended.seconds, f"{name}_stall_seconds": ended.copied}, ended.step)
+        return Snapshot(progress.step, named, moments, states, progress.plain()), progress.eval_loss
 
     def _keep_best(self) -> None:
         """Write the weights of a new best evaluation. A failure ends the attempt: the next one measures it again."""

@@ -129,7 +129,7 @@ class Teller:
     def failed(self, loop: Loop, error: BaseException) -> None:
         """A training that ends early has its picture too, if there is time to draw it."""
         if self._gang.leader and loop.log.points.rows:
-            seconds = max(0.0, min(_DRAW_FAILED, loop.grace_left() - 1))
+            seconds = max(0.0, min(_DRAW_FAILED, loop.saving.grace_left() - 1))
             self._keep(lambda: self._curves(loop, f": ended: {error}"), "curves", seconds)
 
     def close(self) -> None:
