@@ -31,6 +31,7 @@ from trainer.rank import run as train
 from trainer.report.console import Console
 from trainer.state.stop import StopSignal
 
+from .faults import fault
 from .test_whole import bucket  # noqa: F401 - a fixture
 from .toy import REPOSITORY, Toy, chat, sample_rows, write_dataset
 
@@ -387,21 +388,21 @@ def test_run_does_what_the_launcher_does(trained: Toy) -> None:
 
 
 def test_ctrl_c_ends_a_command_at_once_and_leaves_nothing(trained: Toy, tmp_path: Path) -> None:
+    held = "def prepare(*arguments, **options):\n    hold()\n"
     process = subprocess.Popen(
         [*ENTRY, "plan", address(trained)],
         cwd=REPOSITORY,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), **fault(tmp_path, "trainer.commands.dry", held)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "tokenising" in line:
-            break
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("HOLD")
+    assert list(tmp_path.glob("dropforge-*"))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "stopped\n")
+    assert (process.returncode, out, err.splitlines()[-1]) == (130, "", "stopped")
     assert list(tmp_path.glob("dropforge-*")) == []
 
 
