@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.assembly import Assembly, assemble, reach
@@ -84,10 +86,9 @@ def train(
         stop.together()
         loop.run()
         teller.trained(loop.progress.step)
-        whole = loop.wrapped.whole()
-        if whole is not None:
-            console.phase("writing the model", loop.steps)
-            exported = write_model(whole, made, store, settings.base.model or "")
+        loop.release()
+        exported = export(loop, made, store, settings.base.model or "")
+        if exported is not None:
             teller.succeeded(loop, exported, made.facts(proven))
         gang.follow("report")  # nobody leaves before it is there, and writing a large model takes its time
         if fast is not None and gang.local_rank == 0:
@@ -116,13 +117,23 @@ def places(
     return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
 
-def write_model(whole: Any, made: Assembly, store: Store, base: str) -> Exported:
-    """Write the model's folder. :param whole: the model with all its weights.
+def export(loop: Loop, made: Assembly, store: Store, base: str) -> Exported | None:
+    """Write the model's folder, on the leader; all ranks take part.
 
     :raises ExportError: if it cannot be written now.
     """
     try:
+        whole = loop.wrapped.whole()
+        if whole is None:
+            return None
+        loop.console.phase("writing the model", loop.steps)
         return export_model(whole, portable(made.prepared.tokenizer), store, "model/", made.probe, base)
+    except torch.OutOfMemoryError as error:  # the recipe has proved itself: all steps are done
+        raise ExportError(
+            f"model {store.uri}/model/",
+            f"there was no memory to write it and read it back, after the training ({str(error).splitlines()[0]})",
+            "Look for what else takes the GPU's memory and try again: training goes on from its last checkpoint",
+        ) from error
     except OSError as error:
         raise ExportError(
             f"model {store.uri}/model/",

@@ -403,6 +403,13 @@ class Loop:
                 for name, weight in self.wrapped.trainable():
                     weight.copy_(like(weights[name], weight))
 
+    def release(self) -> None:
+        """Let go of moments and gradients: what comes after the training has their memory."""
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.gang.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def report(self) -> Mapping[str, Any]:
         """The loop's part of the run's report."""
         return {

@@ -19,6 +19,7 @@ import torch
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
 from trainer.data.batch import Batch
+from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, load_model
 
 TOLERANCE: Final = 1e-3
@@ -49,12 +50,16 @@ class Exported:
 def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe: Batch, base: str) -> Exported:
     """Write the model under `prefix`, read it back and compare logits.
 
-    :param built: on any device; adapters are merged into it, so it cannot train any further.
+    The model that is read back takes the place of the live one: there is memory for one, where one trained.
+
+    :param built: on any device; nothing is left of its weights afterwards.
     :param base: the base model's address, recorded in the adapter.
     :raises ExportError: if what was read back is another model.
     """
-    device = probe.ids.device
-    live = _logits(built.model, probe)
+    if built.model.config.get_text_config()._attn_implementation in ON_GPU:  # nor can they do fp32, or be on a CPU
+        built.model.set_attn_implementation("eager")
+    device = built.model.get_input_embeddings().weight.device
+    live = _logits(built.model, probe.ids.to(device))
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as name:
         folder = Path(name)
         model = built.model
@@ -71,7 +76,9 @@ def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     with tempfile.TemporaryDirectory(prefix="dropforge-check-") as name:
         _download(Path(name), store, prefix, files)
-        again = _logits(load_model(name).to(device), probe)
+        for weight in model.parameters():
+            weight.data = torch.empty(0)  # whoever else holds it, its memory is free
+        again = _logits(load_model(name).to(device), probe.ids.to(device))
     difference = float((live - again).abs().max()) if live.numel() else 0.0
     if not difference <= TOLERANCE * max(1.0, float(live.abs().max())):
         raise ExportError(
@@ -106,9 +113,9 @@ def _sha256(path: Path) -> str:
 
 
 @torch.no_grad()
-def _logits(model: Any, probe: Batch) -> torch.Tensor:
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     training = model.training
     model.eval()
-    found = model(input_ids=probe.ids, use_cache=False).logits.float()
+    found = model(input_ids=ids, use_cache=False).logits.float()
     model.train(training)
     return found  # type: ignore[no-any-return]

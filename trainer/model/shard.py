@@ -85,7 +85,7 @@ class Wrapped:
         return dict(tensors) if self.gang.leader else {}
 
     def whole(self) -> Built | None:
-        """The whole model on the leader, None elsewhere; all ranks take part."""
+        """The whole model on the leader, None elsewhere; all ranks take part. A sharded one is gathered on the CPU."""
         return self.built if self.gang.leader else None
 
     def evaluator(self, precision: Precision) -> LossModel:
@@ -227,7 +227,8 @@ class Sharded(Wrapped):
     def whole(self) -> Built | None:
         self.settle()
         weights = self.full(dict(self.built.model.named_parameters()))
-        return _filled(self._skeleton, weights, self.gang.device) if self.gang.leader else None
+        # No GPU need hold the whole of it: that may be why it is sharded.
+        return _filled(self._skeleton, weights, torch.device("cpu")) if self.gang.leader else None
 
     def evaluator(self, precision: Precision) -> LossModel:
         if precision == "bf16" or self.dtype is None:
