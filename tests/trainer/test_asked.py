@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from dropforge.run import ExitCode
-from dropforge.store import open_store
+from dropforge.store import FolderStore, open_store
 from tests.trainer.test_whole import train
 from tests.trainer.toy import Toy
 from trainer.asked import main
 from trainer.commands.addresses import open_run
 from trainer.commands.restore import open_checkpoints
+from trainer.state.checkpoint import WEIGHT, Checkpoints
 
 
 @pytest.fixture
@@ -80,3 +81,25 @@ def test_figures_of_a_checkpoint_are_those_of_the_training_and_its_model_is_whol
     assert main([order(toy, run, "bake")], word(tmp_path)) == ExitCode.BAD_RECIPE
     assert "it is no order" in result(toy, "bake")["error"]
     assert "it is no order" in json.loads((tmp_path / "word").read_text())["message"]
+
+
+def test_an_export_holds_weights_of_a_checkpoint_and_nothing_else_of_it(
+    toy: Toy, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, visit = FolderStore.get, Checkpoints.visit
+    taken: set[str] = set()
+
+    def no_whole_file(store: FolderStore, key: str) -> bytes:
+        assert not key.startswith("checkpoints/") or key.endswith(".json"), f"{key} is read whole"
+        return get(store, key)
+
+    def seen(self: Checkpoints, seal: Any, name: str, header: Any, wanted: Any, take: Any) -> None:
+        taken.update(wanted)
+        visit(self, seal, name, header, wanted, take)
+
+    uri = order(toy, run, "export")
+    monkeypatch.setattr(FolderStore, "get", no_whole_file)
+    monkeypatch.setattr(Checkpoints, "visit", seen)
+    assert main([uri], word(tmp_path)) == ExitCode.DONE, result(toy, "export")
+    assert taken
+    assert {name for name in taken if not name.startswith(WEIGHT)} == set()

@@ -26,7 +26,8 @@ from trainer.gang import Gang
 from trainer.model.build import Built, fetch_folder, is_hub_id
 from trainer.model.export import Exported, export_model
 from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
-from trainer.state.checkpoint import Checkpoints, Seal
+from trainer.state.checkpoint import WEIGHT, Checkpoints, Seal
+from trainer.state.reader import BlockReader, Copies, fill
 from trainer.state.retention import best_steps
 from trainer.training import portable
 
@@ -84,9 +85,9 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     settings = read_settings(spec.recipe)
     thing = f"checkpoint {spec.checkpoints_root}/checkpoints/step-{seal.step}"
     try:
-        snapshot = checkpoints.read(seal)
+        reader = BlockReader(Copies(checkpoints, seal))
     except (DropforgeError, ValueError, KeyError) as error:
-        raise DataError(thing, f"it is broken ({error})", "Choose an older one with --step") from error
+        raise _broken(thing, error) from error
     base = settings.base.model or ""
     if base:
         hub = is_hub_id(base)
@@ -98,14 +99,19 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     none = collect([], {})
     built = build(settings, Prepared(none, none, tokenizer, base, "", np.empty(0, np.void)), Gang())
     named = dict(built.trainable())
-    if {name: weight.shape for name, weight in named.items()} != {
-        name: weight.shape for name, weight in snapshot.weights.items()
+    if {f"{WEIGHT}{name}": weight.shape for name, weight in named.items()} != {
+        name: found.size for name, found in reader.tensors.items() if name.startswith(WEIGHT)
     }:
         raise RecipeError(thing, "its weights are not those of the run's base model", "Give back the base model")
-    with torch.no_grad():
-        for name, weight in named.items():
-            weight.copy_(snapshot.weights[name])
+    try:  # one tensor after the other, and no moments: the model is all that has to fit
+        fill(reader, {f"{WEIGHT}{name}": weight for name, weight in named.items()})
+    except (DropforgeError, ValueError, KeyError) as error:
+        raise _broken(thing, error) from error
     return built, tokenizer
+
+
+def _broken(thing: str, error: Exception) -> DataError:
+    return DataError(thing, f"it is broken ({error})", "Choose an older one with --step")
 
 
 def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], None]) -> tuple[Seal, Exported]:
