@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.store import FolderStore
 from trainer.config import EarlyStopping
 from trainer.gang import Gang
 from trainer.interval import Due, Interval, Timers
 from trainer.loop.batching import Batching, solve
-from trainer.loop.best import best_step, stalled
+from trainer.loop.best import BestWeights, best_step, stalled
 from trainer.loop.divergence import DivergedError
 from trainer.loop.limits import first_batches
 from trainer.loop.step import Tally
@@ -239,3 +241,36 @@ def test_limits_take_less_of_the_data(bench: Any) -> None:
     whole = first_batches(made.prepared.eval, 1000, micro=2, size=64, packed=True)
     assert whole is made.prepared.eval
     assert np.array_equal(np.diff(loop.eval.offsets), loop.eval.lengths)
+
+
+def test_best_weights_of_any_size_pass_through_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request of S3 takes 5 GB, and no rank holds the file of a large model in its memory."""
+
+    class Narrow(FolderStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            raise AssertionError(f"{key} goes through one request")
+
+        def get(self, key: str) -> bytes:
+            raise AssertionError(f"{key} is read whole")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    best = BestWeights(Narrow(tmp_path / "run"))
+    weights = {"a": torch.arange(6.0).view(2, 3).t(), "b": torch.ones(2, dtype=torch.bfloat16)}
+    best.keep(3, weights)
+    best.keep(5, {"a": torch.zeros(1)})
+    found = best.read(3)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+    best.prune([3])
+    assert [key.split("-")[1] for key in best.store.sizes("best/")] == ["3"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is left of the local files
+    with pytest.raises(DropforgeError, match="gone, or their bytes"):
+        best.read(5)
+
+
+def test_without_a_rule_no_evaluation_is_looked_at() -> None:
+    class Long(list[dict[str, Any]]):
+        def __iter__(self) -> Any:
+            raise AssertionError("all evaluations are looked at")
+
+    assert not stalled(Long(losses(1.0, 2.0)), None)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
@@ -30,12 +32,14 @@ def best_step(evaluations: Evaluations) -> int | None:
 
 def stalled(evaluations: Evaluations, rule: EarlyStopping | None) -> bool:
     """Whether the last `patience` evaluations all missed the best before them by less than `min_delta` nats."""
+    if rule is None:
+        return False
     lowest, row = math.inf, 0
     for item in evaluations:
         if item["step"]:
-            better = item["eval/loss"] < lowest - (rule.min_delta if rule and lowest < math.inf else 0.0)
+            better = item["eval/loss"] < lowest - (rule.min_delta if lowest < math.inf else 0.0)
             lowest, row = (item["eval/loss"], 0) if better else (lowest, row + 1)
-    return rule is not None and row >= rule.patience
+    return row >= rule.patience
 
 
 class BestWeights:
@@ -48,16 +52,23 @@ class BestWeights:
         self.store = store
 
     def keep(self, step: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write the weights of a step."""
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-        self.store.put(f"{_FOLDER}step-{step}-{hashlib.sha256(data).hexdigest()}.safetensors", data)
+        """Write the weights of a step, by way of a local file: one request takes no more than 5 GB."""
+        with tempfile.TemporaryDirectory(prefix="dropforge-best-") as folder:
+            path = Path(folder) / "weights"
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, path)
+            self.store.upload(path, _key(step, path))
 
     def read(self, step: int) -> dict[str, torch.Tensor]:
-        """The weights of a step. :raises DropforgeError: if they are gone or broken."""
-        for item in self.store.list(f"{_FOLDER}step-{step}-"):
-            data = self.store.get(item.key)
-            if item.key == f"{_FOLDER}step-{step}-{hashlib.sha256(data).hexdigest()}.safetensors":
-                return dict(load(data))
+        """The weights of a step. They are mapped from a file that is gone with them, so they take no memory of their own.
+
+        :raises DropforgeError: if they are gone or broken.
+        """
+        for key in self.store.sizes(f"{_FOLDER}step-{step}-"):
+            with tempfile.TemporaryDirectory(prefix="dropforge-best-") as folder:
+                path = Path(folder) / "weights"
+                self.store.download(key, path)
+                if key == _key(step, path):
+                    return dict(load_file(path))
         raise DropforgeError(
             f"best weights {self.store.uri}/{_FOLDER}step-{step}",
             "they are gone, or their bytes are not those that were written",
@@ -67,6 +78,12 @@ class BestWeights:
     def prune(self, steps: Iterable[int | None]) -> None:
         """Delete all but those of some steps."""
         kept = tuple(f"{_FOLDER}step-{step}-" for step in steps)
-        for item in list(self.store.list(_FOLDER)):
-            if not item.key.startswith(kept):
-                self.store.delete(item.key)
+        for key in self.store.sizes(_FOLDER):
+            if not key.startswith(kept):
+                self.store.delete(key)
+
+
+def _key(step: int, path: Path) -> str:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return f"{_FOLDER}step-{step}-{digest}.safetensors"
