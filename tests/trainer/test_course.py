@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,29 @@ def test_without_a_rule_no_evaluation_is_looked_at() -> None:
             raise AssertionError("all evaluations are looked at")
 
     assert not stalled(Long(losses(1.0, 2.0)), None)
+
+
+def test_a_save_that_ends_in_a_long_evaluation_is_told_at_once(bench: Any) -> None:
+    loop = bench(train={"max_steps": 2, "checkpoint_every": 1, "eval_every": 2}).loop()
+    told: list[list[int]] = []
+    seen: list[int] = []
+    loop.offer = lambda seals: told.append([seal.step for seal in seals])
+    going_on = threading.Event()
+    seal, logits = loop.checkpoints.seal, loop.loss.logits
+
+    def held(step: int, *more: Any) -> Any:
+        assert step != 1 or going_on.wait(30)
+        return seal(step, *more)
+
+    def batch(*inputs: Any) -> Any:
+        if loop.progress.step == 2 and not loop.loss.training:
+            seen.append(len(told))
+            going_on.set()
+            loop.saving.saver._thread and loop.saving.saver._thread.join(30)
+        return logits(*inputs)
+
+    loop.checkpoints.seal = held
+    loop.loss.logits = batch
+    trained(loop)
+    assert len(seen) > 2
+    assert seen == [0] + [1] * (len(seen) - 1)

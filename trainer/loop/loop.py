@@ -342,6 +342,7 @@ class Loop:
             pad=self.pad,
             precision=self.settings.eval_precision,
             stop=lambda: self.stop.asked,
+            tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
         )
         self.heart.rest()
         self.wrapped.settle()

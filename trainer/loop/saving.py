@@ -48,6 +48,7 @@ class Saving:
         self._snapshot, self._offer = snapshot, offer
         self.saved: int | None = None
         self.saved_fast: int | None = None
+        self._started = False
         self._owed = False  # a checkpoint in the durable place, which waits for the upload before it
 
     def start(self, before_seal: Callable[[], None]) -> None:
@@ -61,6 +62,7 @@ class Saving:
             before_seal=before_seal,
             fast=self.fast,
         )
+        self._started = True
 
     def resumed(self, step: int, durable: bool) -> None:
         """The state is that of a checkpoint. :param durable: whether it is in the durable place."""
@@ -76,7 +78,9 @@ class Saving:
         return max((step for step in (self.saved, self.saved_fast) if step is not None), default=None)
 
     def poll(self) -> None:
-        """Tell of saves that have ended; waits for nothing."""
+        """Tell of saves that have ended, if any were begun; waits for nothing."""
+        if not self._started:
+            return
         self.collect(self.saver.poll())
         self.collect(self.saver.uploads.poll())
 
