@@ -164,3 +164,29 @@ def test_the_command_asks_only_a_run_that_is_being_trained(tmp_path: Path) -> No
     store.put("runs/a/report.json", b"{}")
     with pytest.raises(DropforgeError, match="done"):
         ask(store, "a", 3)
+
+
+def test_a_request_that_could_not_be_deleted_at_first_does_not_hide_the_next_one_like_it(tmp_path: Path) -> None:
+    class Sticky(FolderStore):
+        sticks = True
+
+        def delete(self, key: str) -> None:
+            if self.sticks:
+                raise OSError("away")
+            super().delete(key)
+
+    def look() -> int:
+        requests.look()
+        assert requests._thread is not None
+        requests._thread.join(20)
+        return requests.take()
+
+    store = Sticky(tmp_path)
+    store.put(PROFILE_REQUEST, request(3))
+    requests, _ = asked(store)
+    assert (requests.take(), look()) == (3, 0)
+    store.sticks = False
+    store.delete(PROFILE_REQUEST)
+    assert look() == 0
+    store.put(PROFILE_REQUEST, request(3))
+    assert look() == 3

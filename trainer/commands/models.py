@@ -61,6 +61,17 @@ def _folder(address: str, scratch: Path) -> Path:
 
 
 def _registered(address: str) -> str:
+    """Where a registered model lies; a copy of a version names that version as its source."""
+    passed: list[str] = []
+    while address.startswith("models:/"):
+        if address in passed:
+            raise RecipeError(f"model {passed[0]}", "it is its own source", "Give the folder of the model")
+        passed.append(address)
+        address = _source(address)
+    return address
+
+
+def _source(address: str) -> str:
     match = _REGISTERED.fullmatch(address)
     if match is None:
         raise RecipeError(f"model {address}", "it is no registered model", "Write models:/NAME/VERSION or NAME@ALIAS")

@@ -114,9 +114,18 @@ def note(tags: Mapping[str, str], before: str = "") -> str:
             f"`{tags[f'{PREFIX}run']}`, the tag `dropforge.ask` with the value `step-{tags[f'{PREFIX}step']} evaluate`"
         )
         use = f"\n\nTo use it, add to its run {ask} (or `export`, or `register`)."
-    size = int(tags[f"{PREFIX}bytes"]) / 1e6
-    text = f"{head} {int(tags[f'{PREFIX}tokens']):,} tokens, {size:.1f} MB, `{tags[f'{PREFIX}uri']}`{use}"
+    tokens, size = _count(tags[f"{PREFIX}tokens"], ",", " tokens"), _count(tags[f"{PREFIX}bytes"], ".1f", " MB", 1e6)
+    text = f"{head} {tokens}, {size}, `{tags[f'{PREFIX}uri']}`{use}"
     return text + (NOTE_LINE + below if below else "")
+
+
+def _count(text: str, form: str, unit: str, part: float = 1) -> str:
+    """A number from a tag, for people; what a person wrote in its place as it stands."""
+    try:
+        number = int(text)
+    except ValueError:
+        return f"{text}{unit if part == 1 else ' bytes'}"
+    return f"{number / part if part != 1 else number:{form}}{unit}"
 
 
 class Models:

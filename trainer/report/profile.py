@@ -47,6 +47,7 @@ class Requests:
     def _look(self) -> None:
         try:
             if self._store.stat(PROFILE_REQUEST) is None:
+                self._seen = None  # gone in the end: the next one is a new one, also with the same words
                 return
             data = self._store.get(PROFILE_REQUEST)
             if data == self._seen:
