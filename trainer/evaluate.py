@@ -6,7 +6,7 @@ if they share the tokenizer (`same_tokenizer`); `eval/bits_per_byte` compares an
 
 evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": {"version", "model"} or null}`;
 the result is `evaluation.json` in the run's folder. Both models are measured in the recipe's `evaluate.precision`,
-which the result names.
+which the result names. A model without a finite loss has `problem` in the place of its figures.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 import os
 import sys
 import tempfile
@@ -61,7 +62,9 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         "rows": candidate.pop("rows"),
         "target_tokens": candidate.pop("target_tokens"),
         "candidate": candidate,
-        "champion": None if champion is None else {k: v for k, v in champion.items() if k.startswith("eval/")},
+        "champion": None if champion is None else {
+            key: value for key, value in champion.items() if key.startswith("eval/") or key == "problem"
+        },
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "same_tokenizer": same,
         "metric_note": "" if same else "tokenizers differ: compare eval/bits_per_byte, not eval/loss",
@@ -106,7 +109,7 @@ def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
 def measure_model(
     name: str, uri: str, rows: list[Row], settings: Settings, stop: StopSignal, console: Console
 ) -> tuple[dict[str, Any], str]:
-    """Figures of one model and a digest of its tokenizer.
+    """Figures of one model and a digest of its tokenizer. Without a finite loss, `problem` is in the place of figures.
 
     :param name: what it is called in messages. :param uri: its folder.
     """
@@ -159,8 +162,14 @@ def measure_model(
     if found is None:
         stop.check()
     assert found is not None
-    console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
-    return found.plain(), hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
+    figures = found.plain()
+    if math.isfinite(found.loss):
+        console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
+    else:  # JSON has no such number, and none of the others means anything
+        problem = f"its loss on these rows is {found.loss}"
+        figures = {**{key: value for key, value in figures.items() if not key.startswith("eval/")}, "problem": problem}
+        console.say(f"{name} {uri}: {problem}")
+    return figures, hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dropforge.errors import DataError
+from dropforge.promotion import Policy, decide
 from dropforge.run import RunSpec
 from trainer import evaluate
+from trainer.__main__ import main
 from trainer.config import read_settings
 from trainer.data.rows import Row, read_rows
+from trainer.report.console import Console
+from trainer.state.stop import StopSignal
 
+from .test_whole import train
 from .toy import Toy
 
 _MOST = 5
@@ -49,3 +58,34 @@ def test_rows_that_are_not_the_datasets_are_refused(toy: Toy, monkeypatch: pytes
     )
     with pytest.raises(DataError, match="rows are missing"):
         evaluate.evaluation_rows(spec, read_settings(spec.recipe))
+
+
+def test_a_model_without_a_finite_loss_says_so_and_the_other_keeps_its_figures(
+    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = toy.run("sound", train={"max_steps": 1})
+    train(uri)
+    files = toy.files("sound")
+    sound, broken = f"{files.uri}/model", tmp_path / "broken"
+    shutil.copytree(sound, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+
+    champion = {"version": 3, "model": str(broken)}
+    files.put("evaluate.json", json.dumps({"run": uri, "candidate": sound, "champion": champion}).encode())
+    evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+    result = json.loads(files.get("evaluation.json"))
+    assert math.isfinite(result["candidate"]["eval/loss"])
+    assert result["champion"] == {"problem": "its loss on these rows is nan"}
+    policy = Policy()
+    assert decide(result["candidate"], result["champion"], None, policy).promote
+    assert not decide(result["champion"], result["candidate"], None, policy).promote
+
+    assert main(["evaluate", sound, str(broken), "--run", files.uri]) == 0
+    table = capsys.readouterr().out
+    assert f"{result['candidate']['eval/loss']:.6f}" in table
+    assert f"{broken}: its loss on these rows is nan" in table
+    assert main(["evaluate", sound, str(broken), "--run", files.uri, "--json"]) == 0
+    (good, bad) = json.loads(capsys.readouterr().out)
+    assert ("eval/loss" in good, "eval/loss" in bad) == (True, False)

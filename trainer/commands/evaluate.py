@@ -128,4 +128,5 @@ def _table(found: Sequence[Mapping[str, Any]]) -> str:
             text = "-" if value is None else f"{value:.6f}" if isinstance(value, float) else f"{value:,}"
             cells.append(f"{text:>{max(len(name), 10)}}")
         lines.append(f"{safe(str(item['model'])):<{width}}  " + "  ".join(cells))
+    lines += [f"{safe(str(item['model']))}: {item['problem']}" for item in found if "problem" in item]
     return "\n".join(lines)
