@@ -1,4 +1,4 @@
-"""What an attempt tells MLflow: nothing twice, nothing lost without a word, and never another ending of the training."""
+"""What an attempt tells MLflow: nothing twice, nothing lost without a word, and no other ending of a training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self.server.status, {})
 
     def do_GET(self) -> None:
-        latest = {key: step for key, step in sorted(self.server.points, key=lambda point: point[1])}
+        latest = dict(sorted(self.server.points, key=lambda point: point[1]))
         metrics = [{"key": key, "value": 1.0, "step": step} for key, step in latest.items()]
         self._answer(200, {"run": {"info": {}, "data": {"metrics": metrics}}})
 
