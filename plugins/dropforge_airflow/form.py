@@ -157,7 +157,7 @@ def _recipe_field(schema: Mapping[str, Any], key: str, section: str) -> FormFiel
 
 
 def _joined(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The alternatives of a key as one schema: a limit of numbers says nothing about text, nor a pattern about numbers."""
+    """The alternatives of a key as one schema: limits say nothing about text, and a pattern nothing about numbers."""
     parts = [part for part in found.get("anyOf", []) if part.get("type") != "null"]
     if not parts:
         return found
