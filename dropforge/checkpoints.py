@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dropforge import layout
-from dropforge.errors import DataError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store
@@ -86,7 +86,7 @@ def checkpoints(rest: Rest, experiment: str, mlflow_run: str) -> list[Checkpoint
 
 def find_run(rest: Rest, run: str) -> tuple[str, str]:
     """Experiment and id of the MLflow run of a run. :raises DataError: if MLflow knows none."""
-    found = list(_runs(rest, f"tags.`{_RUN}` = '{run}'")) if "'" not in run else []
+    found = list(_runs(rest, list(_experiments(rest)), f"tags.`{_RUN}` = '{run}'")) if "'" not in run else []
     if not found:
         raise DataError(f"run {run}", "MLflow knows no such run", "List them with `dropforge runs`")
     return str(found[0]["info"]["experiment_id"]), str(found[0]["info"]["run_id"])
@@ -95,15 +95,30 @@ def find_run(rest: Rest, run: str) -> tuple[str, str]:
 def asks(rest: Rest) -> list[Ask]:
     """All that is asked for, on runs and on logged models."""
     found = []
-    for row in _runs(rest, f"tags.`{ASK}` LIKE '%'"):
+    experiments = list(_experiments(rest))
+    for row in _runs(rest, experiments, f"tags.`{ASK}` LIKE '%'"):
         tags = _tags(row["data"])
         found.append(Ask(row["info"]["run_id"], tags.get(ASK, ""), tags.get(ANSWER, "")))
-    experiments = list(_experiments(rest))
     for start in range(0, len(experiments), _MODELS_OF):
         for row in _models(rest, experiments[start : start + _MODELS_OF], f"tags.`{ASK}` LIKE '%'"):
             tags, info = _tags(row["info"]), row["info"]
             found.append(Ask(info.get("source_run_id", ""), tags.get(ASK, ""), tags.get(ANSWER, ""), info["model_id"]))
     return found
+
+
+def is_ours(row: Mapping[str, Any], store: Store) -> bool:
+    """Whether an MLflow run is of a run in our bucket: several installations may share one MLflow.
+
+    :param row: the run, as MLflow gives it. :param store: the bucket.
+    """
+    run = _tags(row["data"]).get(_RUN, "")
+    if not layout.is_run(run):
+        return False
+    try:
+        spec = RunSpec.from_json(store.get(layout.run_key(run)))
+    except (MissingObjectError, DropforgeError):
+        return False
+    return spec.tracking is not None and spec.tracking.run_id == row["info"]["run_id"]
 
 
 def read(ask: Ask, known: Sequence[Checkpoint]) -> Order:
@@ -187,18 +202,28 @@ def started_by(ask: Ask) -> str:
 def answer(rest: Rest, ask: Ask, text: str, checkpoint: Checkpoint | None = None) -> None:
     """Answer an ask and take it away; an answer that was given before is given again.
 
+    What somebody has asked for instead meanwhile stays: it is an ask of its own.
+
     :param checkpoint: whose description tells it too.
     """
     _set(rest, ask, f"{ask.text}: {text}"[:5000])
     if checkpoint is not None:
         _describe(rest, checkpoint.model, ask, f"{ask.text}: {text}"[:5000])
     try:
+        if _tags_now(rest, ask).get(ASK) != ask.text:
+            return
         if ask.model:
             rest.call("DELETE", f"logged-models/{ask.model}/tags/{quote(ASK)}")
         else:
             rest.call("POST", "runs/delete-tag", {"run_id": ask.mlflow_run, "key": ASK})
     except MissingError:
         pass  # somebody was faster
+
+
+def _tags_now(rest: Rest, ask: Ask) -> dict[str, str]:
+    if ask.model:
+        return _tags(rest.call("GET", f"logged-models/{ask.model}")["model"]["info"])
+    return _tags(rest.call("GET", f"runs/get?run_id={ask.mlflow_run}")["run"]["data"])
 
 
 def _describe(rest: Rest, model: str, ask: Ask, text: str) -> None:
@@ -260,11 +285,10 @@ def _models(rest: Rest, experiments: Sequence[str], condition: str) -> Iterator[
     return _pages(rest, "logged-models/search", body, "models")
 
 
-def _runs(rest: Rest, condition: str) -> Iterator[Mapping[str, Any]]:
-    experiments = list(_experiments(rest))
+def _runs(rest: Rest, experiments: Sequence[str], condition: str) -> Iterator[Mapping[str, Any]]:
     if not experiments:
         return iter(())
-    body = {"experiment_ids": experiments, "filter": condition, "max_results": _PAGE}
+    body = {"experiment_ids": list(experiments), "filter": condition, "max_results": _PAGE}
     return _pages(rest, "runs/search", body, "runs")
 
 

@@ -39,7 +39,7 @@ def evaluate_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
         "command": ["python", "-m", "trainer.evaluate", f"{spec.root}/evaluate.json"],
         "nodes": 1,
         "processes_per_node": 1,
-        "deadline_seconds": 3600,
+        "deadline_seconds": recipe.compute.deadline_minutes * 60,
     }
 
 
@@ -53,7 +53,7 @@ def asked_job(spec: RunSpec, recipe: Recipe, purpose: str, order: str) -> dict[s
         "command": ["python", "-m", "trainer.asked", order],
         "nodes": 1,
         "processes_per_node": 1,
-        "deadline_seconds": 3600,
+        "deadline_seconds": recipe.compute.deadline_minutes * 60,
     }
 
 

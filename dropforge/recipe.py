@@ -257,7 +257,7 @@ class Compute(Section):
     grace_seconds: int = Field(default=60, ge=5)
     """Time between SIGTERM and SIGKILL, for the last checkpoint."""
     deadline_minutes: int = Field(default=720, ge=1)
-    """Longest run time, waiting not included."""
+    """Longest run time of each job (training, evaluation, what is asked of a checkpoint), waiting not included."""
     retries: int = Field(default=2, ge=0)
     """Gangs to start after the first one failed for a reason that a retry can mend."""
 

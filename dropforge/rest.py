@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dropforge.run import Tracking
+from dropforge.settings import without_login
 
 _TIMEOUT: Final = 10.0
 _CONTENT: Final = (400, 413, 422)  # the server takes other requests, but not what is in this one
@@ -40,7 +41,8 @@ class Rest:
     """Calls below `/api/2.0/mlflow/`, with the credentials of MLflow's own variables."""
 
     def __init__(self, uri: str) -> None:
-        self._base = f"{uri.rstrip('/')}/api/2.0/mlflow/"
+        """:raises DropforgeError: if the address carries a login."""
+        self._base = f"{without_login(uri).rstrip('/')}/api/2.0/mlflow/"
         self._headers = {"Content-Type": "application/json"}
         token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
         if token:
@@ -95,8 +97,10 @@ def reached(tracking: Tracking) -> Tracking:
     """The run at the address that this process has: `MLFLOW_TRACKING_URI` wins over the one in `run.json`.
 
     A pod may reach the server by another address than the DAG.
+
+    :raises DropforgeError: if it carries a login.
     """
-    return replace(tracking, uri=os.environ.get("MLFLOW_TRACKING_URI") or tracking.uri)
+    return replace(tracking, uri=without_login(os.environ.get("MLFLOW_TRACKING_URI") or tracking.uri))
 
 
 def speaks_rest(uri: str) -> bool:

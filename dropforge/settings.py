@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dropforge.errors import DropforgeError
 
@@ -52,8 +53,30 @@ def default_state() -> Path:
     return Path(os.environ.get("DROPFORGE_STATE") or ".dropforge").absolute()
 
 
+def without_login(tracking_uri: str) -> str:
+    """The address of MLflow, which goes into `run.json`, logs and links: it must not carry a login.
+
+    A password with characters that an address does not allow is found too, and is not repeated in the error.
+
+    :raises DropforgeError: if it does.
+    """
+    web = tracking_uri.lower().startswith(("http:", "https:"))
+    try:
+        login = "@" in (tracking_uri if web else urlsplit(tracking_uri).netloc)
+    except ValueError:
+        login = "@" in tracking_uri
+    if login:
+        raise DropforgeError(
+            "MLflow's address (MLFLOW_TRACKING_URI)",
+            "it carries a login, which would stand in run.json, logs and links",
+            "Name the server alone, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN",
+        )
+    return tracking_uri
+
+
 def from_env(env: Mapping[str, str] = os.environ) -> Settings:
-    """:raises DropforgeError: naming the variable that is missing."""
+    """:raises DropforgeError: naming the variable that is missing, or an address that carries a login."""
 
     def need(name: str) -> str:
         if not env.get(name):
@@ -69,7 +92,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Settings:
         bucket=bucket,
         bucket_alias=env.get("DROPFORGE_BUCKET_ALIAS") or bucket,
         queue_url=env.get("DROPFORGE_QUEUE_URL", ""),
-        tracking_uri=need("MLFLOW_TRACKING_URI"),
+        tracking_uri=without_login(need("MLFLOW_TRACKING_URI")),
         airflow_url=env.get("DROPFORGE_AIRFLOW_URL", ""),
         state=Path(env.get("DROPFORGE_STATE") or ".dropforge").absolute(),
     )

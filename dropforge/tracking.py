@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Verdict
 from dropforge.run import RunSpec, Tracking
+from dropforge.settings import without_login
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,9 +61,10 @@ class Registered:
 
 
 def client(tracking_uri: str) -> MlflowClient:
-    """A client for the server at `tracking_uri`."""
+    """A client for the server at `tracking_uri`. :raises DropforgeError: if the address carries a login."""
     from mlflow import MlflowClient
 
+    without_login(tracking_uri)
     return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
 
 

@@ -44,8 +44,8 @@ def checkpoints(
             ) from None
         kept.ask_for(rest, order.checkpoint, verb)
     console.print(
-        f"Asked for: {verb} step-{order.checkpoint.step}. Airflow begins within half a minute "
-        f"(DAG dropforge_checkpoints); `dropforge checkpoints {run}` shows the answer.",
+        f"Asked for: {verb} step-{order.checkpoint.step}. Airflow's DAG dropforge_checkpoints looks every "
+        f"15 seconds and begins once its run before is over; `dropforge checkpoints {run}` shows the answer.",
         soft_wrap=True,
     )
 

@@ -141,7 +141,7 @@ def _text(title: str, description: str) -> FormField:
 def _recipe_field(schema: Mapping[str, Any], key: str, section: str) -> FormField:
     found = _find(schema, key)
     description = str(found.get("description", ""))
-    shape = next((part for part in found.get("anyOf", []) if part.get("type") != "null"), found)
+    shape = _joined(found)
     field: dict[str, Any] = {"title": str(found["title"]), "section": section}
     choices = shape.get("enum") or ([shape["const"]] if "const" in shape else None)
     if shape.get("type") == "boolean":
@@ -149,10 +149,21 @@ def _recipe_field(schema: Mapping[str, Any], key: str, section: str) -> FormFiel
     if choices:
         field |= {"type": ["string", "null"], "enum": [None, *choices], "values_display": {"None": _EMPTY}}
         return FormField(None, description, field)
-    field["type"] = [shape["type"], "null"]
+    types = shape["type"] if isinstance(shape["type"], list) else [shape["type"]]
+    field["type"] = [*types, "null"]
     limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "pattern")
     field |= {limit: shape[limit] for limit in limits if limit in shape}
     return FormField(None, description, field)
+
+
+def _joined(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The alternatives of a key as one schema: limits say nothing about text, and a pattern nothing about numbers."""
+    parts = [part for part in found.get("anyOf", []) if part.get("type") != "null"]
+    if not parts:
+        return found
+    types = [part["type"] for part in parts if "type" in part]
+    joined: dict[str, Any] = {key: value for part in reversed(parts) for key, value in part.items()}
+    return joined | {"type": types} if len(types) > 1 else joined
 
 
 def _find(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -144,6 +144,42 @@ def test_an_ask_on_a_model_or_on_its_run_is_found_and_answered_once(yard: Yard) 
     assert [checkpoints.started_by(ask) for ask in yard.asks()] == [""]
 
 
+def test_an_ask_that_was_changed_while_its_job_ran_stays(yard: Yard) -> None:
+    model = yard.add(10)
+    (item,) = yard.known()
+    checkpoints.ask_for(yard.rest, item, "export")
+    yard.mlflow.set_tag(yard.mlflow_run, ASK, "step-10 evaluate")
+    taken = {ask.text: ask for ask in yard.asks()}
+    checkpoints.ask_for(yard.rest, item, "register")
+    yard.mlflow.set_tag(yard.mlflow_run, ASK, "step-10 register")
+    checkpoints.answer(yard.rest, taken["export"], "s3://there", item)
+    checkpoints.answer(yard.rest, taken["step-10 evaluate"], "loss 3", item)
+    assert {(ask.text, ask.model) for ask in yard.asks()} == {("register", model), ("step-10 register", "")}
+    assert "export: s3://there" in yard.tags(model)[NOTE]
+    assert [checkpoints.started_by(ask) for ask in yard.asks()] == ["", ""]
+
+
+def test_a_look_for_asks_asks_once_for_the_experiments(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+    real = Rest.call
+    monkeypatch.setattr(Rest, "call", lambda rest, way, path, *body: paths.append(path) or real(rest, way, path, *body))
+    yard.asks()
+    assert paths.count("experiments/search") == 1
+
+
+def test_a_run_is_ours_if_its_folder_in_our_bucket_says_so(yard: Yard) -> None:
+    def row(mlflow_run: str) -> Any:
+        return yard.rest.call("GET", f"runs/get?run_id={mlflow_run}")["run"]
+
+    assert checkpoints.is_ours(row(yard.mlflow_run), yard.store)
+    named_alike = yard.mlflow.create_run(yard.experiment, tags={"dropforge.run": yard.run}).info.run_id
+    assert not checkpoints.is_ours(row(named_alike), yard.store)
+    yard.store.put(layout.run_key(yard.run), b"{broken")
+    assert not checkpoints.is_ours(row(yard.mlflow_run), yard.store)
+    yard.store.delete(layout.run_key(yard.run))
+    assert not checkpoints.is_ours(row(yard.mlflow_run), yard.store)
+
+
 def test_a_checkpoint_is_what_its_tags_say_or_nothing_is_done(yard: Yard) -> None:
     yard.add(10)
     (item,) = yard.known()

@@ -7,8 +7,9 @@ from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
 
 from dropforge import layout
-from dropforge.job import evaluate_job, train_job
+from dropforge.job import asked_job, evaluate_job, train_job
 from dropforge.recipes import load_recipe
+from dropforge.recipes.load import build_recipe, merge
 from dropforge.run import RunSpec
 
 RECIPE = load_recipe("tiny")
@@ -29,3 +30,15 @@ def test_a_job_from_before_is_still_the_same_job() -> None:
 
 def test_the_evaluation_keeps_no_log_and_names_none() -> None:
     assert LOG_ANNOTATION not in pytorch_job(**evaluate_job(SPEC, RECIPE))["metadata"]["annotations"]
+
+
+def test_each_job_has_the_recipes_deadline() -> None:
+    """Measuring or exporting a large model may take as long as a short training."""
+    recipe = build_recipe(merge(RECIPE.plain(), {"compute": {"deadline_minutes": 95}}))
+    jobs = [
+        train_job(SPEC, recipe),
+        evaluate_job(SPEC, recipe),
+        asked_job(SPEC, recipe, "export-step-1", "s3://b/o.json"),
+    ]
+    specs = [pytorch_job(**job)["spec"] for job in jobs]
+    assert [spec["runPolicy"]["activeDeadlineSeconds"] for spec in specs] == [95 * 60] * 3

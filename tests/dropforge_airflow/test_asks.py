@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from dropforge_airflow.tasks import asked
 from dropforge_airflow.triggers import asks
 from dropforge_airflow.triggers.asks import AskTrigger, Reminder
@@ -16,7 +17,7 @@ from dropforge_airflow.triggers.asks import AskTrigger, Reminder
 from dropforge import checkpoints, layout
 from dropforge.checkpoints import Ask, Checkpoint
 from dropforge.recipes import load_recipe
-from dropforge.rest import MissingError, Rest
+from dropforge.rest import DeniedError, MissingError, Rest
 from dropforge.run import RunSpec, Tracking
 from tests.dropforge_airflow.conftest import Yard
 
@@ -76,6 +77,8 @@ class Server:
         self.started: dict[str, str] = {}
         self.metrics: list[dict[str, Any]] = []
         self.gone: set[str] = set()
+        self.locked: set[str] = set()
+        self.tags = {"dropforge.run": "fam-1"}
         where = f"s3://{yard.bucket}/runs/fam-1/checkpoints/step-10"
         self.item = Checkpoint("m-1", "run-id", "fam-1", 10, 1, 1, "abc", where, True, True, "", 3.0, "", "")
         spec = RunSpec(
@@ -95,20 +98,31 @@ class Server:
         monkeypatch.setattr(checkpoints, "asks", lambda rest: list(self.asks))
         monkeypatch.setattr(checkpoints, "checkpoints", lambda *_: [self.item])
         monkeypatch.setattr(checkpoints, "answer", self.answer)
-        monkeypatch.setattr(checkpoints, "start", lambda rest, ask, by: self.started.update({ask.text: by}))
+        monkeypatch.setattr(checkpoints, "start", self.start)
         monkeypatch.setattr(Rest, "call", lambda rest, *words: self.call(*words))
 
     def answer(self, rest: Rest, ask: Ask, text: str, checkpoint: Checkpoint | None = None) -> None:
         if ask.mlflow_run in self.gone:
             raise MissingError("no such run")
+        self.edit(ask)
         self.answers[ask.text] = text
+
+    def start(self, rest: Rest, ask: Ask, by: str) -> None:
+        self.edit(ask)
+        self.started[ask.text] = by
+
+    def edit(self, ask: Ask) -> None:
+        if ask.text in self.locked:
+            raise DeniedError("HTTP 403: Permission denied")
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         if path.startswith("runs/get?run_id=") and path.partition("=")[2] in self.gone:
             raise MissingError("no such run")
         if path == "runs/log-batch":
             self.metrics += body["metrics"]
-        return {"run": {"info": {"experiment_id": "0"}}}
+        tags = [{"key": key, "value": value} for key, value in self.tags.items()]
+        info = {"experiment_id": "0", "run_id": path.partition("run_id=")[2]}
+        return {"run": {"info": info, "data": {"tags": tags}}}
 
 
 @pytest.fixture
@@ -183,4 +197,43 @@ def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
         ("asked/loss", 2.5, 10, "m-1"),
         ("asked/accuracy", 0.5, 10, "m-1"),
     }
-    asked.answer(None, "dag-run-2")  # nothing was taken
+    assert asked.answer([], "dag-run-2") == []  # nothing was asked for
+
+
+def test_a_run_that_may_be_read_and_not_edited_holds_up_nobody(server: Server, yard: Yard) -> None:
+    server.asks = [
+        Ask("run-id", "best export", ""),
+        Ask("run-id", "step-11 export", ""),
+        Ask("run-id", "last export", ""),
+        Ask("run-id", "10 export", ""),
+    ]
+    server.locked = {"best export", "step-11 export"}
+    taken = asked.take("dag-run-1")
+    assert [item["ask"]["text"] for item in taken] == ["last export", "10 export"]
+    for item in taken:
+        result = {"model": {"uri": "s3://b/x", "bytes": 1, "digest": "d"}}
+        yard.store.put(f"{item['folder']}result.json", json.dumps(result).encode())
+    server.locked = {"last export"}  # the right was taken away while the job ran
+    told = asked.answer(taken, "dag-run-1")
+    assert told[0].startswith("not answered: HTTP 403")
+    assert server.answers["10 export"] == told[1] == "s3://b/x, 0.0 MB"
+
+
+@pytest.mark.parametrize("tags", [{}, {"dropforge.run": "theirs-1"}, {"dropforge.run": "../ledger"}])
+def test_asks_of_another_installation_are_left_to_it(server: Server, tags: dict[str, str]) -> None:
+    server.tags = tags
+    server.asks = [Ask("run-id", "last export", ""), Ask("run-id", "x", "x: started by dropforge_checkpoints theirs")]
+    assert asked.take("dag-run-1") == []
+    assert (server.answers, server.started) == ({}, {})
+
+
+def test_the_same_run_name_of_another_installation_is_not_ours(server: Server) -> None:
+    server.asks = [Ask("their-run-id", "last export", "")]
+    assert asked.take("dag-run-1") == []
+    assert (server.answers, server.started) == ({}, {})
+
+
+def test_asks_that_could_not_be_taken_fail_the_dag(server: Server) -> None:
+    """The task that answers runs after a failed one too, and Airflow looks at the last task only."""
+    with pytest.raises(AirflowFailException, match="could not be taken"):
+        asked.answer(None, "dag-run-1")

@@ -10,6 +10,7 @@ from dropforge_airflow.form import SECTIONS, form_fields, form_overrides
 
 from dropforge.errors import RecipeError
 from dropforge.recipes import load_recipe, presets
+from dropforge.recipes.load import build_recipe, merge
 
 KEYS = [key for keys in SECTIONS.values() for key in keys]
 
@@ -44,6 +45,20 @@ def test_every_recipe_field_of_the_form_exists_and_takes_the_presets_value() -> 
 def test_the_form_itself_refuses_what_the_recipe_would_refuse(name: str, value: object) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(value, dict(form_fields()[name].schema))
+
+
+@pytest.mark.parametrize("key", ["train_eval_every", "train_checkpoint_every"])
+def test_a_field_takes_all_that_its_text_offers(key: str) -> None:
+    """Airflow's page reads a field of several types as JSON, and as text if it is none."""
+    schema = dict(form_fields()[key].schema)
+    for good in (25, "10 min", None):
+        jsonschema.validate(good, schema)
+        asked = form_overrides({key: good})
+        build_recipe(merge(load_recipe("tiny").plain(), asked))
+        assert bool(asked) == (good is not None)
+    for bad in (-1, 2.5, "10 hours", "ten", True):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
 
 
 def test_a_filled_form_becomes_nested_recipe_values() -> None:

@@ -249,6 +249,23 @@ def test_a_server_that_keeps_artifacts_gets_them(server: Server, monkeypatch: py
     assert server.tokens == {"Bearer secret"}
 
 
+def test_another_host_that_a_run_names_gets_files_and_no_credentials(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Server()
+    threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        server.root = f"mlflow-artifacts://127.0.0.1:{other.server_address[1]}/3/abc/artifacts"
+        for name, secret in {"MLFLOW_TRACKING_USERNAME": "anna", "MLFLOW_TRACKING_TOKEN": "secret"}.items():
+            monkeypatch.setenv(name, secret)
+            put_artifacts(server.tracking, {f"{name}.png": b"png"})
+        assert len(other.files) == 2
+        assert other.tokens == {""}
+    finally:
+        other.shutdown()
+        other.server_close()
+
+
 def test_artifacts_of_a_folder_are_written_there(server: Server, tmp_path: Path) -> None:
     server.root = f"file://{tmp_path}/mine"
     put_artifacts(server.tracking, {"curves.png": b"png"})

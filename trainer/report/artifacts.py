@@ -10,11 +10,11 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from dropforge.rest import reached, speaks_rest
 from dropforge.run import Tracking
 from dropforge.store import Store, open_store
 
@@ -29,8 +29,8 @@ def put_artifacts(tracking: Tracking, files: Mapping[str, bytes]) -> None:
 
     :param files: content by path. :raises Exception: of many kinds.
     """
-    tracking = replace(tracking, uri=os.environ.get("MLFLOW_TRACKING_URI") or tracking.uri)
-    by_hand = tracking.uri.startswith(("http://", "https://")) and not os.environ.get("MLFLOW_TRACKING_AUTH")
+    tracking = reached(tracking)
+    by_hand = speaks_rest(tracking.uri)
     root = _root_by_hand(tracking) if by_hand else _root_by_client(tracking)
     parts = urlsplit(root)
     if parts.scheme == _PROXIED and by_hand:
@@ -38,7 +38,7 @@ def put_artifacts(tracking: Tracking, files: Mapping[str, bytes]) -> None:
         base = f"{server.scheme}://{parts.netloc or server.netloc}{'' if parts.netloc else server.path.rstrip('/')}"
         for name, data in files.items():
             path = quote(f"{parts.path.strip('/')}/{name}")
-            _ask(f"{base}/api/2.0/mlflow-artifacts/artifacts/{path}", data, "PUT")
+            _ask(f"{base}/api/2.0/mlflow-artifacts/artifacts/{path}", data, "PUT", tracking.uri)
     elif parts.scheme in ("", "file", "s3"):
         store = open_store(parts.path if parts.scheme == "file" else root)
         for name, data in files.items():
@@ -83,7 +83,12 @@ def keep_files(
 
 def _root_by_hand(tracking: Tracking) -> str:
     answer = json.loads(
-        _ask(f"{tracking.uri.rstrip('/')}/api/2.0/mlflow/runs/get?run_id={quote(tracking.run_id)}", None, "GET")
+        _ask(
+            f"{tracking.uri.rstrip('/')}/api/2.0/mlflow/runs/get?run_id={quote(tracking.run_id)}",
+            None,
+            "GET",
+            tracking.uri,
+        )
     )
     return str(answer["run"]["info"]["artifact_uri"])
 
@@ -106,12 +111,14 @@ def _by_client(tracking: Tracking, files: Mapping[str, bytes]) -> None:
         client.log_artifacts(tracking.run_id, folder)
 
 
-def _ask(url: str, data: bytes | None, method: str) -> bytes:
+def _ask(url: str, data: bytes | None, method: str, server: str) -> bytes:
+    """:param server: the address that the credentials are for; another host, which a run may name, gets none."""
     headers = {} if data is None else {"Content-Type": "application/octet-stream"}
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
-    if token:
+    ours = urlsplit(url)[:2] == urlsplit(server)[:2]
+    if ours and token:
         headers["Authorization"] = f"Bearer {token}"
-    elif user:
+    elif ours and user:
         pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from dropforge.errors import DropforgeError
 from dropforge.profiling import Span
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
@@ -30,7 +30,7 @@ from trainer.report.final import (
     make_report,
     wall_rows,
 )
-from trainer.report.models import BEST, LAST, make_models, shown
+from trainer.report.models import BEST, LAST, Shown, make_models, shown
 from trainer.report.profile import Profiler, Requests
 from trainer.report.tracking import make_tracker
 from trainer.report.wall import Wall
@@ -72,6 +72,7 @@ class Teller:
             self.board = Board(open_store(spec.root, hurried=True), console.say)
         self.attempt = 0
         self._first: float | None = None
+        self._shown: list[Shown] = []
         self._resumed_from: int | None = None
 
     def asked(self) -> int:
@@ -87,8 +88,8 @@ class Teller:
             self.attempt = begin_attempt(self._store, self._gang, resumed_from, self._wall.began)
             self._first = first_began(self._store)
             came = {} if resumed_from is None else {"dropforge.resumed_from": str(resumed_from)}
-            if resumed_from is not None:
-                self.tracker.resume(resumed_from)
+            if self.attempt > 1 or resumed_from is not None:  # also where no checkpoint was kept: its metrics are there
+                self.tracker.resume(resumed_from or 0)
             self.tracker.tags({"dropforge.attempt": str(self.attempt), "dropforge.steps": str(steps), **came})
         if resumed_from is not None:
             self._console.say(f"attempt {self.attempt}: resuming from checkpoint step-{resumed_from}")
@@ -101,7 +102,8 @@ class Teller:
         last = {f"{LAST}_checkpoint": f"step-{seals[-1].step}"} if seals else {}
         self.tracker.tags({"dropforge.checkpoints": checkpoint_tag(checkpoint_rows(store, seals)), **best, **last})
         if self._models is not None:
-            self._models.show(shown(store.uri, seals, evaluations))
+            self._shown = shown(store.uri, seals, evaluations)
+            self._models.show(self._shown)
         self.tracker.wake()
 
     def trained(self, step: int) -> None:
@@ -133,18 +135,32 @@ class Teller:
             self._keep(lambda: self._curves(loop, f": ended: {error}"), "curves", seconds)
 
     def close(self) -> None:
-        """Send the last metrics; what MLflow could not take is kept in the run's folder."""
+        """Send the last metrics; what MLflow could not take is kept in the run's folder.
+
+        Whatever goes wrong is said: it must not replace how the training ended.
+        """
         if self.board is not None:
-            self.board.close()
-        unsent = self.tracker.close()
-        if not unsent:
-            return
-        key = f"unsent-metrics/{self.attempt}-{int(time.time())}.json"
-        self._console.say(f"MLflow did not take {len(unsent)} metrics; they are in {self._store.uri}/{key}")
+            try:
+                self.board.close()
+            except Exception as error:
+                self._console.say(f"TensorBoard's files could not be ended ({type(error).__name__}: {error})")
+        metrics = self.tracker.close()
+        if metrics:
+            self._keep_unsent("unsent-metrics", metrics, f"{len(metrics)} metrics")
+        tags = self.tracker.unsent_tags()
+        models = self._shown if self._models is not None and self._models.waits() else []
+        if tags or models:
+            what = [f"{len(tags)} tags"] * bool(tags) + [f"{len(models)} checkpoints as logged models"] * bool(models)
+            left = {"tags": tags, "checkpoints": [asdict(item) for item in models]}
+            self._keep_unsent("unsent-tags", left, " and ".join(what))
+
+    def _keep_unsent(self, folder: str, content: Any, what: str) -> None:
+        key = f"{folder}/{self.attempt}-{int(time.time())}.json"
+        self._console.say(f"MLflow did not take {what}; they are in {self._store.uri}/{key}")
         try:
-            self._store.put(key, json.dumps(unsent).encode())
-        except (OSError, DropforgeError) as error:
-            self._console.say(f"they could not be stored either ({error})")
+            self._store.put(key, json.dumps(content).encode())
+        except Exception as error:  # stores raise many kinds
+            self._console.say(f"they could not be stored either ({type(error).__name__}: {error})")
 
     def _curves(self, loop: Loop, how: str = "") -> dict[str, bytes]:
         progress = loop.progress

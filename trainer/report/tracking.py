@@ -87,7 +87,10 @@ class Tracker:
             self._thread.start()
 
     def resume(self, step: int) -> None:
-        """Leave out what an earlier attempt has logged behind this step; call it before any metric."""
+        """Leave out what an earlier attempt has logged behind this step; call it before any metric.
+
+        :param step: where this attempt begins; 0 where nothing was kept of the one before.
+        """
         self._resumed = step
 
     def metrics(self, values: Mapping[str, float], step: int, at: float | None = None) -> None:
@@ -141,7 +144,7 @@ class Tracker:
             return True
 
     def close(self, seconds: float = 15.0) -> list[Row]:
-        """Send what is left and return the metrics that could not be sent in time."""
+        """Send what is left and return the metrics that could not be sent in time; `unsent_tags` has the tags."""
         if self._sender is None:
             return []
         self._closing = True
@@ -152,6 +155,11 @@ class Tracker:
             if self._dropped:
                 self._say(f"{self._dropped} metrics were left out while MLflow did not take them")
             return [*self._sending, *self._metrics]
+
+    def unsent_tags(self) -> dict[str, str]:
+        """The tags that wait to be sent; after `close`, those that MLflow never took."""
+        with self._changed:
+            return dict(self._tags)
 
     def _unsent(self) -> bool:
         return self._sender is not None and bool(self._sending or self._metrics or self._tags)

@@ -35,10 +35,13 @@ class Taken(TypedDict):
 
 
 def take(run_id: str | None = None, ti: Any = None) -> list[Taken]:
-    """The task: read what is asked for, answer what cannot be done, and make a job of the rest."""
+    """The task: read what is asked for, answer what cannot be done, and make a job of the rest.
+
+    Asks of runs that are not in our bucket are left alone: another installation may share the MLflow.
+    """
     from dropforge import checkpoints
     from dropforge.errors import DropforgeError
-    from dropforge.rest import MissingError, RefusedError, Rest
+    from dropforge.rest import DeniedError, RefusedError, Rest
 
     settings = from_env()
     rest, store = Rest(settings.tracking_uri), connection.open_store(settings.bucket)
@@ -48,18 +51,19 @@ def take(run_id: str | None = None, ti: Any = None) -> list[Taken]:
         if len(taken) == _AT_ONCE:
             break
         try:
-            taken.append(_take(rest, store, settings, ask, by))
-        except (checkpoints.BadAskError, DropforgeError, MissingError, RefusedError) as error:
+            if (made := _take(rest, store, settings, ask, by)) is not None:
+                taken.append(made)
+        except (checkpoints.BadAskError, DropforgeError, DeniedError, RefusedError) as error:
             log.warning("%r on %s: %s", ask.text, ask.model or ask.mlflow_run, error)
             try:
                 checkpoints.answer(rest, ask, f"not done: {error}")
-            except (MissingError, RefusedError) as deaf:  # its run was deleted meanwhile; the others must not wait
+            except (DeniedError, RefusedError) as deaf:  # its run was deleted, or is not ours to edit: the others go on
                 log.warning("and it cannot be answered: %s", deaf)
     log.info("%d asked for and taken", len(taken))
     return taken
 
 
-def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Taken:
+def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Taken | None:
     from dataclasses import asdict
 
     from kubeflow_training.jobs.manifest import pytorch_job
@@ -68,13 +72,17 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
     from dropforge.job import asked_job
     from dropforge.recipes.load import build_recipe
 
+    if not ask.mlflow_run:
+        raise checkpoints.BadAskError("it is no checkpoint of a run")
+    row = rest.call("GET", f"runs/get?run_id={ask.mlflow_run}")["run"]
+    run = row["info"]
+    if not checkpoints.is_ours(row, store):
+        log.info("%r on %s is left alone: its run is not in %s", ask.text, ask.model or ask.mlflow_run, settings.root)
+        return None
     earlier = checkpoints.started_by(ask)
     if earlier not in ("", by):
         # Only one DAG run at a time takes asks, so that one is over.
         raise checkpoints.BadAskError(f"{earlier} began it and ended without an answer. Ask again for another try")
-    if not ask.mlflow_run:
-        raise checkpoints.BadAskError("it is no checkpoint of a run")
-    run = rest.call("GET", f"runs/get?run_id={ask.mlflow_run}")["run"]["info"]
     order = checkpoints.read(ask, checkpoints.checkpoints(rest, run["experiment_id"], ask.mlflow_run))
     item = order.checkpoint
     spec = checkpoints.check(order, store, settings.root)
@@ -109,19 +117,26 @@ def job_of(taken: Taken) -> dict[str, Any]:
 
 
 def answer(taken: list[Taken] | None, run_id: str | None = None) -> list[str]:
-    """The task: write what came of each into MLflow, with its figures or its version."""
-    from dropforge import checkpoints
-    from dropforge.rest import MissingError, RefusedError, Rest
+    """The task: write what came of each into MLflow, with its figures or its version.
 
+    :raises AirflowFailException: if the asks could not be taken: as the DAG's last task it decides how that ended.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from dropforge import checkpoints
+    from dropforge.rest import DeniedError, RefusedError, Rest
+
+    if taken is None:
+        raise AirflowFailException("What is asked for could not be taken; the log of the task `take` says why")
     settings = from_env()
     rest, store = Rest(settings.tracking_uri), connection.open_store(settings.bucket)
     told = []
-    for item in taken or []:
+    for item in taken:
         ask, checkpoint = checkpoints.Ask(**item["ask"]), checkpoints.Checkpoint(**item["checkpoint"])
         try:
             text = _outcome(rest, store, settings, item["verb"], item["folder"], checkpoint, run_id)
             checkpoints.answer(rest, ask, text, checkpoint)
-        except (MissingError, RefusedError) as error:  # its run was deleted meanwhile; the others must not wait
+        except (DeniedError, RefusedError) as error:  # its run was deleted, or is not ours to edit: the others go on
             text = f"not answered: {error}"
         log.info("%s: %s", ask.text, text)
         told.append(text)

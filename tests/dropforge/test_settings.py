@@ -1,0 +1,72 @@
+"""MLflow's address goes into files, logs and links, so a login in it is refused and not repeated."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+import pytest
+from dropforge_airflow.triggers import asks
+
+from dropforge import tracking
+from dropforge.errors import DropforgeError
+from dropforge.rest import Rest, reached
+from dropforge.run import Tracking
+from dropforge.settings import from_env, without_login
+from trainer.report.artifacts import put_artifacts
+from trainer.report.tracking import make_tracker
+
+LOGIN = "http://anna:s3cret@mlflow:5000"
+
+
+def test_the_environment_of_the_dags_names_no_login() -> None:
+    env = {"DROPFORGE_BUCKET": "b", "MLFLOW_TRACKING_URI": "http://mlflow:5000/team"}
+    assert from_env(env).tracking_uri == "http://mlflow:5000/team"
+    with pytest.raises(DropforgeError, match="MLFLOW_TRACKING_USERNAME") as told:
+        from_env(env | {"MLFLOW_TRACKING_URI": LOGIN})
+    assert "s3cret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [LOGIN, "https://anna@mlflow", "http://anna:s3/cret@mlflow", "HTTP://anna:s3#cret@mlflow", "http://a:[s3cret@mlflow",
+     "postgresql://anna:s3cret@db/mlflow"],
+)  # fmt: skip
+def test_any_login_is_found_and_not_repeated(uri: str) -> None:
+    with pytest.raises(DropforgeError) as told:
+        without_login(uri)
+    assert "cret" not in "".join(traceback.format_exception(told.value))
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://mlflow:5000/", "https://[::1]:1", "sqlite:////home/a@b/mlflow.db", "databricks"]
+)
+def test_other_addresses_stay_as_they_are(uri: str) -> None:
+    assert without_login(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: Rest(LOGIN),
+        lambda: tracking.client(LOGIN),
+        lambda: reached(Tracking(LOGIN, "abc", "0")),
+        lambda: asks._look(LOGIN),
+        lambda: make_tracker(Tracking(LOGIN, "abc", "0"), print),
+        lambda: put_artifacts(Tracking(LOGIN, "abc", "0"), {"a": b"1"}),
+    ],
+    ids=["rest", "client", "reached", "trigger", "tracker", "artifacts"],
+)
+def test_whoever_speaks_to_mlflow_refuses_a_login(
+    use: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(DropforgeError, match="carries a login") as told:
+        use()
+    assert "s3cret" not in f"{told.value}{capsys.readouterr()}"
+
+
+def test_a_pods_own_address_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", LOGIN)
+    with pytest.raises(DropforgeError, match="carries a login"):
+        reached(Tracking("http://mlflow", "abc", "0"))
