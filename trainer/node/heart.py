@@ -37,7 +37,7 @@ _PACKAGE: Final = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long a rank may stay in one place.
+    """How long a rank may stay in one place: in a step that is one micro-batch, or the collective behind them.
 
     :param least: seconds that every step has; the first step of a process has five times as many.
     """
@@ -82,7 +82,7 @@ class Beat:
 class Heart:
     """Marks what a rank does; without `start` nobody hears of it.
 
-    :param looks: counts how often the rank looked whether it should stop, which is a sign of life as well.
+    :param looks: a count that grows with each micro-batch and each batch of an evaluation, a sign of life as well.
     """
 
     def __init__(self, rank: int = 0, bounds: Bounds | None = None, looks: Callable[[], int] = lambda: 0) -> None:
