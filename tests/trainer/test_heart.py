@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,10 @@ import pytest
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
 from trainer.measure import measure
-from trainer.node.heart import Bounds, Heart
+from trainer.node.heart import Bounds, Heart, read_beat, write_beat
 
 from .ranks_loop import Stage, make_loop, make_stage
-from .toy import Toy
+from .toy import REPOSITORY, Toy
 
 
 @pytest.fixture
@@ -60,3 +63,66 @@ def test_each_batch_of_an_evaluation_is_a_sign_of_life(stage: Stage) -> None:
     measure(loop.loss, loop.eval, Gang(), size=64, micro=1, pad=loop.pad, stop=lambda: loop.stop.asked)
     assert len(marks) > 2
     assert len(set(marks)) == len(marks)
+
+
+def test_a_rank_on_a_full_disk_goes_on_showing_that_it_runs(tmp_path: Path) -> None:
+    """A last sign that stays the same would say that the process does not run, and end a healthy run."""
+    script = f"""
+import sys
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from trainer.node.heart import Heart, read_beat
+folder = Path({str(tmp_path)!r})
+heart = Heart(0)
+heart.step(7)
+heart.start(folder)
+while (first := read_beat(folder, 0)) is None:
+    pass
+try:
+    with (folder / "rest").open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+except OSError as error:
+    print(error)
+try:
+    (folder / "more").write_bytes(bytes(100))
+    sys.exit("there is room")
+except OSError:
+    pass
+first = read_beat(folder, 0)
+while (now := read_beat(folder, 0)) is not None and now.pulse == first.pulse:
+    pass
+print(now.phase)
+"""
+    mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"', str(tmp_path)]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no small disk can be mounted here")
+    done = subprocess.run(
+        [*mount, sys.executable, "-c", script],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert "No space left" in done.stdout
+    assert done.stdout.endswith("step 7\n"), done.stderr
+
+
+def test_a_sign_that_cannot_be_written_takes_the_one_before_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_beat(tmp_path, Heart().beat(1))
+    assert read_beat(tmp_path, 0) == Heart().beat(1)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    write_beat(tmp_path, Heart().beat(2))
+    assert read_beat(tmp_path, 0) is None
+
+
+def test_a_shorter_sign_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+    long = replace(Heart().beat(1), place="x" * 5000)
+    for beat in (long, Heart().beat(2)):
+        write_beat(tmp_path, beat)
+        assert read_beat(tmp_path, 0) == beat
