@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer import rank
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
 from trainer.measure import measure
 from trainer.node.heart import Bounds, Heart, read_beat, write_beat
+from trainer.rank import _leave_at_once, _leave_word
 
+from .ranks import Ranks
 from .ranks_loop import Stage, make_loop, make_stage
 from .toy import REPOSITORY, Toy
 
@@ -71,6 +77,7 @@ def test_a_rank_on_a_full_disk_goes_on_showing_that_it_runs(tmp_path: Path) -> N
 import sys
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from trainer.node.heart import Heart, read_beat
@@ -126,3 +133,41 @@ def test_a_shorter_sign_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
     for beat in (long, Heart().beat(2)):
         write_beat(tmp_path, beat)
         assert read_beat(tmp_path, 0) == beat
+
+
+def test_a_full_disk_changes_no_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last word cannot be left, in the main thread or in the one that ends a rank at a SIGTERM."""
+    monkeypatch.setenv("DROPFORGE_SCRATCH", str(tmp_path))
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    _leave_at_once(0)
+    assert ended == [20]
+    _leave_word(0, 0, "done")
+
+
+def lose_a_peer(gang: Gang, folder: Path) -> list[str]:
+    """Rank 1 ends; what rank 0 leaves when it notices."""
+    os.environ |= {"DROPFORGE_SCRATCH": str(folder), "RANK": str(gang.rank)}
+
+    def run(*_: object) -> None:
+        gang.barrier()
+        if gang.rank == 1:
+            os._exit(0)
+        gang.barrier()
+
+    rank.run = run
+    assert rank.main(["x"]) == 21
+    found = [json.loads(path.read_text()) for path in folder.glob("flight-gloo-0.json")]
+    (folder / "found").write_text(json.dumps([entry["profiling_name"] for one in found for entry in one["entries"]]))
+    os._exit(0)
+
+
+def test_who_loses_a_peer_leaves_its_last_collectives(ranks: Ranks, tmp_path: Path) -> None:
+    with suppress(FileNotFoundError):  # neither rank returns
+        ranks(lose_a_peer, 2, tmp_path, limit=20)
+    assert json.loads((tmp_path / "found").read_text())[-1] == "gloo:all_reduce"
