@@ -84,7 +84,9 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
         return Verdict(own[0].code, own[0].message, own[0].rank)
     if stopped and not others and (saved or not lost):
         # Killed at the end of the grace, or before they could listen: preempted all the same.
-        message = saved[0].message if saved else "asked to stop, and out of time: no new checkpoint"
+        message = saved[0].message if saved else (
+            "asked to stop, and killed at the end of the grace: the checkpoint of this step may be whole"
+        )
         if all(end.code == -signal.SIGTERM for end in ends):
             message = "asked to stop before the ranks could listen"
         return Verdict(ExitCode.PREEMPTED, message, (saved or ends)[0].rank)
@@ -114,8 +116,7 @@ class Terminator:
         self.agent: Any = None
         self._end = math.inf
 
-    def install(self, grace: float) -> None:
-        self.grace = grace
+    def install(self) -> None:
         signal.signal(signal.SIGTERM, self._pass_on)
 
     def left(self) -> float:
@@ -139,10 +140,11 @@ class Terminator:
 
 def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     """Run this node's ranks to their end."""
-    root, key = split_uri(uri)
-    spec = RunSpec.from_json(open_store(root).get(key))
     try:
-        terminator.install(_grace(spec))
+        terminator.install()  # first: the kernel drops a SIGTERM that process 1 of a container has no handler for
+        root, key = split_uri(uri)
+        spec = RunSpec.from_json(open_store(root).get(key))
+        terminator.grace = _grace(spec)
         archive.open(spec.root)
         return _run(uri, spec, env, terminator, archive)
     except SystemExit:
