@@ -74,8 +74,8 @@ def measure(
 
     :param size: tokens of a row, :param micro: rows of a forward pass.
     :param precision: arithmetic of the forward pass, whatever the training's; losses and sums are fp32 and float64.
-    :param stop: called with each batch, which is a sign of life, and agreed on every few; if any rank's is true, None is
-        returned.
+    :param stop: called with each batch, which is a sign of life, and agreed on every few; None is returned if any
+        rank's is true.
     """
     batches = _batches(loss, tokens, size, micro)
     training, bf16 = loss.training, loss.bf16
