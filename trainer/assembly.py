@@ -83,7 +83,7 @@ def assemble(
     plan = make_plan(settings, prepared, own.packs, width(built))
     check()
 
-    gang.connect()
+    gang.connect(console.phase)
     attention = agree_packing(gang, own)
     if attention.packs is not own.packs:
         plan = make_plan(settings, prepared, attention.packs, width(built))

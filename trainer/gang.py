@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,11 +12,15 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from dropforge.errors import RecipeError
 from trainer.node.machine import available_cores
 
 TIMEOUT: Final = timedelta(minutes=30)  # of a collective
+MEETING: Final = timedelta(hours=4)  # a node may download a large model for long, or prepare what no other has stored
+_TELL: Final = 60.0  # seconds
 _LOOK: Final = 0.1  # seconds
 _SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
 
@@ -44,17 +48,45 @@ class Gang:
         """As the driver has it; `cpu` without one."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
-    def connect(self) -> None:
-        """Form the process group, if there is none yet. :raises CollectiveError: if a peer does not come."""
+    def connect(self, say: Callable[[str], Any] = lambda _: None) -> None:
+        """Form the process group, if there is none yet.
+
+        Ranks meet in the store first: one that still downloads or builds its model must not meet the limit of a
+        collective. The wait is in steps, so a stop signal is heard.
+
+        :param say: told now and then for whom the first rank waits.
+        :raises CollectiveError: if a peer does not come within `MEETING`.
+        """
         if self.world == 1 or dist.is_initialized():
             return
         with collective():
+            store, _, _ = next(rendezvous("env://", timeout=TIMEOUT))
+            self._meet(PrefixStore("meeting", store), say)
             cuda = self.device.type == "cuda"
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                store=PrefixStore("gang", store),
+                rank=self.rank,
+                world_size=self.world,
                 timeout=TIMEOUT,
                 device_id=self.device if cuda else None,
             )
+
+    def _meet(self, store: Any, say: Callable[[str], Any]) -> None:
+        began = told = time.monotonic()
+        store.set(f"here/{self.rank}", "1")
+        store.add("here", 1)
+        while store.add("here", 0) < self.world:
+            now = time.monotonic()
+            late = now - began > MEETING.total_seconds()
+            if late or (self.leader and now - told >= _TELL):
+                missing = [rank for rank in range(self.world) if not store.check([f"here/{rank}"])]
+                names = ", ".join(map(str, missing[:8])) + (" and others" if len(missing) > 8 else "")
+                if late:
+                    raise CollectiveError(f"after {MEETING} these ranks had not built their model: {names}")
+                told = now
+                say(f"waiting for {len(missing)} of {self.world} ranks: {names}")
+            time.sleep(_LOOK)
 
     def sum(self, values: list[float]) -> list[float]:
         """Sum over ranks in float64; one collective, in the same order everywhere."""

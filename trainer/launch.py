@@ -25,10 +25,11 @@ from typing import Any, Final
 
 from dropforge.errors import DropforgeError
 from dropforge.run import ExitCode, RunSpec, termination_message
-from dropforge.store import open_store, split_uri
+from dropforge.store import Store, open_store, split_uri
 from trainer.report.archive import EVERY, Archive
 from trainer.report.console import warn
 from trainer.report.system import start_system_metrics
+from trainer.report.wall import BEGAN_KEY
 
 _MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message and the last of the log
 _ARCHIVE: Final = 10.0  # seconds that the end waits for the store to take the rest of the log
@@ -84,7 +85,11 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
         return Verdict(own[0].code, own[0].message, own[0].rank)
     if stopped and not others and (saved or not lost):
         # Killed at the end of the grace, or before they could listen: preempted all the same.
-        message = saved[0].message if saved else "asked to stop, and out of time: no new checkpoint"
+        message = (
+            saved[0].message
+            if saved
+            else ("asked to stop, and killed at the end of the grace: the checkpoint of this step may be whole")
+        )
         if all(end.code == -signal.SIGTERM for end in ends):
             message = "asked to stop before the ranks could listen"
         return Verdict(ExitCode.PREEMPTED, message, (saved or ends)[0].rank)
@@ -114,8 +119,7 @@ class Terminator:
         self.agent: Any = None
         self._end = math.inf
 
-    def install(self, grace: float) -> None:
-        self.grace = grace
+    def install(self) -> None:
         signal.signal(signal.SIGTERM, self._pass_on)
 
     def left(self) -> float:
@@ -139,10 +143,11 @@ class Terminator:
 
 def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Archive) -> Verdict:
     """Run this node's ranks to their end."""
-    root, key = split_uri(uri)
-    spec = RunSpec.from_json(open_store(root).get(key))
     try:
-        terminator.install(_grace(spec))
+        terminator.install()  # first: the kernel drops a SIGTERM that process 1 of a container has no handler for
+        root, key = split_uri(uri)
+        spec = RunSpec.from_json(open_store(root).get(key))
+        terminator.grace = _grace(spec)
         archive.open(spec.root)
         return _run(uri, spec, env, terminator, archive)
     except SystemExit:
@@ -164,6 +169,8 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what matters is said by this module
     place = place_from_env(env)
+    if place.node == 0:
+        leave_began(open_store(spec.root), _BEGAN)
     with make_scratch() as scratch:
         os.environ["DROPFORGE_SCRATCH"] = str(scratch)
         os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
@@ -216,6 +223,12 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
             if kept and hung:
                 verdict = replace(verdict, message=f"{verdict.message}. Stacks: {kept}")
         return verdict
+
+
+def leave_began(store: Store, began: float) -> None:
+    """Write down when the first launcher of a run started: the first attempt may end before its ranks have a number."""
+    with suppress(Exception):  # stores raise many kinds; the attempts tell as well
+        store.put_if_absent(BEGAN_KEY, json.dumps({"began": round(began, 3)}).encode())
 
 
 def keep_evidence(scratch: Path, root: str, folder: str, left: Callable[[], float]) -> str:

@@ -74,7 +74,8 @@ def measure(
 
     :param size: tokens of a row, :param micro: rows of a forward pass.
     :param precision: arithmetic of the forward pass, whatever the training's; losses and sums are fp32 and float64.
-    :param stop: looked at together every few batches; if any rank's is true, None is returned.
+    :param stop: called with each batch, which is a sign of life, and agreed on every few; None is returned if any
+        rank's is true.
     """
     batches = _batches(loss, tokens, size, micro)
     training, bf16 = loss.training, loss.bf16
@@ -93,7 +94,8 @@ def measure(
             each = functional.cross_entropy(logits, batch.targets, reduction="none")
             right = logits.argmax(-1) == batch.targets
             sums += torch.stack([each.double().sum(), right.sum().double(), torch.ones_like(each).double().sum()])
-            if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(stop())])[0]:
+            asked = stop()
+            if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(asked)])[0]:
                 return None
             tell(turn + 1, turns)
     finally:

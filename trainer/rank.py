@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
@@ -20,7 +20,7 @@ from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import read_settings
-from trainer.node.heart import Heart, bounds_from_env
+from trainer.node.heart import Heart, bounds_from_env, keep_flight_records
 from trainer.prepare import prepare, scratch_folder
 from trainer.report.board import check_board
 from trainer.report.console import Console, warn
@@ -120,6 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         _leave_word(rank, int(code), message)
         warn(message)
         if code == ExitCode.HARDWARE:
+            _keep_flight_records(rank)
             time.sleep(_PEER_FIRST)
         return int(code)
     finally:
@@ -137,12 +138,21 @@ def _leave_at_once(rank: int) -> None:
 
 
 def _leave_word(rank: int, code: int, message: str) -> None:
-    """Tell the launcher how it went; it writes the termination message."""
+    """Tell the launcher how it went; it writes the termination message. A full disk must not change the exit code."""
     folder = scratch_folder()
     if folder is not None:
         temporary = folder / f".outcome-{rank}"
-        temporary.write_text(json.dumps({"code": code, "message": message}))
-        temporary.rename(folder / f"outcome-{rank}.json")
+        with suppress(OSError):  # the launcher takes the last line of the log
+            temporary.write_text(json.dumps({"code": code, "message": message}))
+            temporary.rename(folder / f"outcome-{rank}.json")
+
+
+def _keep_flight_records(rank: int) -> None:
+    """Leave the last collectives for the launcher to keep: gloo's recorder writes nothing by itself."""
+    folder = scratch_folder()
+    if folder is not None:
+        with suppress(OSError):
+            keep_flight_records(folder, rank)
 
 
 if __name__ == "__main__":

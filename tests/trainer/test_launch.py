@@ -285,11 +285,34 @@ def handlers() -> Any:
 
 def test_a_stop_at_the_very_end_changes_no_verdict_and_makes_the_rest_short(handlers: None) -> None:
     terminator = launch.Terminator()
-    terminator.install(5)
+    terminator.install()
+    terminator.grace = 5
     assert terminator.left() == float("inf")
     terminator.over = True
     os.kill(os.getpid(), signal.SIGTERM)  # would be SystemExit before
     assert 0 < terminator.left() <= 5
+
+
+def test_a_stop_while_the_run_is_fetched_is_heard(
+    handlers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination.json"))
+
+    def fetch(root: str) -> Any:
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, "SIGTERM would end this process, or be lost"
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("the stop was not heard")
+
+    monkeypatch.setattr(launch, "open_store", fetch)
+    assert launch.main([f"{tmp_path}/runs/r/run.json"]) == ExitCode.PREEMPTED
+    assert termination(tmp_path)["exit_code"] == ExitCode.PREEMPTED
+
+
+def test_a_rank_that_was_killed_at_the_end_of_the_grace_may_have_saved() -> None:
+    """It can be held by something else, as a server of metrics that is away, once its checkpoint is sealed."""
+    message = judge([Ended(0, -9)], stopped=True).message
+    assert "no new checkpoint" not in message
+    assert "may be whole" in message
 
 
 def test_a_store_that_does_not_answer_is_told_in_the_termination_message(

@@ -138,7 +138,7 @@ def test_no_group_waits_for_the_data(toy: Toy, tmp_path: Path, monkeypatch: pyte
         def check(self) -> None:
             looks.release()
 
-    monkeypatch.setattr(Gang, "connect", lambda self: met.set())
+    monkeypatch.setattr(Gang, "connect", lambda *_: met.set())
     rank = threading.Thread(
         target=training.train,
         args=(spec, settings, Gang(), scratch, Watched(), Console(quiet=True), Heart()),

@@ -62,17 +62,17 @@ def stop(process: subprocess.Popen[str], pid: int | None = None) -> float:
 @pytest.mark.dist
 @pytest.mark.parametrize("whom", ["rank", pytest.param("launcher", marks=pytest.mark.exact)])
 def test_a_stop_while_ranks_meet(toy: Toy, start: Any, tmp_path: Path, whom: str) -> None:
-    """Rank 0 waits for its peer inside the library, where no Python code runs."""
+    """Rank 0 waits for its peer in the store."""
     code = """
 connect = Gang.connect
-def late(self):
+def late(self, *arguments):
     hold(300 if self.rank == 1 else 0)
-    connect(self)
+    connect(self, *arguments)
 Gang.connect = late
 """
     process = start(toy.run("meets"), 2, **ONE, **fault(tmp_path, "trainer.gang", code))
     hold(process)
-    hold(process)  # both are there, and rank 0 goes into the library
+    hold(process)  # both are there, and rank 0 waits
     ranks = ranks_of(process)
     seconds = stop(process, ranks[1] if whom == "rank" else None)
     assert seconds < _PEER_SECONDS

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from dropforge.store import open_store
+from trainer.gang import Gang
+from trainer.launch import leave_began
 from trainer.rank import run
 from trainer.report.console import Console
+from trainer.report.final import begin_attempt, first_began, wall_rows
 from trainer.report.wall import PHASES, Wall, began_from_env
 from trainer.state.stop import PreemptedError, StopSignal
 
@@ -106,3 +111,29 @@ def test_phases_of_a_real_run_add_up_to_its_wall_time_over_a_restart(toy: Toy) -
     assert wall["restarts"] >= 1.0
     assert wall["train"] + wall["data"] >= report["seconds"]
     assert report["attempts"][0]["began"] == pytest.approx(began, abs=1)
+
+
+def test_a_gang_that_ends_before_its_attempt_has_a_number_is_no_queue(tmp_path: Path) -> None:
+    """The first gang tokenises for 40 minutes and dies: that time is the run's, not that before its first pod."""
+    store = open_store(str(tmp_path))
+    leave_began(store, 1000.0)
+    leave_began(store, 3400.0)  # the second gang
+    assert begin_attempt(store, Gang(), None, 3400.0) == 1
+    assert first_began(store) == 1000.0
+    clock = Clock(3460.0)
+    assert wall_rows(Wall(3400.0, now=clock, clock=clock), first_began(store))["seconds"] == 2460.0
+
+
+def test_a_run_of_an_older_version_began_with_its_first_attempt(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    begin_attempt(store, Gang(), None, 3400.0)
+    assert first_began(store) == 3400.0
+
+
+def test_what_a_gang_without_an_attempt_took_is_lost_to_restarts(toy: Toy) -> None:
+    uri = toy.run("early", train={"max_steps": 2})
+    leave_began(toy.files("early"), time.time() - 600)
+    run(uri, StopSignal(), Console(quiet=True))
+    wall = json.loads(toy.files("early").get("report.json"))["wall"]
+    assert wall["restarts"] == pytest.approx(600, abs=1)
+    assert sum(wall[phase] for phase in PHASES) == pytest.approx(wall["seconds"], abs=1)

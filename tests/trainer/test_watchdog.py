@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +48,15 @@ def test_a_step_may_take_twenty_times_the_median_and_never_less_than_the_least()
 
 def test_time_counts_from_the_last_mark_and_only_where_there_is_a_limit() -> None:
     patience = Patience()
-    assert not patience.look([beat()], 1)[0].overdue
+    assert not patience.look([beat()], 1)[0].overdue()
     for number in range(6):
         [one] = patience.look([beat(pulse=number)], 2)
-    assert (one.waited, one.overdue, one.silent) == (12, True, False)
+    assert (one.waited, one.overdue(), one.silent) == (12, True, False)
     [one] = patience.look([beat(mark=2, pulse=9)], 2)
-    assert (one.waited, one.overdue) == (0, False)
+    assert (one.waited, one.overdue()) == (0, False)
     for number in range(60):
         [one] = patience.look([beat(mark=3, pulse=number, limit=None)], 2)
-    assert not one.overdue
+    assert not one.overdue()
 
 
 def test_a_rank_that_has_ended_is_no_rank_that_hangs(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_rank_that_has_ended_is_no_rank_that_hangs(tmp_path: Path) -> None:
     for number in range(20):
         standings = patience.look([beat(0, pulse=number, limit=None)], 1)
     assert [one.beat.rank for one in standings] == [0]
-    assert not any(one.overdue or one.silent for one in standings)
+    assert not any(one.overdue() or one.silent for one in standings)
 
 
 def test_a_rank_that_goes_on_or_ends_while_it_is_looked_at_is_left_alone(
@@ -107,7 +108,7 @@ def test_a_node_that_was_frozen_as_a_whole_blames_nobody() -> None:
     patience = Patience()
     patience.look([beat()], 1)
     [one] = patience.look([beat()], 3600)
-    assert not one.overdue
+    assert not one.overdue()
     assert not one.silent
 
 
@@ -139,6 +140,51 @@ def test_a_look_at_the_stop_signal_is_a_sign_of_life() -> None:
     assert after.mark > before.mark
     heart.rest()
     assert heart.beat(3).limit is None
+
+
+class Store(dict[str, bytes]):
+    """What all nodes share; a client of it is itself."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key]
+
+
+def dog(folder: Path, ranks: range, world: int, store: Store | None = None) -> Watchdog:
+    shared = None if store is None else lambda: store
+    return Watchdog(
+        folder, ranks, world, signal_stacks=lambda: None, kill=lambda: None, tell=lambda *_: None, store=shared
+    )
+
+
+def waits(rank: int, waited: float) -> Standing:
+    """Waits in collective 8."""
+    return Standing(beat(rank, entered=8), waited, False)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_who_waits_for_a_rank_that_may_take_any_time_has_longer(tmp_path: Path, nodes: int) -> None:
+    """Rank 0 deletes checkpoints of a slow store, and the others wait in the next step: nobody hangs."""
+    rests = Standing(beat(0, limit=None), 11.0, False)
+    store = Store()
+    first, second = dog(tmp_path, range(1), 2, store), dog(tmp_path, range(1, 2), 2, store)
+
+    def overdue(before: Standing, waited: float) -> bool:
+        if nodes == 1:
+            return dog(tmp_path, range(2), 2)._overdue([before, waits(1, waited)])
+        first._tell_awaited([before])
+        return second._overdue([waits(1, waited)])
+
+    assert not overdue(rests, 49.0)
+    assert overdue(rests, 51.0)
+    assert overdue(replace(rests, beat=beat(0, limit=10.0)), 11.0)  # it went on into a step, and hangs there
+    assert overdue(replace(rests, beat=beat(0, limit=None, entered=8)), 11.0)  # nobody waits for it
+    assert overdue(replace(rests, silent=True), 11.0)  # its process does not run
 
 
 def test_a_broken_sign_of_life_is_none(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ class Loop:
         self.saving.start(self._before_seal)
         self.heart.warm_up()
         self.step.warm_up()
+        self.heart.warm_up()  # each of these has the bound for itself
         self._check_fit()
         self._check_accumulation()
         self.heart.rest()
@@ -227,7 +228,7 @@ class Loop:
         self.accumulation = check_accumulation(
             packs[: self.settings.train.micro_batch],
             lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
-            self.wrapped.backward,
+            self.step.backward,
             lambda: self.wrapped.clip(math.inf),
             self.settings.train.precision,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.config import Train
-from trainer.data.batch import make_batch
+from trainer.data.batch import Batch, make_batch
 from trainer.data.plan import Pack, Plan
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
@@ -123,8 +123,13 @@ class Step:
         same to the last bit.
         """
         if self.gang.world > 1:
-            self.wrapped.backward(make_batch(self.tokens, [], self.pad).to(self.gang.device), 0.0, last=True)
+            self.backward(make_batch(self.tokens, [], self.pad).to(self.gang.device), 0.0, last=True)
             self.optimizer.zero_grad()
+
+    def backward(self, batch: Batch, scale: float, last: bool) -> torch.Tensor:
+        """See `trainer.model.shard.Wrapped.backward`; a sign of life, so that a bound is for one micro-batch."""
+        self.stop.looks += 1
+        return self.wrapped.backward(batch, scale, last=last)
 
     def take(self, index: int, rate: float, due: Due = Due()) -> StepResult:  # noqa: B008 - immutable
         """Take optimizer step `index` (from 0) with a learning rate, or skip it on all ranks if it is not finite.
@@ -144,7 +149,7 @@ class Step:
             asked = time.perf_counter()
             batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
             data_seconds += time.perf_counter() - asked
-            losses.append(self.wrapped.backward(batch, 1 / wanted, last=turn == len(shares) - 1))
+            losses.append(self.backward(batch, 1 / wanted, last=turn == len(shares) - 1))
             targets += len(batch.targets)
             tokens += batch.tokens
         nats = float(torch.stack(losses).double().sum())

@@ -6,8 +6,10 @@ stands still is seen even where none of its own code can run.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import json
+import os
 import signal
 import statistics
 import sys
@@ -32,12 +34,14 @@ _LEAST: Final = 120.0
 _START: Final = 5  # the first step compiles and allocates
 _FACTOR: Final = 20
 _REMEMBERED: Final = 101  # steps
+_ROOM: Final = 1024  # bytes of a sign, which the file keeps from the first one on
+_READS: Final = 3
 _PACKAGE: Final = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long a rank may stay in one place.
+    """How long a rank may stay in one place: in a step that is one micro-batch, or the collective behind them.
 
     :param least: seconds that every step has; the first step of a process has five times as many.
     """
@@ -82,7 +86,7 @@ class Beat:
 class Heart:
     """Marks what a rank does; without `start` nobody hears of it.
 
-    :param looks: counts how often the rank looked whether it should stop, which is a sign of life as well.
+    :param looks: a count that grows with each micro-batch and each batch of an evaluation, a sign of life as well.
     """
 
     def __init__(self, rank: int = 0, bounds: Bounds | None = None, looks: Callable[[], int] = lambda: 0) -> None:
@@ -138,12 +142,11 @@ class Heart:
         pulse, dumped = 0, False
         while not self._ending.is_set():
             pulse += 1
+            write_beat(folder, self.beat(pulse))
             with suppress(OSError):  # a full disk is told by others
-                _write(beat_file(folder, self.rank), json.dumps(asdict(self.beat(pulse))).encode())
                 if not dumped and (folder / DUMP).exists():
                     dumped = True
-                    for backend, data in flight_records().items():
-                        _write(folder / f"flight-{backend}-{self.rank}.json", data)
+                    keep_flight_records(folder, self.rank)
             self._ending.wait(EVERY)
 
 
@@ -186,15 +189,42 @@ def stack_file(folder: Path, rank: int) -> Path:
     return folder / f"stacks-{rank}.txt"
 
 
-def read_beat(folder: Path, rank: int) -> Beat | None:
-    """The last sign of a rank; None before the first."""
+def write_beat(folder: Path, beat: Beat) -> None:
+    """Write a sign of life over the one before, which a full disk allows; one that cannot be written is taken away.
+
+    A stale one would say that this process does not run.
+    """
+    path = beat_file(folder, beat.rank)
+    data = json.dumps(asdict(beat)).encode().ljust(_ROOM)
     try:
-        return Beat(**json.loads(beat_file(folder, rank).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            if os.pwrite(descriptor, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(descriptor, len(data))
+        finally:
+            os.close(descriptor)
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+def read_beat(folder: Path, rank: int) -> Beat | None:
+    """The last sign of a rank; None before the first, or where none can be written."""
+    for _ in range(_READS):
+        try:
+            return Beat(**json.loads(beat_file(folder, rank).read_bytes()))
+        except OSError:
+            return None
+        except (ValueError, TypeError):  # it is just being written
+            continue
+    return None
+
+
+def keep_flight_records(folder: Path, rank: int) -> None:
+    """Write the last collectives of this process into the scratch folder. :raises OSError: if there is no room."""
+    for backend, data in flight_records().items():
+        path = folder / f"flight-{backend}-{rank}.json"
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_bytes(data)
+        temporary.replace(path)

@@ -22,6 +22,8 @@ _SILENT: Final = 5 * EVERY  # seconds without a pulse after which a process does
 _ANSWER: Final = 3.0  # seconds that stacks and flight records may take
 _OTHERS: Final = 5.0  # seconds that the other nodes may take
 _KEY: Final = "hang"
+_AWAITED: Final = "awaited"
+_WAITING: Final = 5  # times as long for who waits for a rank that may take any time
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,20 @@ class Standing:
     waited: float
     silent: bool
 
-    @property
-    def overdue(self) -> bool:
-        return self.beat.limit is not None and self.waited > self.beat.limit
+    def overdue(self, awaited: int | None = None) -> bool:
+        """Whether it hangs. :param awaited: see `awaited`; who waits for such a rank has five times as long."""
+        limit, entered = self.beat.limit, self.beat.entered
+        waits = awaited is not None and entered is not None and awaited < entered
+        return limit is not None and self.waited > limit * (_WAITING if waits else 1)
+
+
+def awaited(standings: Iterable[Standing]) -> int | None:
+    """Collectives entered by the last of the ranks that run and are where any time is right; None without one.
+
+    Rank 0 may delete checkpoints or write a profile for longer than a step takes, while the others wait in the next.
+    """
+    resting = [one.beat.entered for one in standings if one.beat.limit is None and not one.silent]
+    return min((entered for entered in resting if entered is not None), default=None)
 
 
 @dataclass
@@ -119,6 +132,7 @@ class Watchdog:
         self._store: Any = None
         self._patience = Patience()
         self._looked = 0.0
+        self._told: int | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.found: tuple[int | None, str] | None = None
@@ -136,12 +150,40 @@ class Watchdog:
         self._looked = time.monotonic()
         while not self._closing.wait(EVERY):
             standings = self._look()
-            if not (any(one.overdue for one in standings) or self._others_found()):
+            self._tell_awaited(standings)
+            if not (self._overdue(standings) or self._others_found()):
                 continue
             standings = self._settled(standings)
-            if any(one.overdue for one in standings) or self._others_found():  # it may have gone on, or ended
+            if self._overdue(standings) or self._others_found():  # it may have gone on, or ended
                 self._end(standings)
                 return
+
+    def _overdue(self, standings: list[Standing]) -> bool:
+        if not any(one.overdue() for one in standings):
+            return False
+        known = [awaited(standings), *self._awaited_elsewhere()]
+        return any(one.overdue(min((found for found in known if found is not None), default=None)) for one in standings)
+
+    def _tell_awaited(self, standings: list[Standing]) -> None:
+        """Let the other nodes know of ranks that rest for long."""
+        found = awaited(one for one in standings if one.waited > _SILENT)
+        if self._make_store is None or found == self._told:
+            return
+        with suppress(Exception):  # the first node may be gone, which the ranks find out as well
+            self._store = self._store or self._make_store()
+            self._store.set(f"{_AWAITED}/{self._ranks.start}", "" if found is None else str(found))
+            self._told = found
+
+    def _awaited_elsewhere(self) -> list[int]:
+        """What the other nodes have told of theirs."""
+        if self._make_store is None:
+            return []
+        with suppress(Exception):
+            self._store = self._store or self._make_store()
+            keys = [f"{_AWAITED}/{first}" for first in range(0, self._world, len(self._ranks))]
+            told = [self._store.get(key) for key in keys if self._store.check([key])]
+            return [int(value) for value in told if value]
+        return []
 
     def _look(self) -> list[Standing]:
         now, before = time.monotonic(), self._looked

@@ -17,7 +17,7 @@ from dropforge.store import Store
 from trainer.compat import versions
 from trainer.gang import Gang
 from trainer.model.export import Exported
-from trainer.report.wall import Wall
+from trainer.report.wall import BEGAN_KEY, Wall
 from trainer.state.checkpoint import Seal
 
 REPORT = "report.json"
@@ -46,9 +46,13 @@ def begin_attempt(store: Store, gang: Gang, resumed_from: int | None, began: flo
 
 
 def first_began(store: Store) -> float | None:
-    """When the launcher of the run's first attempt started; None if that one did not tell."""
-    told = json.loads(store.get(f"{_ATTEMPTS}1.json")).get("began")
-    return None if told is None else float(told)
+    """When the run's first launcher started, else that of its first attempt; None if neither told."""
+    first, attempt = (
+        json.loads(store.get(key)).get("began") if store.stat(key) is not None else None
+        for key in (BEGAN_KEY, f"{_ATTEMPTS}1.json")
+    )
+    told = [float(moment) for moment in (first, attempt) if moment is not None]
+    return min(told, default=None)
 
 
 def wall_rows(wall: Wall, first: float | None) -> dict[str, float]:

@@ -93,7 +93,7 @@ class Teller:
             self.tracker.tags({"dropforge.attempt": str(self.attempt), "dropforge.steps": str(steps), **came})
         if resumed_from is not None:
             self._console.say(f"attempt {self.attempt}: resuming from checkpoint step-{resumed_from}")
-        elif self.attempt > 1:
+        else:
             self._wall.resume({}, self._first)  # of what was done before, nothing was kept
 
     def checkpoints(self, store: Store, seals: list[Seal], evaluations: Sequence[Mapping[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 Phase = Literal["load", "data", "train", "evaluation", "save", "export", "restarts"]
 PHASES: Final[tuple[Phase, ...]] = ("load", "data", "train", "evaluation", "save", "export", "restarts")
+BEGAN_KEY: Final = "began.json"  # when the run's first launcher started
 BEGAN_VARIABLE: Final = "DROPFORGE_BEGAN"  # Unix time at which the launcher of this node started
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot
 from trainer.state.fast import Fast
 
 _NICE: Final = 10  # the thread gives way to the computation, but not so far that it holds the GIL and sleeps
+_LONGEST: Final = timedelta(hours=4)  # that a rank's upload may take longer than another's; a dead peer is seen at once
 _LOOK: Final = 0.05  # seconds between two looks at the limit of a wait
 
 
@@ -61,7 +63,7 @@ class Lane:
 
     def __init__(self, gang: Gang, name: str) -> None:
         self._gang, self._name = gang, name
-        self._group: Any = dist.new_group(backend="gloo") if gang.world > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=_LONGEST) if gang.world > 1 else None
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
         self._step = 0

@@ -38,7 +38,7 @@ class StopSignal:
     A peer's death needs no mark of its own: a stop counts only once all ranks have agreed on it in a collective, and
     that fails when one of them is gone.
 
-    :ivar looks: how often a rank looked whether it should stop: a sign of life.
+    :ivar looks: grows with each look whether to stop, and each micro-batch: a sign of life.
     """
 
     def __init__(self) -> None:
