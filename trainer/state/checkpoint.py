@@ -42,6 +42,10 @@ class StorageError(Exception):
     """A checkpoint cannot be read now: nothing is known of its state, so it is neither good nor broken."""
 
 
+class TakenError(DropforgeError):
+    """Another process wrote the same checkpoint meanwhile: what is there is its."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The state between two steps.
@@ -144,11 +148,11 @@ class Checkpoints:
     ) -> Seal:
         """Write the manifest, which makes the files a checkpoint.
 
-        :raises DropforgeError: if another process wrote one meanwhile.
+        :raises TakenError: if another process wrote one meanwhile.
         """
         seal = self.make_seal(step, world, files, eval_loss, tokens)
         if not self.store.put_if_absent(f"{_prefix(step)}{MANIFEST}", _body(seal)):
-            raise DropforgeError(
+            raise TakenError(
                 f"checkpoint {self.store.uri}/{_prefix(step)}",
                 "another process wrote it at the same time",
                 "Let only one job train a run; stop the other",

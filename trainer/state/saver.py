@@ -17,16 +17,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
 
 from trainer.gang import Gang
 from trainer.state.blocks import Staging
-from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, rank_file
+from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, TakenError, rank_file
 from trainer.state.fast import Fast
 
 _NICE: Final = 10  # the thread gives way to the computation, but not so far that it holds the GIL and sleeps
+_PATIENCE: Final = timedelta(hours=24)  # of ranks for the slowest write; one that is gone is noticed at once
 _LOOK: Final = 0.05  # seconds between two looks at the limit of a wait
 
 
@@ -61,7 +63,7 @@ class Lane:
 
     def __init__(self, gang: Gang, name: str) -> None:
         self._gang, self._name = gang, name
-        self._group: Any = dist.new_group(backend="gloo") if gang.world > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if gang.world > 1 else None
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
         self._step = 0
@@ -271,8 +273,11 @@ class Saver(Lane):
                     self._before_seal()
                     every = {name: facts for part, _ in told for name, facts in part.items()}
                     seal = checkpoints.seal(step, gang.world, every, eval_loss, tokens)
+                except TakenError as problem:
+                    error = str(problem)
                 except Exception as problem:
                     error = str(problem)
+                    self._clear(step)
             error = lane.gather(error)[0]
         except Exception as problem:  # a peer is gone
             error = error or str(problem)
