@@ -143,6 +143,25 @@ def test_a_good_fast_copy_mends_a_broken_durable_file(durable: Checkpoints, fast
     assert there.seal.step == 4
 
 
+def test_a_manifest_of_the_fast_tier_that_cannot_be_read_ends_no_resume(
+    durable: Checkpoints, fast: Fast, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = saver(durable, fast)
+    save(one, 4, True)
+    get = fast.store.get
+
+    def dying(key: str) -> bytes:
+        if key.endswith("manifest.json"):
+            raise OSError(5, "Input/output error")
+        return get(key)
+
+    monkeypatch.setattr(fast.store, "get", dying)
+    there = found(durable, fast)
+    assert there is not None
+    assert there.seal.step == 4
+    assert any("cannot be read" in line and "going on without it" in line for line in said)
+
+
 @pytest.mark.parametrize("harm", ["flip", "delete", "all"])
 def test_a_checkpoint_in_the_fast_tier_only_is_whole_or_none(
     durable: Checkpoints, fast: Fast, said: list[str], harm: str
