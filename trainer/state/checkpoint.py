@@ -23,7 +23,7 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.store import MissingObjectError, Store, out_of_reach
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
-from trainer.state.compare import SAFE, changes
+from trainer.state.compare import changes, free
 from trainer.state.retention import which_go
 
 SCHEMA: Final = 2
@@ -218,14 +218,15 @@ class Checkpoints:
             raise RecipeError(
                 thing,
                 "it is of another recipe",
-                f"Free to change are {', '.join(SAFE)}. Give back the others, or start a new run. What differs, its "
-                f"value -> this run's:{rows}",
+                f"Free to change are {', '.join(free(found))}. Give back the others, or start a new run. What differs, "
+                f"its value -> this run's:{rows}",
             )
         if seal.plan != self.plan:
             raise DropforgeError(
                 thing,
                 f"its plan {seal.plan[:12]} is not this run's {self.plan[:12]}, so its step counts other data",
-                "Start a new run, or give back the dataset and the image of this one",
+                "Start a new run, or give back "
+                + "; ".join(["the dataset and the image of this one", *map(str, found)]),
             )
         if found:
             self.say(f"changed since checkpoint step-{seal.step}, safely: {', '.join(map(str, found))}")
