@@ -331,6 +331,54 @@ def test_a_stop_leaves_the_state_where_there_is_time_for_it(bench: Any, tmp_path
     assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(second).items())
 
 
+def test_a_stop_uploads_what_the_fast_tier_alone_has_of_this_step(bench: Any, tmp_path: Path) -> None:
+    """Step 6 was for the fast tier only; the grace is long enough for the durable place, which outlives the node."""
+    made = bench(train={"max_steps": 10, "checkpoint_every": 4, "keep_checkpoints": 9})
+    loop = tiered(made, tmp_path / "fast")
+    save, written = loop.saving.save, list[Any]()
+
+    def ask(step: int, due: bool) -> bool:
+        stopping = save(step, due)
+        if step == 6:
+            loop.saving.land()
+            assert (loop.saving.saved, loop.saving.saved_fast) == (4, 6)
+            loop.stop.since = time.monotonic()
+            stopping = True
+            loop.saving.saver.begin = lambda *more: written.append(more)
+        return bool(stopping)
+
+    loop.saving.save = ask
+    loop.start()
+    with pytest.raises(PreemptedError, match="step 6"):
+        loop.run()
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4, 6]
+    assert written == []  # the copy in the fast tier is what goes up
+    shutil.rmtree(tmp_path / "fast")  # the node is lost
+    assert tiered(made, tmp_path / "fast").resume() == 6
+
+
+def test_a_stop_leaves_in_the_fast_tier_what_it_has_no_time_to_upload(bench: Any, tmp_path: Path) -> None:
+    made = bench(train={"max_steps": 10, "checkpoint_every": 4})
+    loop = tiered(made, tmp_path / "fast")
+    save = loop.saving.save
+
+    def ask(step: int, due: bool) -> bool:
+        stopping = save(step, due)
+        if step == 6:
+            loop.saving.land()
+            loop.stop.since = time.monotonic()
+            loop.saving.saver.uploads.slowest = 1000.0
+            stopping = True
+        return bool(stopping)
+
+    loop.saving.save = ask
+    loop.start()
+    with pytest.raises(PreemptedError, match="step 6"):
+        loop.run()
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4]
+    assert tiered(made, tmp_path / "fast").resume() == 6
+
+
 def test_an_upload_that_hangs_stops_no_step(bench: Any, tmp_path: Path) -> None:
     made = bench(train={"max_steps": 12, "checkpoint_every": 4, "keep_checkpoints": 9})
     loop = tiered(made, tmp_path / "fast")

@@ -142,6 +142,8 @@ class Saver(Lane):
         self._fast = fast
         self._staging = Staging(pinned=gang.device.type == "cuda")
         self._node_staging = Staging(pinned=gang.device.type == "cuda")
+        self._held: Callable[[], Saved] | None = None  # the upload of the newest save that is in the fast tier alone
+        self._held_step: int | None = None
         self.uploads = Lane(gang, "uploader") if fast is not None else Lane(Gang(), "uploader")
 
     def begin(self, snapshot: Snapshot, eval_loss: float | None = None, durable: bool = True) -> None:
@@ -168,6 +170,8 @@ class Saver(Lane):
                 return self._write(self, step, data, progress, eval_loss, tokens)
             there = self._write_fast(self._fast, step, data, progress, eval_loss, tokens)
             if not durable:
+                if there.error is None:
+                    self._held, self._held_step = lambda: self._upload(there, progress, eval_loss, tokens), step
                 return there
             if there.error is not None:
                 ended = self._write(self, step, data, progress, eval_loss, tokens)
@@ -176,6 +180,15 @@ class Saver(Lane):
             return there
 
         self.start(step, work, began, copied)
+
+    def holds(self, step: int) -> bool:
+        """Whether a save of this attempt put the step into the fast tier alone. No save may be going on."""
+        return self._held is not None and self._held_step == step
+
+    def upload(self, step: int) -> None:
+        """Begin to upload what `holds`; on all ranks, and no upload may be going on."""
+        assert self._held is not None, "see `holds`"
+        self.uploads.start(step, self._held, time.perf_counter())
 
     def _upload(self, there: Saved, progress: bytes, eval_loss: float | None, tokens: int) -> Saved:
         """From this node's fast tier to the durable place."""
