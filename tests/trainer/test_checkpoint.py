@@ -132,6 +132,54 @@ def test_harmless_changes_of_the_recipe_go_on_with_a_word(checkpoints: Checkpoin
     assert "train.micro_batch: 2 -> 8" in said[-1]
 
 
+@pytest.mark.parametrize(
+    ("key", "old", "new", "schedule"),
+    [
+        ("data.mix.chats.jsonl", "1.0", "2.0", "cosine"),
+        ("data.mix.wiki", "nothing", "0.5", "cosine"),
+        ("train.eval_every", "2", "4", "plateau"),  # the rate follows from the evaluations
+    ],
+)
+def test_a_change_of_what_is_trained_on_or_how_fast_is_refused(
+    checkpoints: Checkpoints, key: str, old: str, new: str, schedule: str
+) -> None:
+    recipe = {**RECIPE, "train.schedule": repr(schedule)}
+    replace(checkpoints, recipe={**recipe, key: old} if old != "nothing" else recipe).save(snapshot(4))
+    with pytest.raises(RecipeError) as refused:
+        newest(replace(checkpoints, recipe={**recipe, key: new}))
+    free, _, differs = str(refused.value).partition("What differs")
+    assert f"\n  {key}: {old} -> {new}" in differs
+    assert "may change" not in differs
+    assert key not in free
+
+
+@pytest.mark.parametrize(
+    "key", ["data.eval_fraction", "data.max_left_out", "data.max_row_bytes", "data.split_salt", "data.text_column"]
+)
+def test_rows_are_held_by_the_datasets_digest_and_not_by_how_they_were_read(
+    checkpoints: Checkpoints, said: list[str], key: str
+) -> None:
+    replace(checkpoints, recipe={**RECIPE, key: "1"}).save(snapshot(4))
+    assert newest(replace(checkpoints, recipe={**RECIPE, key: "2"})) is not None
+    assert f"{key}: 1 -> 2" in said[-1]
+
+
+def test_how_often_is_evaluated_may_change_where_no_rate_follows_from_it(
+    checkpoints: Checkpoints, said: list[str]
+) -> None:
+    recipe = {**RECIPE, "train.schedule": "'cosine'", "train.eval_every": "2"}
+    replace(checkpoints, recipe=recipe).save(snapshot(4))
+    assert newest(replace(checkpoints, recipe={**recipe, "train.eval_every": "4"})) is not None
+    assert "train.eval_every: 2 -> 4" in said[-1]
+
+
+def test_a_change_that_led_to_another_plan_is_named(checkpoints: Checkpoints) -> None:
+    """Attention that keeps no documents apart pads: the same rows come at other steps."""
+    replace(checkpoints, recipe={**RECIPE, "train.attention": "'sdpa'"}).save(snapshot(4))
+    with pytest.raises(DropforgeError, match=r"plan.*give back.*train\.attention: 'sdpa' -> 'eager'"):
+        newest(replace(checkpoints, plan="another", recipe={**RECIPE, "train.attention": "'eager'"}))
+
+
 def test_another_layout_is_refused_and_not_taken_for_a_broken_one(checkpoints: Checkpoints, tmp_path: Path) -> None:
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))

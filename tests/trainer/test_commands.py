@@ -379,6 +379,21 @@ def test_run_writes_a_run_of_a_recipe_and_a_dataset(toy: Toy, tmp_path: Path) ->
     assert RunSpec.from_json(Path(uri).read_bytes()) == spec
 
 
+def test_two_runs_of_one_recipe_do_not_share_a_place_for_checkpoints(toy: Toy, tmp_path: Path) -> None:
+    """`train.checkpoints/RUN` and the fast tier's folder are named after the run."""
+    (tmp_path / "recipe.yaml").write_text(f"extends: tiny\ntrain: {{checkpoints: {tmp_path}/checkpoints}}\n")
+    specs = [
+        RunSpec.from_json(
+            Path(write_run(str(tmp_path / "recipe.yaml"), dataset(toy), str(tmp_path / name))).read_bytes()
+        )
+        for name in "aba"
+    ]
+    assert specs[0] == specs[2]
+    assert specs[0].recipe == specs[1].recipe
+    assert specs[0].checkpoints_root != specs[1].checkpoints_root
+    assert specs[0].run != specs[1].run
+
+
 def test_run_does_what_the_launcher_does(trained: Toy) -> None:
     done = subprocess.run(
         [*ENTRY, "run", address(trained)], cwd=REPOSITORY, capture_output=True, text=True, check=False

@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from trainer.loop.divergence import DivergedError
 from trainer.loop.limits import first_batches
 from trainer.loop.step import Tally
 from trainer.measure import measure
+from trainer.state.checkpoint import Seal, StorageError
+from trainer.state.saver import Saved
 from trainer.state.stop import PreemptedError
 
 from .test_loop import Bench, poison, trained, weights
@@ -188,6 +191,52 @@ def test_training_ends_early_and_leaves_its_best_weights_also_when_it_was_stoppe
         third.best.store.put(item.key, b"broken")
     with pytest.raises(DropforgeError, match="gone, or their bytes"):
         third.best.read(4)
+
+
+def test_a_store_that_is_away_when_old_best_weights_go_ends_no_training(bench: Any) -> None:
+    made = bench(train=STALLING)
+    loop = scripted(made.loop(), COURSE)
+    seals, listed = loop.checkpoints.seals, loop.best.store.list
+
+    def elsewhere() -> Any:
+        """The thread that saves can be lucky where the training is not."""
+        if threading.current_thread() is threading.main_thread():
+            raise StorageError("checkpoints cannot be read now")
+        return seals()
+
+    def away(prefix: str) -> Any:
+        if prefix == "best/":
+            raise OSError(5, "Input/output error")
+        return listed(prefix)
+
+    loop.checkpoints.seals, loop.best.store.list = elsewhere, away
+    trained(loop)
+    assert loop.report()["exported_step"] == 4
+    assert any("older best weights" in line and "Input/output" in line for line in made.said)
+
+
+def test_best_weights_stay_while_a_checkpoint_takes_them_for_the_best(bench: Any) -> None:
+    """One that is being written may be what a resume goes on from, and is not among those that exist."""
+    made = bench(train={**STALLING, "keep_checkpoints": 1})
+    loop = scripted(made.loop(), COURSE)
+    loop.start()
+    loop.progress.evaluations = losses(9.0, 5.0, 3.0, 1.0)  # at steps 0, 10, 20 and 30
+    loop.progress.step = 30
+    for step in (10, 20, 30):
+        loop.best.keep(step, weights(loop))
+    loop.saving.saver.start(20, lambda: Saved(20), time.perf_counter())
+
+    def seal(step: int) -> Seal:
+        return Seal("bench", step, 1, "", {}, {}, "")
+
+    def there() -> set[str]:
+        return {item.key.split("-")[1] for item in loop.best.store.list("best/")}
+
+    loop.saving.collect(Saved(10, seal=seal(10), seals=[seal(10)]))
+    assert there() == {"10", "20", "30"}
+    loop.saving.saver.wait()
+    loop.saving.collect(Saved(30, seal=seal(30), seals=[seal(30)]))
+    assert there() == {"30"}
 
 
 def test_a_budget_ends_a_run_whose_bad_steps_never_stand_in_a_row(bench: Any) -> None:

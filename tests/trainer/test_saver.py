@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class Gate(FolderStore):
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         self.order.append(key)
+        if key.rpartition("/")[2] in self.fails:
+            raise OSError(28, "No space left on device")
         return super().put_if_absent(key, data)
 
 
@@ -104,6 +107,40 @@ def test_a_write_that_fails_is_told_leaves_no_files_and_the_next_one_succeeds(ga
     ended = one.wait()
     assert ended is not None
     assert [seal.step for seal in ended.seals] == [4, 12]
+
+
+def test_a_manifest_that_cannot_be_written_leaves_no_files_either(gate: Gate, tmp_path: Path) -> None:
+    gate.open_.set()
+    one = saver(gate)
+    gate.fails = {"manifest.json"}
+    one.begin(snapshot(4))
+    ended = one.wait()
+    assert ended is not None
+    assert "No space left" in (ended.error or "")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_checkpoint_of_another_process_is_not_taken_away(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came between the files and the manifest of this one."""
+    gate.open_.set()
+    one = saver(gate)
+    monkeypatch.setattr(gate, "put_if_absent", lambda *_: False)
+    one.begin(snapshot(4))
+    ended = one.wait()
+    assert ended is not None
+    assert "another process wrote it" in (ended.error or "")
+    assert (tmp_path / "checkpoints" / "step-4" / "rank-0.safetensors").is_file()
+
+
+def test_ranks_wait_for_the_slowest_write_and_not_half_an_hour(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The default of a process group would end the save of a large model on a slow store."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "new_group", lambda **more: asked.append(more))
+    checkpoints = Checkpoints(FolderStore(tmp_path), "run", "plan", {})
+    Saver(checkpoints, Gang(0, 2, 0, 2), keep=1, best=0, before_seal=lambda: None)
+    assert asked[0]["timeout"] >= timedelta(hours=12)
 
 
 def test_what_fails_after_the_manifest_takes_no_checkpoint_back(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from dropforge.errors import RecipeError
-from dropforge.store import FolderStore
+from dropforge.store import FolderStore, Store
 from trainer.gang import Gang
+from trainer.state.checkpoint import StorageError
 from trainer.state.shared import check_shared
 
 
@@ -68,6 +72,69 @@ def test_a_node_that_cannot_write_is_named_with_its_reason(tmp_path: Path) -> No
     assert all("Not a directory" in text or "File exists" in text for text in told)
 
 
-def test_one_node_is_not_asked(tmp_path: Path) -> None:
-    check_shared(FolderStore(tmp_path / "none"), Gang(0, 4, 0, 4))
-    assert not (tmp_path / "none").exists()
+def failing(error: int) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(error, os.strerror(error))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("tempfile.mkstemp", errno.EROFS),
+        ("tempfile.mkstemp", errno.EACCES),
+        ("os.link", errno.EPERM),  # a file system without hard links
+        ("pathlib.Path.unlink", errno.EPERM),  # one that keeps what it has
+    ],
+)
+def test_a_place_that_takes_no_checkpoint_is_refused_before_the_first_step_on_one_node_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: int
+) -> None:
+    monkeypatch.setattr(where, failing(error))
+    with pytest.raises(RecipeError, match=os.strerror(error)):
+        check_shared(FolderStore(tmp_path), Gang())
+    ranks = Ranks(nodes=1, per_node=2)
+    with ThreadPoolExecutor(2) as pool:  # on every rank, though rank 0 alone has tried
+        for told in [pool.submit(check_shared, FolderStore(tmp_path), ranks.rank(rank)) for rank in range(2)]:
+            assert isinstance(told.exception(10), RecipeError)
+
+
+def test_a_store_without_conditional_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderStore(tmp_path)
+    monkeypatch.setattr(store, "put_if_absent", lambda key, data: store.put(key, data) is None)
+    with pytest.raises(RecipeError, match="conditional"):
+        check_shared(store, Gang())
+
+
+def test_a_place_that_is_away_now_is_tried_again_and_one_without_room_may_get_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(StorageError, match="Input/output"):
+        check_shared(FolderStore(tmp_path), Gang())
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    check_shared(FolderStore(tmp_path), Gang())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"), [("AccessDenied", True), ("NoSuchBucket", True), ("SlowDown", False), ("InternalError", False)]
+)
+def test_what_s3_refuses_for_good_is_told_from_what_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, refused: bool
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "no"}}, "PutObject")
+
+    store = FolderStore(tmp_path)
+    monkeypatch.setattr(store, "put", fail)
+    with pytest.raises(RecipeError if refused else StorageError, match=code):
+        check_shared(store, Gang())
+
+
+def test_a_place_that_is_fine_stays_clean_on_one_node(store: Store) -> None:
+    check_shared(store, Gang())
+    assert store.sizes() == {}
+    if isinstance(store, FolderStore):
+        assert not [path for path in store.root.rglob("*") if path.is_file()]

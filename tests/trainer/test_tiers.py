@@ -143,6 +143,25 @@ def test_a_good_fast_copy_mends_a_broken_durable_file(durable: Checkpoints, fast
     assert there.seal.step == 4
 
 
+def test_a_manifest_of_the_fast_tier_that_cannot_be_read_ends_no_resume(
+    durable: Checkpoints, fast: Fast, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = saver(durable, fast)
+    save(one, 4, True)
+    get = fast.store.get
+
+    def dying(key: str) -> bytes:
+        if key.endswith("manifest.json"):
+            raise OSError(5, "Input/output error")
+        return get(key)
+
+    monkeypatch.setattr(fast.store, "get", dying)
+    there = found(durable, fast)
+    assert there is not None
+    assert there.seal.step == 4
+    assert any("cannot be read" in line and "going on without it" in line for line in said)
+
+
 @pytest.mark.parametrize("harm", ["flip", "delete", "all"])
 def test_a_checkpoint_in_the_fast_tier_only_is_whole_or_none(
     durable: Checkpoints, fast: Fast, said: list[str], harm: str
@@ -310,6 +329,54 @@ def test_a_stop_leaves_the_state_where_there_is_time_for_it(bench: Any, tmp_path
     trained(second)
     assert second.checkpoints.seals()[-1].step == 10
     assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(second).items())
+
+
+def test_a_stop_uploads_what_the_fast_tier_alone_has_of_this_step(bench: Any, tmp_path: Path) -> None:
+    """Step 6 was for the fast tier only; the grace is long enough for the durable place, which outlives the node."""
+    made = bench(train={"max_steps": 10, "checkpoint_every": 4, "keep_checkpoints": 9})
+    loop = tiered(made, tmp_path / "fast")
+    save, written = loop.saving.save, list[Any]()
+
+    def ask(step: int, due: bool) -> bool:
+        stopping = save(step, due)
+        if step == 6:
+            loop.saving.land()
+            assert (loop.saving.saved, loop.saving.saved_fast) == (4, 6)
+            loop.stop.since = time.monotonic()
+            stopping = True
+            loop.saving.saver.begin = lambda *more: written.append(more)
+        return bool(stopping)
+
+    loop.saving.save = ask
+    loop.start()
+    with pytest.raises(PreemptedError, match="step 6"):
+        loop.run()
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4, 6]
+    assert written == []  # the copy in the fast tier is what goes up
+    shutil.rmtree(tmp_path / "fast")  # the node is lost
+    assert tiered(made, tmp_path / "fast").resume() == 6
+
+
+def test_a_stop_leaves_in_the_fast_tier_what_it_has_no_time_to_upload(bench: Any, tmp_path: Path) -> None:
+    made = bench(train={"max_steps": 10, "checkpoint_every": 4})
+    loop = tiered(made, tmp_path / "fast")
+    save = loop.saving.save
+
+    def ask(step: int, due: bool) -> bool:
+        stopping = save(step, due)
+        if step == 6:
+            loop.saving.land()
+            loop.stop.since = time.monotonic()
+            loop.saving.saver.uploads.slowest = 1000.0
+            stopping = True
+        return bool(stopping)
+
+    loop.saving.save = ask
+    loop.start()
+    with pytest.raises(PreemptedError, match="step 6"):
+        loop.run()
+    assert [seal.step for seal in loop.checkpoints.seals()] == [4]
+    assert tiered(made, tmp_path / "fast").resume() == 6
 
 
 def test_an_upload_that_hangs_stops_no_step(bench: Any, tmp_path: Path) -> None:

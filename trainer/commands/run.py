@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 from contextlib import suppress
@@ -76,9 +77,11 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
     loaded = load_recipe(recipe).plain()
     found = open_dataset(dataset)
     store = open_store(folder.rstrip("/"))
+    name = run_name(found.manifest.family, loaded, found.manifest.digest, code_digest())
     spec = replace(
         spec_of(found),
-        run=run_name(found.manifest.family, loaded, found.manifest.digest, code_digest()),
+        # Two folders are two runs: what lies outside them, such as fast checkpoints, is named after the run.
+        run=f"{name}-{hashlib.sha256(store.uri.encode()).hexdigest()[:8]}",
         counter=1,
         root=store.uri,
         data_root=open_store(found.root).uri,

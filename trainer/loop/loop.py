@@ -146,7 +146,7 @@ class Loop:
             self.console,
             self.tracker,
             snapshot=self._snapshot,
-            offer=lambda seals: self.offer(seals),
+            offer=self._saved,
             fast=self.fast,
         )
         self._generators: Mapping[str, torch.Tensor] | None = None
@@ -265,7 +265,6 @@ class Loop:
                     for name in ("checkpoint", "fast") if due else ("fast",):
                         if name in self.every:
                             self.timers.restart(name)
-                    self._prune_best()
             if stopping:
                 with self.wall.during("save"):
                     self.saving.at_stop(step)
@@ -382,13 +381,22 @@ class Loop:
             # Those who went on would wait in the next step, whose length the watchdog bounds.
             self.gang.follow(f"best-{step}")
 
-    def _prune_best(self) -> None:
-        """Delete the weights that neither this run nor a kept checkpoint takes for the best."""
-        if self.settings.train.export == "best" and self.gang.leader:
-            seals = [*self.checkpoints.seals(), *(self.fast.here().values() if self.fast else ())]
-            known = [*(seal.step for seal in seals), self.progress.step]
-            found = self.progress.evaluations
+    def _saved(self, seals: list[Seal]) -> None:
+        """On rank 0, after a save. :param seals: the durable checkpoints that exist now."""
+        self.offer(seals)
+        if self.settings.train.export == "best":
+            self._prune_best(seals)
+
+    def _prune_best(self, seals: list[Seal]) -> None:
+        """Delete the weights that neither this run nor a checkpoint, kept or being written, takes for the best."""
+        tiers = [*seals, *(self.fast.here().values() if self.fast else ())]
+        writing = (self.saving.saver.step, self.saving.saver.uploads.step)
+        known = [*(seal.step for seal in tiers), *(step for step in writing if step is not None), self.progress.step]
+        found = self.progress.evaluations
+        try:
             self.best.prune(best_step([item for item in found if item["step"] <= step]) for step in known)
+        except Exception as error:  # stores raise many kinds, and the next save tries again
+            self.console.say(f"older best weights could not be removed ({error}); they stay for now")
 
     @property
     def exported(self) -> int:

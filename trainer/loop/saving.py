@@ -159,14 +159,20 @@ class Saving:
         lanes = (self.saver, self.saver.uploads)
         self.collect(lanes[1].poll())
         here = (
-            step in (self.saved, self.saved_fast),
+            self.saved == step,
+            self.saved_fast == step,
+            lanes[0].step is None and lanes[0].holds(step),
             end - time.monotonic() if lanes[0].step is None else 0.0,
             *(lane.slowest for lane in lanes),
             lanes[1].step is not None,
         )
-        done, left, fast, durable, uploading = zip(*self.gang.gather(here), strict=True)
-        chosen = last_save(min(left), max(fast), max(durable), any(uploading))
-        if not all(done) and chosen is not LastSave.NONE:
+        done, near, held, left, fast, durable, uploading = zip(*self.gang.gather(here), strict=True)
+        chosen = last_save(min(left), 0.0 if all(held) else max(fast), max(durable), any(uploading))
+        if all(done) or chosen is LastSave.NONE or (all(near) and chosen is LastSave.FAST):
+            pass
+        elif all(held):
+            self.saver.upload(step)
+        else:
             self.begin(chosen is LastSave.BOTH)
             self.collect(self.saver.wait(lambda: end - time.monotonic()))
         self.collect(lanes[1].wait(lambda: end - time.monotonic()))

@@ -23,7 +23,7 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.store import MissingObjectError, Store, out_of_reach
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
-from trainer.state.compare import SAFE, changes
+from trainer.state.compare import changes, free
 from trainer.state.retention import which_go
 
 SCHEMA: Final = 2
@@ -40,6 +40,10 @@ File = Mapping[str, Any]  # `bytes` and `sha256` of a file
 
 class StorageError(Exception):
     """A checkpoint cannot be read now: nothing is known of its state, so it is neither good nor broken."""
+
+
+class TakenError(DropforgeError):
+    """Another process wrote the same checkpoint meanwhile: what is there is its."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,11 @@ class Checkpoints:
     ) -> Seal:
         """Write the manifest, which makes the files a checkpoint.
 
-        :raises DropforgeError: if another process wrote one meanwhile.
+        :raises TakenError: if another process wrote one meanwhile.
         """
         seal = self.make_seal(step, world, files, eval_loss, tokens)
         if not self.store.put_if_absent(f"{_prefix(step)}{MANIFEST}", _body(seal)):
-            raise DropforgeError(
+            raise TakenError(
                 f"checkpoint {self.store.uri}/{_prefix(step)}",
                 "another process wrote it at the same time",
                 "Let only one job train a run; stop the other",
@@ -214,14 +218,15 @@ class Checkpoints:
             raise RecipeError(
                 thing,
                 "it is of another recipe",
-                f"Free to change are {', '.join(SAFE)}. Give back the others, or start a new run. What differs, its "
-                f"value -> this run's:{rows}",
+                f"Free to change are {', '.join(free(found))}. Give back the others, or start a new run. What differs, "
+                f"its value -> this run's:{rows}",
             )
         if seal.plan != self.plan:
             raise DropforgeError(
                 thing,
                 f"its plan {seal.plan[:12]} is not this run's {self.plan[:12]}, so its step counts other data",
-                "Start a new run, or give back the dataset and the image of this one",
+                "Start a new run, or give back "
+                + "; ".join(["the dataset and the image of this one", *map(str, found)]),
             )
         if found:
             self.say(f"changed since checkpoint step-{seal.step}, safely: {', '.join(map(str, found))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -12,7 +12,11 @@ from typing import Any, Final
 SAFE: Final = (
     "compute.*",
     "curation.*",
-    "data.*",
+    "data.eval_fraction",
+    "data.max_left_out",
+    "data.max_row_bytes",
+    "data.split_salt",
+    "data.text_column",
     "promote.*",
     "train.micro_batch",
     "train.attention",
@@ -35,15 +39,12 @@ _NONE: Final = "nothing"
 
 @dataclass(frozen=True)
 class Change:
-    """A key that differs. :param old, new: its values as text."""
+    """A key that differs. :param old, new: its values as text. :param safe: whether a resume may go on."""
 
     key: str
     old: str
     new: str
-
-    @property
-    def safe(self) -> bool:
-        return any(fnmatchcase(self.key, pattern) for pattern in SAFE) or _SAFE_VALUES.get(self.key) == self.new
+    safe: bool
 
     def __str__(self) -> str:
         return f"{self.key}: {self.old} -> {self.new}"
@@ -57,10 +58,22 @@ def facts(recipe: Mapping[str, Any], **more: str) -> dict[str, str]:
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[Change]:
     """The keys that differ, in order."""
     return [
-        Change(key, old.get(key, _NONE), new.get(key, _NONE))
+        Change(key, old.get(key, _NONE), new.get(key, _NONE), _safe(key, new))
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key)
     ]
+
+
+def free(changed: Collection[Change]) -> list[str]:
+    """Patterns of the keys that may change where these did."""
+    unsafe = [change.key for change in changed if not change.safe]
+    return [pattern for pattern in SAFE if not any(fnmatchcase(key, pattern) for key in unsafe)]
+
+
+def _safe(key: str, recipe: Mapping[str, str]) -> bool:
+    if key == "train.eval_every" and recipe.get("train.schedule") == "'plateau'":
+        return False  # the rate follows from the evaluations
+    return any(fnmatchcase(key, pattern) for pattern in SAFE) or _SAFE_VALUES.get(key) == recipe.get(key, _NONE)
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, str]:

@@ -24,11 +24,11 @@ import torch.distributed as dist
 
 from trainer.gang import Gang
 from trainer.state.blocks import Staging
-from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, rank_file
+from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, TakenError, rank_file
 from trainer.state.fast import Fast
 
 _NICE: Final = 10  # the thread gives way to the computation, but not so far that it holds the GIL and sleeps
-_LONGEST: Final = timedelta(hours=4)  # that a rank's upload may take longer than another's; a dead peer is seen at once
+_PATIENCE: Final = timedelta(hours=24)  # of ranks for the slowest write; one that is gone is noticed at once
 _LOOK: Final = 0.05  # seconds between two looks at the limit of a wait
 
 
@@ -63,7 +63,7 @@ class Lane:
 
     def __init__(self, gang: Gang, name: str) -> None:
         self._gang, self._name = gang, name
-        self._group: Any = dist.new_group(backend="gloo", timeout=_LONGEST) if gang.world > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE) if gang.world > 1 else None
         self._thread: threading.Thread | None = None
         self._ended: Saved | None = None
         self._step = 0
@@ -142,6 +142,8 @@ class Saver(Lane):
         self._fast = fast
         self._staging = Staging(pinned=gang.device.type == "cuda")
         self._node_staging = Staging(pinned=gang.device.type == "cuda")
+        self._held: Callable[[], Saved] | None = None  # the upload of the newest save that is in the fast tier alone
+        self._held_step: int | None = None
         self.uploads = Lane(gang, "uploader") if fast is not None else Lane(Gang(), "uploader")
 
     def begin(self, snapshot: Snapshot, eval_loss: float | None = None, durable: bool = True) -> None:
@@ -168,6 +170,8 @@ class Saver(Lane):
                 return self._write(self, step, data, progress, eval_loss, tokens)
             there = self._write_fast(self._fast, step, data, progress, eval_loss, tokens)
             if not durable:
+                if there.error is None:
+                    self._held, self._held_step = lambda: self._upload(there, progress, eval_loss, tokens), step
                 return there
             if there.error is not None:
                 ended = self._write(self, step, data, progress, eval_loss, tokens)
@@ -176,6 +180,15 @@ class Saver(Lane):
             return there
 
         self.start(step, work, began, copied)
+
+    def holds(self, step: int) -> bool:
+        """Whether a save of this attempt put the step into the fast tier alone. No save may be going on."""
+        return self._held is not None and self._held_step == step
+
+    def upload(self, step: int) -> None:
+        """Begin to upload what `holds`; on all ranks, and no upload may be going on."""
+        assert self._held is not None, "see `holds`"
+        self.uploads.start(step, self._held, time.perf_counter())
 
     def _upload(self, there: Saved, progress: bytes, eval_loss: float | None, tokens: int) -> Saved:
         """From this node's fast tier to the durable place."""
@@ -273,8 +286,11 @@ class Saver(Lane):
                     self._before_seal()
                     every = {name: facts for part, _ in told for name, facts in part.items()}
                     seal = checkpoints.seal(step, gang.world, every, eval_loss, tokens)
+                except TakenError as problem:
+                    error = str(problem)
                 except Exception as problem:
                     error = str(problem)
+                    self._clear(step)
             error = lane.gather(error)[0]
         except Exception as problem:  # a peer is gone
             error = error or str(problem)
