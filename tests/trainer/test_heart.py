@@ -169,5 +169,5 @@ def lose_a_peer(gang: Gang, folder: Path) -> list[str]:
 
 def test_who_loses_a_peer_leaves_its_last_collectives(ranks: Ranks, tmp_path: Path) -> None:
     with suppress(FileNotFoundError):  # neither rank returns
-        ranks(lose_a_peer, 2, tmp_path, limit=20)
+        ranks(lose_a_peer, 2, tmp_path)
     assert json.loads((tmp_path / "found").read_text())[-1] == "gloo:all_reduce"
