@@ -62,9 +62,9 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         "rows": candidate.pop("rows"),
         "target_tokens": candidate.pop("target_tokens"),
         "candidate": candidate,
-        "champion": None if champion is None else {
-            key: value for key, value in champion.items() if key.startswith("eval/") or key == "problem"
-        },
+        "champion": None
+        if champion is None
+        else {key: value for key, value in champion.items() if key.startswith("eval/") or key == "problem"},
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "same_tokenizer": same,
         "metric_note": "" if same else "tokenizers differ: compare eval/bits_per_byte, not eval/loss",

@@ -29,9 +29,7 @@ from .toy import Toy
 _MOST = 5
 
 
-def test_of_a_large_dataset_only_the_rows_that_are_measured_are_held(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_large_dataset_only_the_rows_that_are_measured_are_held(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = RunSpec.from_json(Path(toy.run("many", evaluate={"max_rows": _MOST})).read_bytes())
     alive: weakref.WeakSet[Row] = weakref.WeakSet()
     most = 0

@@ -59,7 +59,7 @@ class BestWeights:
             self.store.upload(path, _key(step, path))
 
     def read(self, step: int) -> dict[str, torch.Tensor]:
-        """The weights of a step. They are mapped from a file that is gone with them, so they take no memory of their own.
+        """The weights of a step, mapped from a file that is gone with them: they take no memory of their own.
 
         :raises DropforgeError: if they are gone or broken.
         """
