@@ -103,3 +103,11 @@ def test_an_export_holds_weights_of_a_checkpoint_and_nothing_else_of_it(
     assert main([uri], word(tmp_path)) == ExitCode.DONE, result(toy, "export")
     assert taken
     assert {name for name in taken if not name.startswith(WEIGHT)} == set()
+
+
+def test_a_checkpoint_without_a_finite_loss_is_told_as_that(
+    toy: Toy, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.evaluate.measure_model", lambda *_: ({"rows": 3, "problem": "its loss is nan"}, ""))
+    assert main([order(toy, run, "evaluate")], word(tmp_path)) == ExitCode.BAD_DATA
+    assert result(toy, "evaluate")["error"].startswith("checkpoint step-2 of asked: its loss is nan")
