@@ -14,13 +14,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from dropforge.errors import DropforgeError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+
+_UNFINISHED: Final = ".tmp-"  # how the name of a file begins that is being written
 
 
 class MissingObjectError(DropforgeError, KeyError):
@@ -77,6 +80,9 @@ class Store(Protocol):
 
     def delete_all(self, prefix: str) -> None:
         """Remove every object whose key starts with `prefix`, a folder with its `/`, and what a killed write left."""
+
+    def tidy(self, prefix: str) -> None:
+        """Remove what killed writes left below a folder, its `/` included; only while nobody writes there."""
 
     def open(self, key: str, etag: str | None = None) -> BinaryIO:
         """Open an object as a stream of bytes; with `etag`, fail if it changed since it was listed.
@@ -211,6 +217,9 @@ class S3Store:
         for key in self.sizes(prefix):
             self.delete(key)
 
+    def tidy(self, prefix: str) -> None:
+        """An object appears whole or not at all; uploads in parts that never ended are the bucket's rules to remove."""
+
     def open(self, key: str, etag: str | None = None) -> BinaryIO:
         from botocore.exceptions import ClientError
 
@@ -321,6 +330,10 @@ class FolderStore:
         if prefix.endswith("/"):
             shutil.rmtree(self._path(prefix), ignore_errors=True)
 
+    def tidy(self, prefix: str) -> None:
+        for path in self._path(prefix).rglob(f"{_UNFINISHED}*"):
+            path.unlink(missing_ok=True)
+
     def open(self, key: str, etag: str | None = None) -> BinaryIO:
         path = self._path(key)
         if not path.is_file():
@@ -396,7 +409,7 @@ def _sync(folder: Path) -> None:
 
 def _temporary(path: Path, data: bytes | memoryview) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
@@ -410,7 +423,7 @@ def _temporary(path: Path, data: bytes | memoryview) -> Path:
 
 def _save(stream: BinaryIO, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as target:
             shutil.copyfileobj(stream, target, 1 << 20)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,29 @@ def test_what_a_killed_write_left_goes_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "d" / ".tmp123").write_bytes(b"half")
     store.delete_all("d/")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_write_left_can_be_taken_away_alone(tmp_path: Path) -> None:
+    """Killed for real, in the middle of a write and of an upload."""
+    store = FolderStore(tmp_path)
+    store.put("model/deep/a", b"whole")
+    (tmp_path / "model" / ".lock").touch()
+    store.put("other/b", b"whole")
+    program = (
+        "import os, signal, sys; from pathlib import Path; from dropforge.store import FolderStore\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "store = FolderStore(Path(sys.argv[1]))\n"
+        "store.put('model/deep/c', b'half') if sys.argv[2] == 'put' else store.upload(Path(sys.argv[0]), 'model/c')\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    for how in ("put", "upload"):
+        done = subprocess.run([sys.executable, str(tmp_path / "program.py"), str(tmp_path), how], check=False)
+        assert done.returncode == -signal.SIGKILL
+    assert len([path for path in (tmp_path / "model").rglob("*") if path.is_file()]) == 4
+    store.tidy("nothing/")
+    store.tidy("model/")
+    left = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "model").rglob("*") if path.is_file()}
+    assert left == {"model/deep/a", "model/.lock"}
 
 
 @pytest.mark.parametrize("size", [0, 1, 9_000_000])  # the last one goes to S3 in parts

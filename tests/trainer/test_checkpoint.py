@@ -180,6 +180,18 @@ def test_a_change_that_led_to_another_plan_is_named(checkpoints: Checkpoints) ->
         newest(replace(checkpoints, plan="another", recipe={**RECIPE, "train.attention": "'eager'"}))
 
 
+@pytest.mark.parametrize("folder", ["best", "checkpoints/step-4", "model", "plan/abc/train"])
+def test_what_killed_writes_left_goes_before_a_new_attempt_writes(
+    checkpoints: Checkpoints, tmp_path: Path, folder: str
+) -> None:
+    checkpoints.save(snapshot(4))
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder / ".tmp-abc").write_bytes(b"half")
+    checkpoints.sweep()
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert newest(checkpoints) is not None
+
+
 def test_another_layout_is_refused_and_not_taken_for_a_broken_one(checkpoints: Checkpoints, tmp_path: Path) -> None:
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))

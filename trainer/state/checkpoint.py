@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -32,6 +33,7 @@ PROGRESS: Final = "progress.json"
 _STEP: Final = re.compile(r"checkpoints/step-(\d+)/(.+)")
 _TRIES: Final = 3  # of reading what cannot be reached
 _PIECE: Final = 1 << 24  # bytes that are read and hashed at once
+_WRITTEN: Final = ("best/", "checkpoints/", "model/", "plan/")  # folders of large files
 WEIGHT, MOMENT, RANDOM = "weights/", "moments/", "random/"
 
 T = TypeVar("T")
@@ -411,6 +413,9 @@ class Checkpoints:
         for step, names in self._listing().items():
             if MANIFEST not in names:
                 self.discard(step)
+        for folder in _WRITTEN:
+            with suppress(Exception):  # they only take room
+                self.store.tidy(folder)
 
     def steps(self) -> list[int]:
         """Steps of which anything is there, in order."""
