@@ -49,7 +49,7 @@ def train(
     console.steps = made.plan.steps
     store = open_store(spec.root)
     check_shared(store, gang)
-    checkpoints, fast = places(spec, settings, gang, made.digest, console)
+    checkpoints, fast = places(spec, settings, gang, made, console)
     teller = Teller(spec, settings, gang, store, console, wall)
     loop = Loop(
         gang=gang,
@@ -102,7 +102,7 @@ def train(
 
 
 def places(
-    spec: RunSpec, settings: Settings, gang: Gang, digest: str, console: Console
+    spec: RunSpec, settings: Settings, gang: Gang, made: Assembly, console: Console
 ) -> tuple[Checkpoints, Fast | None]:
     """The durable place of checkpoints and this node's fast tier; a collective.
 
@@ -112,7 +112,7 @@ def places(
     if spec.checkpoints_root != spec.root:
         check_shared(store, gang)
         console.say(f"checkpoints go to {store.uri}/checkpoints")
-    checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
+    checkpoints = Checkpoints(store, spec.run, made.digest, resume_facts(spec, made.frozen), console.say)
     asked = settings.train.fast_checkpoints
     return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
@@ -149,7 +149,11 @@ def portable(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def resume_facts(spec: RunSpec) -> dict[str, str]:
-    """What a checkpoint and a resume from it are compared by; `trainer.state.compare` knows what may change."""
+def resume_facts(spec: RunSpec, frozen: str | None) -> dict[str, str]:
+    """What a checkpoint and a resume from it are compared by; `trainer.state.compare` knows what may change.
+
+    :param frozen: see `Assembly`. Trained weights are the checkpoint's, whatever the base has become.
+    """
     template = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
-    return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template)
+    base = {} if frozen is None else {"base.frozen_weights": frozen}
+    return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template, **base)
