@@ -23,6 +23,7 @@ from trainer.loop.batching import solve
 from trainer.loop.best import BestWeights, best_step, stalled
 from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
+from trainer.loop.longest import longest
 from trainer.loop.observer import Observer
 from trainer.loop.optim import load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
@@ -190,10 +191,9 @@ class Loop:
     def _check_fit(self) -> None:
         """Measure the longest micro-batch that may come, and refuse what would end in a kill."""
         plan, train, world = self.plan, self.settings.train, self.gang.world
-        packs = plan.step(0)
-        rows = min(self.batching.micro_batch, math.ceil(len(packs) / world))
-        longest = max(int(plan.lengths[pack].sum()) for pack in packs) if self.loss.packed else int(plan.lengths.max())
-        share = max(float(plan.targets[pack].sum() / plan.lengths[pack].sum()) for pack in packs)
+        rows = min(self.batching.micro_batch, math.ceil(len(plan.step(0)) / world))
+        most, targets = longest(plan)
+        tokens = min(-(-most // 8) * 8, train.sequence_length)
         weights = self.wrapped.trained_bytes()
         extra = 0 if self.optimizer.state else 2 * weights  # the first step makes both moments
         if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
@@ -204,8 +204,8 @@ class Loop:
             self.wrapped,
             self.train,
             rows=rows,
-            tokens=min(-(-longest // 8) * 8, train.sequence_length),
-            share=min(1.0, share),
+            tokens=tokens,
+            share=min(1.0, targets / max(1, tokens - 1)),
             extra=extra,
         )
         self.optimizer.zero_grad()
