@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,6 +26,8 @@ from trainer.state.compare import facts as comparable
 from trainer.state.fast import Fast, open_fast
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
+
+FROZEN: Final = "base.frozen_weights"  # a fact of a checkpoint, see `resume_facts`
 
 
 def train(
@@ -155,5 +157,5 @@ def resume_facts(spec: RunSpec, frozen: str | None) -> dict[str, str]:
     :param frozen: see `Assembly`. Trained weights are the checkpoint's, whatever the base has become.
     """
     template = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
-    base = {} if frozen is None else {"base.frozen_weights": frozen}
+    base = {} if frozen is None else {FROZEN: frozen}
     return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template, **base)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.errors import RecipeError
 from trainer.assembly import frozen_digest
+from trainer.commands.restore import Choice, export
 from trainer.gang import Gang
 from trainer.loop.optim import load_optimizer, make_optimizer, optimizer_tensors
 from trainer.model.build import Built
@@ -21,7 +22,7 @@ from trainer.model.unreached import freeze_unreached, reached
 from trainer.node.heart import Heart
 from trainer.report.console import Console
 from trainer.state.stop import StopSignal
-from trainer.training import train
+from trainer.training import FROZEN, train
 
 from .ranks import Ranks, RanksError
 from .ranks_loop import Stage, make_base, make_stage
@@ -68,6 +69,10 @@ def test_a_model_that_sees_pictures_trains_on_text_and_resumes(ranks: Ranks, toy
     assert any("step-3" in line for line in checkpoint_files(toy, "seeing"))
     assert not any("passed over" in line for line in again)
     after = safetensors.torch.load_file(Path(toy.root) / "runs/seeing/model/model.safetensors")
+    said: list[str] = []
+    assert export(stage.spec, Choice(), tmp_path / "exported", said.append)[0].step == 3
+    exported = safetensors.torch.load_file(tmp_path / "exported/model.safetensors")
+    assert all(torch.equal(after[name], exported[name]) for name in after)
     eyes = [name for name in before if "vision" in name]
     assert eyes
     assert all(torch.equal(before[name], after[name]) for name in eyes)
@@ -91,7 +96,9 @@ def test_a_resume_is_refused_over_another_base(ranks: Ranks, toy: Toy, tmp_path:
     safetensors.torch.save_file(weights, file, {"format": "pt"})
     with pytest.raises(RanksError, match="it is of another recipe") as caught:
         ranks(told, 1, stage)
-    assert "base.frozen_weights" in str(caught.value)
+    assert FROZEN in str(caught.value)
+    with pytest.raises(RecipeError, match="not those of the run's base model"):
+        export(stage.spec, Choice(), tmp_path / "exported", print)
 
 
 class Routed(nn.Module):
