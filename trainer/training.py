@@ -12,7 +12,7 @@ from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.assembly import Assembly, assemble, reach
 from trainer.config import Settings
-from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE
+from trainer.data.tokenizer import CHAT_TEMPLATE, plain_template
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
 from trainer.model.export import Exported, ExportError, export_model
@@ -147,7 +147,7 @@ def export(loop: Loop, made: Assembly, store: Store, base: str) -> Exported | No
 def portable(tokenizer: Any) -> Any:
     """The tokenizer as it is saved: it carries the chat template that the training used."""
     if not tokenizer.chat_template:
-        tokenizer.chat_template = PLAIN_TEMPLATE
+        tokenizer.chat_template = plain_template(tokenizer)
     return tokenizer
 
 
