@@ -29,7 +29,7 @@ from trainer.loop.optim import load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
 from trainer.loop.schedule import check_steps, learning_rate
-from trainer.loop.selfcheck import check_accumulation
+from trainer.loop.selfcheck import check_accumulation, splits
 from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model import deterministic
@@ -224,9 +224,14 @@ class Loop:
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
         packs = self.plan.share(self.plan.step(0), self.gang.rank, self.gang.world, 1 << 30)[0]
+        packs = packs[: self.settings.train.micro_batch]
+        self.accumulation: float | None = None
+        if not any(self.gang.gather(splits(packs))):
+            self.console.say("no rank has two documents in its first micro-batch: that they add up is not looked at")
+            return
         self.loss.eval()
         self.accumulation = check_accumulation(
-            packs[: self.settings.train.micro_batch],
+            packs,
             lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
             self.step.backward,
             lambda: self.wrapped.clip(math.inf),
