@@ -99,9 +99,7 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     none = collect([], {})
     built = build(settings, Prepared(none, none, tokenizer, base, "", np.empty(0, np.void)), Gang())
     named = dict(built.trainable())
-    kept = {
-        name.removeprefix(WEIGHT): found.size for name, found in reader.tensors.items() if name.startswith(WEIGHT)
-    }
+    kept = {name.removeprefix(WEIGHT): found.size for name, found in reader.tensors.items() if name.startswith(WEIGHT)}
     if FROZEN in seal.recipe:
         for name in named.keys() - kept.keys():  # those that no text reaches; their digest tells of them
             named.pop(name).requires_grad_(False)
