@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from dropforge.errors import DropforgeError
 from trainer.config import Settings
 from trainer.data.balance import LINEAR, PER_WIDTH
@@ -27,10 +29,12 @@ from trainer.model.build import (
 )
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.shard import probe_loss
+from trainer.model.unreached import freeze_unreached
 from trainer.prepare import Prepared
 from trainer.report.console import Console
 
 _LOOKS: Final = 4096  # values of each weight that ranks compare
+_INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a value
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Assembly:
     :param pad: id for padding. :param probe: a short batch, and :param expected: the loss of the model on it before it
         was shared out, in nats.
     :param digest: of the plan, see `Plan.digest`. :param proof: that the plan covers the data.
+    :param frozen: digest of the weights that are not trained, which no checkpoint holds; None if all are.
     """
 
     prepared: Prepared
@@ -52,6 +57,7 @@ class Assembly:
     expected: float
     digest: str
     proof: Proof
+    frozen: str | None
 
     def facts(self, proven: float | None) -> dict[str, Any]:
         """The report's part on rows and packs. :param proven: what `Wrapped.prove_isolation` found."""
@@ -91,6 +97,9 @@ def assemble(
     probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
     loss = loss_model(built.model, attention.packs, settings.train.precision == "bf16", attention.masked)
     choose_way(loss, probe)
+    frozen = freeze_unreached(built, loss, probe, gang.world)
+    if frozen:
+        console.say(f"{len(frozen)} weights are frozen, because the text does not reach them: {', '.join(frozen[:3])}")
     describe(console, built, plan, attention, loss, prepared)
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
@@ -98,7 +107,7 @@ def assemble(
     expected = probe_loss(loss, probe)
     if settings.base.scratch is not None:  # a checkpoint's weights come later
         check_first_loss(expected, len(probe.targets), loss.place()[1])
-    return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof)
+    return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof, frozen_digest(built))
 
 
 def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
@@ -186,6 +195,20 @@ def weights_digest(built: Built) -> str:
         values = values[:: max(1, values.numel() // _LOOKS)].double()
         state.update(f"{name} {tuple(weight.shape)} {float(values.sum()):.6f} {float(values.abs().sum()):.6f}".encode())
     return state.hexdigest()[:16]
+
+
+def frozen_digest(built: Built) -> str | None:
+    """SHA-256 of the weights that are not trained, the same on any device; None if there are none.
+
+    Of each go in the sum of all its values as integers, which no order of adding changes, and some of its values.
+    """
+    state = hashlib.sha256()
+    frozen = [(name, weight) for name, weight in built.model.named_parameters() if not weight.requires_grad]
+    for name, weight in frozen:
+        bits = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()])
+        some = bits[:: max(1, bits.numel() // _LOOKS)].cpu().numpy().tobytes()
+        state.update(f"{name} {weight.dtype} {tuple(weight.shape)} {int(bits.sum(dtype=torch.int64))} ".encode() + some)
+    return state.hexdigest() if frozen else None
 
 
 def agree(gang: Gang, facts: dict[str, str]) -> None:

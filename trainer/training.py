@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -12,7 +12,7 @@ from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.assembly import Assembly, assemble, reach
 from trainer.config import Settings
-from trainer.data.tokenizer import CHAT_TEMPLATE, PLAIN_TEMPLATE
+from trainer.data.tokenizer import CHAT_TEMPLATE, plain_template
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
 from trainer.model.export import Exported, ExportError, export_model
@@ -26,6 +26,8 @@ from trainer.state.compare import facts as comparable
 from trainer.state.fast import Fast, open_fast
 from trainer.state.shared import check_shared
 from trainer.state.stop import StopSignal
+
+FROZEN: Final = "base.frozen_weights"  # a fact of a checkpoint, see `resume_facts`
 
 
 def train(
@@ -49,7 +51,7 @@ def train(
     console.steps = made.plan.steps
     store = open_store(spec.root)
     check_shared(store, gang)
-    checkpoints, fast = places(spec, settings, gang, made.digest, console)
+    checkpoints, fast = places(spec, settings, gang, made, console)
     teller = Teller(spec, settings, gang, store, console, wall)
     loop = Loop(
         gang=gang,
@@ -102,7 +104,7 @@ def train(
 
 
 def places(
-    spec: RunSpec, settings: Settings, gang: Gang, digest: str, console: Console
+    spec: RunSpec, settings: Settings, gang: Gang, made: Assembly, console: Console
 ) -> tuple[Checkpoints, Fast | None]:
     """The durable place of checkpoints and this node's fast tier; a collective.
 
@@ -112,7 +114,7 @@ def places(
     if spec.checkpoints_root != spec.root:
         check_shared(store, gang)
         console.say(f"checkpoints go to {store.uri}/checkpoints")
-    checkpoints = Checkpoints(store, spec.run, digest, resume_facts(spec), console.say)
+    checkpoints = Checkpoints(store, spec.run, made.digest, resume_facts(spec, made.frozen), console.say)
     asked = settings.train.fast_checkpoints
     return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
@@ -145,11 +147,15 @@ def export(loop: Loop, made: Assembly, store: Store, base: str) -> Exported | No
 def portable(tokenizer: Any) -> Any:
     """The tokenizer as it is saved: it carries the chat template that the training used."""
     if not tokenizer.chat_template:
-        tokenizer.chat_template = PLAIN_TEMPLATE
+        tokenizer.chat_template = plain_template(tokenizer)
     return tokenizer
 
 
-def resume_facts(spec: RunSpec) -> dict[str, str]:
-    """What a checkpoint and a resume from it are compared by; `trainer.state.compare` knows what may change."""
+def resume_facts(spec: RunSpec, frozen: str | None) -> dict[str, str]:
+    """What a checkpoint and a resume from it are compared by; `trainer.state.compare` knows what may change.
+
+    :param frozen: see `Assembly`. Trained weights are the checkpoint's, whatever the base has become.
+    """
     template = hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest()
-    return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template)
+    base = {} if frozen is None else {FROZEN: frozen}
+    return comparable(spec.recipe, dataset=spec.dataset_digest, chat_template=template, **base)

@@ -220,7 +220,10 @@ def test_plan_says_what_the_run_then_does(trained: Toy, capsys: pytest.CaptureFi
     model = AutoModelForCausalLM.from_pretrained(f"{address(trained)}/model")
     assert found["model"]["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert found["evaluations"] == 4
-    assert found["checkpoints"] == {"every": "4 steps", "written": 3, "kept": 2}
+    assert found["checkpoints"] == {
+        "every": "4 steps", "written": 3, "kept": 2, "best_kept": 1, "fast": None,
+        "place": f"{address(trained)}/checkpoints",
+    }  # fmt: skip
     assert [step for step, _ in found["learning_rate"]["curve"]] == list(range(1, 13))
     assert {item.key: item.etag for item in trained.files().list()} == before
 
@@ -247,6 +250,35 @@ def test_plan_names_all_that_the_run_is_refused_for(toy: Toy, capsys: pytest.Cap
     toy.files("tight").put("run.json", json.dumps(spec).encode())
     assert main(["plan", address(toy, "tight")]) == ExitCode.BAD_RECIPE
     assert "train.optimizer_of_tomorrow" in capsys.readouterr().out
+
+
+def test_plan_refuses_what_is_seen_only_with_the_steps_and_the_packages_that_there_are(
+    toy: Toy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.report.board.find_spec", lambda name: None)
+    toy.run("warm", train={"warmup": 500, "max_steps": None, "epochs": 1, "tensorboard": True})
+    assert main(["plan", address(toy, "warm"), "--json"]) == ExitCode.BAD_RECIPE
+    found = json.loads(capsys.readouterr().out)
+    assert [item["thing"] for item in found["refused"]] == [
+        "recipe key `train.tensorboard`",
+        "recipe key `train.warmup`",
+    ]
+    assert 0 < found["steps"] < 500
+
+
+def test_plan_says_where_checkpoints_go_and_which_stay(
+    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fast = {"folder": str(tmp_path / "fast"), "every": 2, "keep": 1}
+    place = str(tmp_path / "durable")
+    toy.run("tiers", train={"checkpoints": place, "fast_checkpoints": fast, "keep_best": 3})
+    assert main(["plan", address(toy, "tiers")]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"the newest 2 stay, and the 3 with the lowest evaluation loss in {place}/tiers/checkpoints every 2 steps"
+        in told
+    )
+    assert f"every 2 steps in {fast['folder']} of each node; the newest 1 stay there" in told
 
 
 def test_plan_goes_without_the_estimate_where_pydantic_is_not_installed(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dropforge.errors import DropforgeError
-from trainer.loop.selfcheck import TOLERANCE, halves
+from trainer.loop.selfcheck import TOLERANCE, halves, splits
 
 from .test_loop import Bench
 from .toy import Toy
@@ -26,17 +26,28 @@ pytestmark = pytest.mark.compat
 
 
 @pytest.mark.parametrize(
-    ("packs", "parts"),
+    ("packs", "parts", "both"),
     [
-        ([[1, 2], [3]], [[[1, 2]], [[3]]]),
-        ([[1, 2, 3]], [[[1]], [[2, 3]]]),
-        ([[1]], [[], [[1]]]),
-        ([], [[], []]),
+        ([[1, 2], [3]], [[[1, 2]], [[3]]], True),
+        ([[1, 2, 3]], [[[1]], [[2, 3]]], True),
+        ([[1]], [[], [[1]]], False),
+        ([], [[], []], False),
     ],
 )
-def test_a_micro_batch_is_cut_in_two(packs: list[list[int]], parts: list[list[list[int]]]) -> None:
-    found = halves([np.array(pack) for pack in packs])
-    assert [[pack.tolist() for pack in half] for half in found] == parts
+def test_a_micro_batch_is_cut_in_two(packs: list[list[int]], parts: list[list[list[int]]], both: bool) -> None:
+    arrays = [np.array(pack) for pack in packs]
+    assert [[pack.tolist() for pack in half] for half in halves(arrays)] == parts
+    assert splits(arrays) == both
+
+
+def test_one_document_alone_is_not_compared_with_itself(bench: Any) -> None:
+    """A difference of 0 would be told as a proof."""
+    made = bench(train={"micro_batch": 1})
+    loop = made.loop(packs=False)
+    loop.start()
+    assert loop.accumulation is None
+    assert loop.report()["accumulation_difference"] is None
+    assert any("is not looked at" in line for line in made.said)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from curation.canonical import canonical
 from dropforge.errors import DataError
 from trainer.data.chat import TemplateEncoder, check_left_out, documents
 from trainer.data.rows import Row
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
+from trainer.training import portable
 
 from .toy import sample_rows
 
@@ -154,6 +156,26 @@ def test_thinking_that_later_prompts_lose_is_trained_where_it_was_thought() -> N
     prompt = KNOWN["qwen-3"][0].decode(made[1].ids[~made[1].trained])
     assert "hm" not in prompt
     assert "yes" in prompt
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+def test_without_a_template_a_chat_begins_as_the_tokenizer_begins_a_text(begins: bool, loss_on: str) -> None:
+    """As Llama's and Gemma's base models, whose first token has never been another one; GPT-2 knows no such thing."""
+    made = tokenizer(None)
+    if begins:
+        made.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<|bos|> $A", special_tokens=[("<|bos|>", made.bos_token_id)]
+        )
+    one = row("a", "yes")
+    [[found]] = TemplateEncoder(made, loss_on).encode([one])
+    assert not isinstance(found, str)
+    assert [token == made.bos_token_id for token in found.ids[:2]] == [begins, False]
+    if loss_on == "answers":
+        assert said(made, one) == ["yes<|eos|>"]
+    exported = portable(made).apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)
+    prompt = list(exported["input_ids"])
+    assert list(found.ids[: len(prompt)]) == prompt
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "phi-3"])

@@ -68,17 +68,26 @@ def main(arguments: argparse.Namespace) -> int:
     settings: Settings | None = refused(lambda: read_settings(recipe))
     if settings is not None:
         from trainer.commands.dry import rehearse
+        from trainer.loop.schedule import check_steps
+        from trainer.report.board import check_board
 
         with tempfile.TemporaryDirectory(prefix="dropforge-plan-") as name:
             made: Rehearsal | None = refused(
                 lambda: rehearse(spec, settings, Path(name), lambda text: print(text, file=sys.stderr))
             )
             facts["memory"] = _memory(recipe, made.config if made and settings.base.model else None, refused)
+            refused(lambda: check_board(settings.train.tensorboard))
             if made is not None:
+                refused(lambda: check_steps(settings.train, made.plan.steps))
                 compute = recipe["compute"]
                 facts |= (
                     refused(
-                        lambda: describe(made, settings, int(compute["nodes"]) * int(compute["processes_per_node"]))
+                        lambda: describe(
+                            made,
+                            settings,
+                            int(compute["nodes"]) * int(compute["processes_per_node"]),
+                            f"{spec.checkpoints_root}/checkpoints" if spec.root or settings.train.checkpoints else None,
+                        )
                     )
                     or {}
                 )
@@ -148,8 +157,8 @@ def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], An
     }
 
 
-def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
-    """What will be done, as JSON values."""
+def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None) -> dict[str, Any]:
+    """What will be done, as JSON values. :param place: of checkpoints, None where there is no run yet."""
     from trainer.interval import Interval
     from trainer.loop.batching import solve
     from trainer.loop.schedule import learning_rate
@@ -158,6 +167,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
     first, last = plan.step(0), plan.step(plan.steps - 1)
     micro_batch = solve(plan.rows, ranks, train.micro_batch).micro_batch
     spread = [[len(batch) for batch in plan.share(first, r, ranks, micro_batch)] for r in range(ranks)]
+    fast = train.fast_checkpoints
     evaluated, saved = Interval.parse(train.eval_every), Interval.parse(train.checkpoint_every)
     counts = {key: value for key, value in made.prepared.train.facts.items() if isinstance(value, int)}
     return {
@@ -205,6 +215,11 @@ def describe(made: Rehearsal, settings: Settings, ranks: int) -> dict[str, Any]:
             "every": str(saved),
             "written": None if saved.seconds else 1 + times(saved.steps, plan.steps - 1),
             "kept": train.keep_checkpoints,
+            "best_kept": train.keep_best,
+            "place": place,
+            "fast": None
+            if fast is None
+            else {"folder": fast.folder, "every": str(Interval.parse(fast.every)), "kept": fast.keep},
         },
     }
 
@@ -292,6 +307,14 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rate += f"{curve[-1][1]:.3g} at step {curve[-1][0]}\n{bars([point[1] for point in curve])}"
     saved = facts["checkpoints"]
     size = (facts["memory"] or {}).get("checkpoint")
+    stay = f"the newest {saved['kept']} stay"
+    if saved["best_kept"]:
+        stay += f", and the {saved['best_kept']} with the lowest evaluation loss"
+    if saved["place"] is not None:
+        stay += f"\nin {safe(saved['place'])}"
+    if saved["fast"] is not None:
+        stay += f"\nevery {saved['fast']['every']} in {safe(saved['fast']['folder'])} of each node; "
+        stay += f"the newest {saved['fast']['kept']} stay there"
     tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
     return [
         ("train rows", "\n".join([f"{train['rows']:,} rows, {train['documents']:,} documents", *notes])),
@@ -311,8 +334,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", (facts["memory"] or {}).get("text", "unknown")),
         (
             "checkpoints",
-            f"every {saved['every']}{f', about {size} each' if size else ''}{often(saved['written'])}; "
-            f"the newest {saved['kept']} stay",
+            f"every {saved['every']}{f', about {size} each' if size else ''}{often(saved['written'])}; {stay}",
         ),
         ("rate", rate),
     ]

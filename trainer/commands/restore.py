@@ -15,7 +15,7 @@ import torch
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, open_store
-from trainer.assembly import build
+from trainer.assembly import build, frozen_digest
 from trainer.compat import quiet_libraries
 from trainer.config import read_settings
 from trainer.data.batch import Batch
@@ -29,7 +29,7 @@ from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
 from trainer.state.checkpoint import WEIGHT, Checkpoints, Seal
 from trainer.state.reader import BlockReader, Copies, fill
 from trainer.state.retention import best_steps
-from trainer.training import portable
+from trainer.training import FROZEN, portable
 
 _PROBE: Final = 16  # tokens that the model is compared on after it was read back
 
@@ -99,9 +99,13 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     none = collect([], {})
     built = build(settings, Prepared(none, none, tokenizer, base, "", np.empty(0, np.void)), Gang())
     named = dict(built.trainable())
-    if {f"{WEIGHT}{name}": weight.shape for name, weight in named.items()} != {
-        name: found.size for name, found in reader.tensors.items() if name.startswith(WEIGHT)
-    }:
+    kept = {name.removeprefix(WEIGHT): found.size for name, found in reader.tensors.items() if name.startswith(WEIGHT)}
+    if FROZEN in seal.recipe:
+        for name in named.keys() - kept.keys():  # those that no text reaches; their digest tells of them
+            named.pop(name).requires_grad_(False)
+    frozen = frozen_digest(built)
+    same = {name: weight.shape for name, weight in named.items()} == kept
+    if not same or frozen != seal.recipe.get(FROZEN, frozen):
         raise RecipeError(thing, "its weights are not those of the run's base model", "Give back the base model")
     try:  # one tensor after the other, and no moments: the model is all that has to fit
         fill(reader, {f"{WEIGHT}{name}": weight for name, weight in named.items()})

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from dropforge.errors import DataError
-from trainer.data.tokenizer import PLAIN_TEMPLATE
+from trainer.data.tokenizer import plain_template
 
 Message = dict[str, str]
 
@@ -58,7 +58,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self.name = f"chat template of {tokenizer.name_or_path or 'the base model'}"
-        template = tokenizer.chat_template or PLAIN_TEMPLATE
+        template = tokenizer.chat_template or plain_template(tokenizer)
         if isinstance(template, dict):
             template = template.get("default")
         if not isinstance(template, str):

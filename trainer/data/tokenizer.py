@@ -38,6 +38,14 @@ PLAIN_TEMPLATE: Final = (
 )
 
 
+def plain_template(tokenizer: Any) -> str:
+    """`PLAIN_TEMPLATE` for a tokenizer: it begins as the tokenizer begins any text, with its begin token or without."""
+    begin = tokenizer.bos_token_id
+    if begin is None or tokenizer("a")["input_ids"][:1] != [begin]:
+        return PLAIN_TEMPLATE
+    return "{{ bos_token }}" + PLAIN_TEMPLATE
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """Train byte-level BPE; the content of `tokenizer.json`, the same for the same texts.
 

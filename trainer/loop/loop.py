@@ -23,12 +23,13 @@ from trainer.loop.batching import solve
 from trainer.loop.best import BestWeights, best_step, stalled
 from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
+from trainer.loop.longest import longest
 from trainer.loop.observer import Observer
 from trainer.loop.optim import load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
 from trainer.loop.schedule import check_steps, learning_rate
-from trainer.loop.selfcheck import check_accumulation
+from trainer.loop.selfcheck import check_accumulation, splits
 from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model import deterministic
@@ -190,10 +191,9 @@ class Loop:
     def _check_fit(self) -> None:
         """Measure the longest micro-batch that may come, and refuse what would end in a kill."""
         plan, train, world = self.plan, self.settings.train, self.gang.world
-        packs = plan.step(0)
-        rows = min(self.batching.micro_batch, math.ceil(len(packs) / world))
-        longest = max(int(plan.lengths[pack].sum()) for pack in packs) if self.loss.packed else int(plan.lengths.max())
-        share = max(float(plan.targets[pack].sum() / plan.lengths[pack].sum()) for pack in packs)
+        rows = min(self.batching.micro_batch, math.ceil(len(plan.step(0)) / world))
+        most, targets = longest(plan)
+        tokens = min(-(-most // 8) * 8, train.sequence_length)
         weights = self.wrapped.trained_bytes()
         extra = 0 if self.optimizer.state else 2 * weights  # the first step makes both moments
         if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
@@ -204,8 +204,8 @@ class Loop:
             self.wrapped,
             self.train,
             rows=rows,
-            tokens=min(-(-longest // 8) * 8, train.sequence_length),
-            share=min(1.0, share),
+            tokens=tokens,
+            share=min(1.0, targets / max(1, tokens - 1)),
             extra=extra,
         )
         self.optimizer.zero_grad()
@@ -224,9 +224,14 @@ class Loop:
     def _check_accumulation(self) -> None:
         """On the first rows of the plan, wherever the training begins."""
         packs = self.plan.share(self.plan.step(0), self.gang.rank, self.gang.world, 1 << 30)[0]
+        packs = packs[: self.settings.train.micro_batch]
+        self.accumulation: float | None = None
+        if not any(self.gang.gather(splits(packs))):
+            self.console.say("no rank has two documents in its first micro-batch: that they add up is not looked at")
+            return
         self.loss.eval()
         self.accumulation = check_accumulation(
-            packs[: self.settings.train.micro_batch],
+            packs,
             lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
             self.step.backward,
             lambda: self.wrapped.clip(math.inf),

@@ -35,13 +35,22 @@ def make_optimizer(model: nn.Module, train: Train) -> torch.optim.AdamW:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Any]:
-    """The optimizer's state as `NAME:exp_avg`, `NAME:exp_avg_sq` and `NAME:step`; empty before the first step."""
+    """The optimizer's state as `NAME:exp_avg`, `NAME:exp_avg_sq` and `NAME:step`; empty before the first step.
+
+    A weight that has had no gradient yet has the state that AdamW gives it with its first one.
+    """
     tensors: dict[str, Any] = {}
+    if not optimizer.state:
+        return tensors
     for name, weight in named:
-        state = optimizer.state.get(weight)
-        if state:
-            tensors |= {f"{name}:{key}": state[key] for key in (*MOMENTS, "step")}
+        state = optimizer.state.get(weight) or _first_state(weight)
+        tensors |= {f"{name}:{key}": state[key] for key in (*MOMENTS, "step")}
     return tensors
+
+
+def _first_state(weight: nn.Parameter) -> dict[str, torch.Tensor]:
+    moments = {key: torch.zeros_like(weight, requires_grad=False) for key in MOMENTS}
+    return {**moments, "step": torch.zeros((), dtype=torch.float32, device=weight.device)}
 
 
 def load_optimizer(

@@ -24,6 +24,11 @@ def halves(packs: Sequence[Pack]) -> list[list[Pack]]:
     return [list(packs[:middle]), list(packs[middle:])]
 
 
+def splits(packs: Sequence[Pack]) -> bool:
+    """Whether both halves have a document: else one of them is the whole, and to compare them proves nothing."""
+    return all(any(len(pack) for pack in half) for half in halves(packs))
+
+
 def check_accumulation(
     packs: Sequence[Pack],
     make: Callable[[list[Pack]], Batch],
