@@ -196,7 +196,7 @@ def test_training_ends_early_and_leaves_its_best_weights_also_when_it_was_stoppe
 def test_a_store_that_is_away_when_old_best_weights_go_ends_no_training(bench: Any) -> None:
     made = bench(train=STALLING)
     loop = scripted(made.loop(), COURSE)
-    seals, listed = loop.checkpoints.seals, loop.best.store.list
+    seals, listed = loop.checkpoints.seals, loop.best.store.sizes
 
     def elsewhere() -> Any:
         """The thread that saves can be lucky where the training is not."""
@@ -209,7 +209,7 @@ def test_a_store_that_is_away_when_old_best_weights_go_ends_no_training(bench: A
             raise OSError(5, "Input/output error")
         return listed(prefix)
 
-    loop.checkpoints.seals, loop.best.store.list = elsewhere, away
+    loop.checkpoints.seals, loop.best.store.sizes = elsewhere, away
     trained(loop)
     assert loop.report()["exported_step"] == 4
     assert any("older best weights" in line and "Input/output" in line for line in made.said)
