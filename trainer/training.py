@@ -89,7 +89,7 @@ def train(
         loop.run()
         teller.trained(loop.progress.step)
         loop.release()
-        exported = export(loop, made, store, settings.base.model or "")
+        exported = write_model(loop, made, store, settings.base.model or "")
         if exported is not None:
             teller.succeeded(loop, exported, made.facts(proven))
         gang.follow("report")  # nobody leaves before it is there, and writing a large model takes its time
@@ -119,7 +119,7 @@ def places(
     return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
 
-def export(loop: Loop, made: Assembly, store: Store, base: str) -> Exported | None:
+def write_model(loop: Loop, made: Assembly, store: Store, base: str) -> Exported | None:
     """Write the model's folder, on the leader; all ranks take part.
 
     :raises ExportError: if it cannot be written now.
