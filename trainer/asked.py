@@ -100,7 +100,7 @@ def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[s
 
 def _write(spec: RunSpec, order: Mapping[str, Any], folder: Path, console: Console) -> dict[str, Any]:
     """The checkpoint's model in a folder. :raises DataError: if the checkpoint is another one by now."""
-    from trainer.commands.restore import Choice, export
+    from trainer.restore import Choice, export
 
     console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
     seal, exported = export(spec, Choice(order["step"]), folder, console.say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -14,9 +14,7 @@ from trainer.data.batch import make_batch
 from trainer.data.packing import Pack, pack_window
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang, collective
-from trainer.model.loss import LossModel
-
-Precision = Literal["fp32", "bf16"]
+from trainer.model.loss import LossModel, Precision
 
 _AGREE_EVERY: Final = 16  # batches between two looks at the stop signal
 

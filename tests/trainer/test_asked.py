@@ -14,7 +14,7 @@ from tests.trainer.test_whole import train
 from tests.trainer.toy import Toy
 from trainer.asked import main
 from trainer.commands.addresses import open_run
-from trainer.commands.restore import open_checkpoints
+from trainer.restore import open_checkpoints
 from trainer.state.checkpoint import WEIGHT, Checkpoints
 
 

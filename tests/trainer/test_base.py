@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.errors import RecipeError
 from trainer.assembly import frozen_digest
-from trainer.commands.restore import Choice, export
 from trainer.gang import Gang
 from trainer.loop.optim import load_optimizer, make_optimizer, optimizer_tensors
 from trainer.model.build import Built
@@ -21,6 +20,7 @@ from trainer.model.loss import LossModel
 from trainer.model.unreached import freeze_unreached, reached
 from trainer.node.heart import Heart
 from trainer.report.console import Console
+from trainer.restore import Choice, export
 from trainer.state.stop import StopSignal
 from trainer.training import FROZEN, train
 

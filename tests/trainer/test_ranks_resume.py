@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from dropforge.store import FolderStore, open_store
-from trainer.commands.restore import open_checkpoints
 from trainer.config import FastCheckpoints
 from trainer.data.plan import Pack
 from trainer.gang import Gang
 from trainer.loop.optim import optimizer_tensors
+from trainer.restore import open_checkpoints
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.stop import PreemptedError
 

@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.step not in (None, step) or (arguments.best and step is not None):
         raise RecipeError(f"address {arguments.run}", "it names a checkpoint already", "Leave --step and --best out")
     spec = open_run(address)
-    from trainer.commands.restore import Choice, export
+    from trainer.restore import Choice, export
 
     def say(text: str) -> None:
         print(text, file=sys.stderr)

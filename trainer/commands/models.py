@@ -28,7 +28,7 @@ def fetch_model(address: str, scratch: Path, say: Callable[[str], None]) -> Path
     """
     checkpoint = split_checkpoint(address)
     if checkpoint is not None:
-        from trainer.commands.restore import Choice, export
+        from trainer.restore import Choice, export
 
         export(open_run(checkpoint[0]), Choice(checkpoint[1]), scratch / "checkpoint", say)
         return scratch / "checkpoint"

@@ -6,9 +6,9 @@ from typing import Final
 
 from dropforge.errors import DropforgeError
 from trainer.loop.progress import Progress
+from trainer.report.steps import shown_rows
 
 BAD_STEPS: Final = 5  # skipped steps in a row that are still borne
-_SHOWN: Final = 5
 
 
 class DivergedError(DropforgeError):
@@ -29,9 +29,3 @@ def check_skipped(progress: Progress, most: int) -> None:
         "Lower `train.learning_rate`, lengthen `train.warmup`, or look at the rows of these steps: "
         + shown_rows(progress.skips[-1]["rows"]),
     )
-
-
-def shown_rows(keys: list[str]) -> str:
-    """The first of some rows' keys, for a line."""
-    more = len(keys) - _SHOWN
-    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -17,9 +17,8 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import AttentionName
 from trainer.gang import Gang
-from trainer.measure import Precision
 from trainer.model.isolation import TOLERANCE, Isolation, check_isolation
-from trainer.model.loss import LossModel
+from trainer.model.loss import LossModel, Precision
 
 Packing = Literal["positions", "mask", "padded"]
 ON_GPU: Final = ("flash_attention_2", "flex_attention")  # neither has a backward pass on a CPU

@@ -20,6 +20,7 @@ from trainer.compat import fused_cross_entropy
 from trainer.data.batch import Batch
 from trainer.model.build import takes_positions
 
+Precision = Literal["fp32", "bf16"]
 Way = Literal["fused", "places", "own"]
 TOLERANCE: Final = 1e-4
 _NEAR: Final = 0.25  # of the logarithm of the vocabulary's size

@@ -27,10 +27,9 @@ from trainer.compat import exchange_seconds, time_exchange
 from trainer.config import Parallel, Settings
 from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
-from trainer.measure import Precision
 from trainer.model.build import Built
 from trainer.model.isolation import largest_difference, tolerance
-from trainer.model.loss import LossModel
+from trainer.model.loss import LossModel, Precision
 
 _KEY: Final = "recipe key `compute.parallel`"
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.data.plan import Plan
-from trainer.loop.progress import Progress
 from trainer.report.flops import Gauge
+
+if TYPE_CHECKING:
+    from trainer.loop.progress import Progress
 
 
 def training_figures(progress: Progress, plan: Plan, exported: int, gauge: Gauge) -> Mapping[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trainer.interval import Interval
-from trainer.loop.progress import Progress
+
+if TYPE_CHECKING:
+    from trainer.loop.progress import Progress
 
 
 def seconds_left(

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -18,8 +18,10 @@ from dropforge.layout import PROFILE_REQUEST
 from dropforge.profiling import Span, read_request
 from dropforge.store import Store
 from trainer.gang import Gang
-from trainer.loop.progress import Progress
-from trainer.loop.step import StepResult
+
+if TYPE_CHECKING:
+    from trainer.loop.progress import Progress
+    from trainer.loop.step import StepResult
 
 FOLDER: Final = "profiles/"
 

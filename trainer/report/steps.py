@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from trainer.loop.divergence import shown_rows
-from trainer.loop.progress import Progress
-from trainer.loop.step import StepResult
 from trainer.report.board import Board
 from trainer.report.console import Console, duration
 from trainer.report.flops import Gauge
@@ -18,6 +15,11 @@ from trainer.report.memory import peak_memory
 from trainer.report.points import Points
 from trainer.report.tracking import Tracker
 
+if TYPE_CHECKING:
+    from trainer.loop.progress import Progress
+    from trainer.loop.step import StepResult
+
+_SHOWN: Final = 5  # rows named in a line
 _UNEVEN: Final = 1.2  # times the fastest rank's time from which people are told who is slow
 
 
@@ -135,3 +137,9 @@ class StepLog:
         if spread:
             found |= {"rank_spread": round(spread[1], 3), "slowest_rank": spread[0]}
         return found | {name: round(value, 1) for name, value in peak_memory(self.device).items()}
+
+
+def shown_rows(keys: list[str]) -> str:
+    """The first of some rows' keys, for a line."""
+    more = len(keys) - _SHOWN
+    return ", ".join(keys[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
