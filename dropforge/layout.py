@@ -14,6 +14,10 @@
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
     runs/RUN/run.json, checkpoints/, report.json, model/
+    runs/RUN/began.json, attempts/N.json     when the run's first launcher started; each attempt, where it began
+    runs/RUN/best/step-N-DIGEST.safetensors  weights of the best evaluations that a checkpoint may still export
+    runs/RUN/failures/POD/START/             stacks and last collectives of an attempt that failed
+    runs/RUN/unsent-metrics/, unsent-tags/   what MLflow did not take
     runs/RUN/plan/IDENTITY/plan.json         tokens and packs, made once; the manifest is written last
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json

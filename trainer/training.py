@@ -99,7 +99,7 @@ def train(
         teller.failed(loop, error)
         raise
     finally:
-        teller.close()
+        teller.close(loop.saving.grace_left())
     gang.leave()
 
 

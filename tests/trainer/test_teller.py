@@ -74,12 +74,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     found.server_close()
 
 
-def impatient(teller: Teller) -> None:
-    """Have its end wait for a server that takes nothing no longer than a test should."""
-    close = teller.tracker.close
-    teller.tracker.close = lambda: close(0.5)  # type: ignore[method-assign,assignment,misc]
-
-
 class Stage:
     """Makes tellers of one run's attempts. :ivar said: their lines for people."""
 
@@ -122,10 +116,9 @@ def test_an_attempt_that_was_killed_before_its_first_checkpoint_is_not_logged_tw
 def test_tags_and_checkpoints_that_mlflow_never_took_are_kept_and_said(stage: Stage, server: Server) -> None:
     server.status = 503
     teller = stage.attempt()
-    impatient(teller)
     teller.tracker.metrics({"train/loss": 1.0}, 1)
     teller.checkpoints(stage.store, [SEAL], [{"step": 2, "eval/loss": 3.0}])
-    teller.close()
+    teller.close(seconds=1.0)
     assert [row["step"] for row in stage.kept("unsent-metrics")] == [1]
     left = stage.kept("unsent-tags")
     assert left["tags"]["dropforge.last_checkpoint"] == "step-2"
@@ -139,8 +132,7 @@ def test_checkpoints_alone_that_are_not_shown_are_kept_too(stage: Stage, server:
     teller = stage.attempt()
     teller.checkpoints(stage.store, [SEAL], [])
     assert teller.tracker.flush(30)
-    impatient(teller)
-    teller.close()
+    teller.close(seconds=1.0)
     left = stage.kept("unsent-tags")
     assert left["tags"] == {}
     assert [item["step"] for item in left["checkpoints"]] == [2]
@@ -162,7 +154,6 @@ def test_whatever_a_store_raises_does_not_replace_how_the_training_ended(
 ) -> None:
     server.status = 503
     teller = stage.attempt()
-    impatient(teller)
     teller.tracker.metrics({"train/loss": 1.0}, 1)
 
     def away(*_: object) -> None:
@@ -170,6 +161,6 @@ def test_whatever_a_store_raises_does_not_replace_how_the_training_ended(
 
     monkeypatch.setattr(stage.store, "put", away)
     teller.board = SimpleNamespace(close=away)  # type: ignore[assignment]
-    teller.close()
+    teller.close(seconds=1.0)
     assert sum("could not be stored either (RuntimeError: An error occurred (SlowDown))" in line for line in stage.said)
     assert any(line.startswith("TensorBoard's files could not be ended") for line in stage.said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from trainer.loop.loop import Loop
 
 _PROFILE: Final = 60.0  # seconds that the end of a training waits for traces that are being written
+_CLOSE: Final = 15.0  # seconds that the end waits for MLflow to take the last metrics
+_CLOSE_LEAST: Final = 0.5  # the same however late it is, and what keeping the others takes
 _DRAW: Final = 30.0  # seconds that the end of a training waits for its pictures
 _DRAW_FAILED: Final = 6.0  # the same where it failed: peers are ended ten seconds later
 
@@ -134,17 +137,19 @@ class Teller:
             seconds = max(0.0, min(_DRAW_FAILED, loop.saving.grace_left() - 1))
             self._keep(lambda: self._curves(loop, f": ended: {error}"), "curves", seconds)
 
-    def close(self) -> None:
+    def close(self, seconds: float = math.inf) -> None:
         """Send the last metrics; what MLflow could not take is kept in the run's folder.
 
         Whatever goes wrong is said: it must not replace how the training ended.
+
+        :param seconds: until the launcher ends this process, which must have told by then how it went.
         """
         if self.board is not None:
             try:
                 self.board.close()
             except Exception as error:
                 self._console.say(f"TensorBoard's files could not be ended ({type(error).__name__}: {error})")
-        metrics = self.tracker.close()
+        metrics = self.tracker.close(max(_CLOSE_LEAST, min(_CLOSE, seconds - _CLOSE_LEAST)))
         if metrics:
             self._keep_unsent("unsent-metrics", metrics, f"{len(metrics)} metrics")
         tags = self.tracker.unsent_tags()
