@@ -248,7 +248,9 @@ def test_the_loss_is_always_the_models_own(kind: str, more: dict[str, Any], ways
     loss = loss_model(model, True, False).eval()
     assert choose_way(loss, batch) in ways
     inputs = {"input_ids": batch.ids, "position_ids": batch.positions, "use_cache": False}
-    own = model(**inputs, labels=batch.labels()).loss * len(batch.targets)
+    labels = torch.full_like(batch.ids, -100)
+    labels.view(-1)[batch.places + 1] = batch.targets
+    own = model(**inputs, labels=labels).loss * len(batch.targets)
     assert loss_of(loss, batch).item() == pytest.approx(own.item(), rel=1e-4)
 
 

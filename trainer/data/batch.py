@@ -50,12 +50,6 @@ class Batch:
             self.tokens,
         )
 
-    def labels(self) -> torch.Tensor:
-        """(B, L) labels as Hugging Face models take them: at the target's own place, -100 elsewhere."""
-        labels = torch.full_like(self.ids, -100)
-        labels.view(-1)[self.places + 1] = self.targets
-        return labels
-
 
 def make_batch(tokens: Tokens, packs: list[Pack], pad: int) -> Batch:
     """Put packs into rows. Without packs: one row of padding and no target, so that a rank can keep step."""

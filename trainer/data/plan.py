@@ -216,10 +216,6 @@ class Plan:
         whole, rest = divmod(position, self.packs_per_epoch)
         return whole + rest / self.packs_per_epoch
 
-    def step_targets(self, index: int) -> int:
-        """Target tokens of one step, over all ranks."""
-        return sum(int(self.targets[pack].sum()) for pack in self.step(index))
-
     def filled(self) -> float:
         """Share of the places that hold a token, over one epoch."""
         tokens = sum(source.tokens * source.take / len(source.packs) for source in self._sources)
