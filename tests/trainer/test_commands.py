@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -434,6 +435,15 @@ def test_run_does_what_the_launcher_does(trained: Toy) -> None:
     assert "is already done" in done.stdout
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What a shell starts in the background ignores SIGINT, and so do its children; those of this process hear it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_command_at_once_and_leaves_nothing(trained: Toy, tmp_path: Path) -> None:
     held = "def prepare(*arguments, **options):\n    hold()\n"
     process = subprocess.Popen(
