@@ -22,7 +22,7 @@ from dropforge.run import ExitCode
 from dropforge.store import open_store
 from trainer.gang import Gang
 from trainer.model import fit
-from trainer.model.fit import Load, foresee, lengths_to_try, memory_room, rehearsal, shortage
+from trainer.model.fit import Load, doubled, foresee, memory_room, rehearsal, shortage
 
 from .ranks import Ranks, RanksError
 from .ranks_loop import Stage, make_loop, make_stage
@@ -35,7 +35,7 @@ GB = 10**9
 
 @pytest.mark.parametrize("size", [1, 16, 128, 129, 512, 4096, 5000])
 def test_lengths_grow_by_two_at_most_up_to_the_longest(size: int) -> None:
-    found = lengths_to_try(size)
+    found = doubled(128, size)
     assert found[-1] == size
     assert found[0] <= 128
     assert all(before < after <= 2 * before for before, after in itertools.pairwise(found))
@@ -68,6 +68,10 @@ def test_a_rehearsed_row_has_the_targets_of_a_real_one_and_a_border_if_rows_are_
     assert (rehearsal(tokens([30]), 64, 0.5, False).positions == 0).sum() == 1
     assert torch.equal(batch.ids.view(-1)[batch.places + 1], batch.targets)
     assert len(rehearsal(tokens([30]), 2, 1.0, True).places) == 1
+    three = rehearsal(tokens([30]), 64, 0.5, True, 3)
+    assert three.ids.shape == three.positions.shape == (3, 64)
+    assert len(three.places) == len(three.targets) == 3 * len(batch.places)
+    assert torch.equal(three.ids.view(-1)[three.places + 1], three.targets)
 
 
 @pytest.fixture

@@ -179,8 +179,8 @@ class Loop:
         self.saving.start(self._before_seal)
         self.heart.warm_up()
         self.step.warm_up()
-        self.heart.warm_up()  # each of these has the bound for itself
         self._check_fit()
+        self.heart.warm_up()  # each of these, and each pass of the one before, has the bound for itself
         self._check_accumulation()
         self.heart.rest()
         if self._generators is not None:
@@ -207,6 +207,7 @@ class Loop:
             tokens=tokens,
             share=min(1.0, targets / max(1, tokens - 1)),
             extra=extra,
+            sign=self.heart.warm_up,
         )
         self.optimizer.zero_grad()
         if self.fit is not None:

@@ -1,14 +1,15 @@
 """Whether a recipe fits the memory, measured before the first step on the model as it will be trained.
 
 Out of memory on a CPU is a SIGKILL that nobody can catch, so nothing is tried that was not foreseen to fit: forward and
-backward passes of one row grow by doubling, and what the next one takes is told from the two before it. A row's memory
-is linear in its tokens or, where attention holds its scores, quadratic; that of several rows is their sum. The passes
-together cost about two of the longest row.
+backward passes grow by doubling, first the tokens of one row, then the rows, and what the next one takes is told from
+those before it. A row's memory is linear in its tokens or, where attention holds its scores, quadratic; that of several
+rows is their sum. The last pass is the whole micro-batch, because seven times what one row took was seen to be a
+quarter too little. The passes together cost about two micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from trainer.gang import Gang
 from trainer.model.shard import Wrapped
 
 _SPARE: Final = 0.8  # of the room: heaps have holes, and steps were seen to take up to 1.06 of what was foreseen
+_ADVISED: Final = 0.9  # of that: the next process finds a little more or less of either
 _TINY: Final = 16  # tokens of the passes that make gradients and whatever else does not grow with the tokens
 _FIRST: Final = 128  # tokens of the first pass that is asked what more tokens take
 _UNLIMITED: Final = 1 << 60  # version 1 of control groups has a number for it
@@ -59,34 +61,44 @@ def foresee(half: float, whole: float) -> float:
     return min(4 * whole, max(2 * whole, 6 * whole - 8 * half))
 
 
-def lengths_to_try(tokens: int) -> list[int]:
-    """Lengths of one row, each at most twice the one before; the last is the longest there is."""
-    found = [tokens]
-    while found[0] > _FIRST:
+def doubled(first: int, last: int) -> list[int]:
+    """Numbers up to the last one, each at most twice the one before, from at most the first one on."""
+    found = [last]
+    while found[0] > first:
         found.insert(0, -(-found[0] // 2))
     return found
 
 
-def shortage(loads: Sequence[Load], rows: int, together: int) -> tuple[float, float] | None:
+def shortage(loads: Sequence[Load], rows: int, together: int, spare: float = _SPARE) -> tuple[float, float] | None:
     """Need and room of the place that lacks most, if micro-batches have so many rows; None if all fit.
 
     :param loads: by rank. :param together: ranks that share a place: those of a node, or 1 where each has its GPU.
+    :param spare: the part of the room that may be taken.
     """
     places = [loads[first : first + together] for first in range(0, len(loads), together)]
     needs = [
-        (sum(load.base + rows * load.row for load in place), min(load.room for load in place) * _SPARE)
+        (sum(load.base + rows * load.row for load in place), min(load.room for load in place) * spare)
         for place in places
     ]
     return max((pair for pair in needs if pair[0] > pair[1]), key=lambda pair: pair[0] - pair[1], default=None)
 
 
 def check_fit(
-    gang: Gang, wrapped: Wrapped, data: Tokens, *, rows: int, tokens: int, share: float, extra: int
+    gang: Gang,
+    wrapped: Wrapped,
+    data: Tokens,
+    *,
+    rows: int,
+    tokens: int,
+    share: float,
+    extra: int,
+    sign: Callable[[], None] = lambda: None,
 ) -> Fit | None:
     """Find out whether training fits; all ranks take part. Gradients are left in the weights, to be set to zero.
 
     :param rows, tokens: of the longest micro-batch. :param share: of the tokens, that are targets.
     :param extra: bytes that come later on this rank: the optimizer's moments, a checkpoint's copy.
+    :param sign: called before each pass.
     :returns: None where it cannot be told what is held or left.
     :raises RecipeError: on every rank, naming the largest micro-batch that fits.
     """
@@ -94,9 +106,10 @@ def check_fit(
     together = 1 if gang.device.type == "cuda" else gang.local_world
     held = 0
 
-    def measured(length: int) -> float:
-        """Peak of a pass over one row, above what was held before."""
-        batch = rehearsal(data, length, share, wrapped.loss.packed).to(gang.device)
+    def measured(length: int, count: int = 1) -> float:
+        """Peak of a pass over some rows, above what was held before."""
+        sign()
+        batch = rehearsal(data, length, share, wrapped.loss.packed, count).to(gang.device)
         meter.begin()
         wrapped.backward(batch, 0.0, True)
         return float(meter.peak() - held)
@@ -112,7 +125,7 @@ def check_fit(
         return found
 
     grown: list[float] = []
-    lengths = lengths_to_try(tokens)
+    lengths = doubled(_FIRST, tokens)
     for index, length in enumerate(lengths):
         if index > 1:
             lacking = shortage(loads(foresee(*grown[-2:])), 1, together)
@@ -120,9 +133,15 @@ def check_fit(
                 raise _refusal(f"one row of {length} tokens", lacking, _shorter(lengths[index - 1]))
         grown.append(max(0.0, measured(length) - fixed))
     found = loads(grown[-1])
+    for count in doubled(1, rows)[1:]:
+        if shortage(found, count, together):
+            break
+        found = loads(max(0.0, measured(tokens, count) - fixed) / count)
     lacking = shortage(found, rows, together)
     if lacking:
         most = next((fewer for fewer in range(rows - 1, 0, -1) if shortage(found, fewer, together) is None), 0)
+        while most > 1 and shortage(found, most, together, _ADVISED * _SPARE):
+            most -= 1
         mend = (
             f"Set `train.micro_batch` to {most}" if most else _shorter(lengths[-2] if len(lengths) > 1 else tokens // 2)
         )
@@ -145,8 +164,8 @@ def _refusal(what: str, lacking: tuple[float, float], mend: str) -> RecipeError:
     )
 
 
-def rehearsal(data: Tokens, length: int, share: float, packed: bool) -> Batch:
-    """One row of real tokens that takes as much memory as a real row of `length` tokens.
+def rehearsal(data: Tokens, length: int, share: float, packed: bool, rows: int = 1) -> Batch:
+    """Rows of real tokens that take as much memory as real rows of `length` tokens.
 
     :param share: of its places, that predict a target. :param packed: it has two documents, so that masks are made.
     """
@@ -156,7 +175,10 @@ def rehearsal(data: Tokens, length: int, share: float, packed: bool) -> Batch:
     count = max(1, round(share * (length - 1)))
     places = torch.unique(torch.linspace(0, length - 2, count).long())
     places = places[(places != border - 1)] if len(places) > 1 else places
-    return Batch(ids, positions, places, ids[0, places + 1], torch.zeros_like(places), length)
+    targets = ids[0, places + 1].repeat(rows)
+    places = (torch.arange(rows)[:, None] * length + places).reshape(-1)
+    ids, positions = ids.repeat(rows, 1), positions.repeat(rows, 1)
+    return Batch(ids, positions, places, targets, torch.zeros_like(places), rows * length)
 
 
 class Meter:
