@@ -126,7 +126,11 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         optimizer = 12 * trained // shard_ranks(recipe)
         at_once = train.micro_batch * train.sequence_length
         width = 2 if train.precision == "bf16" else 4
-        activation = at_once * shape.layers * (18 * shape.hidden + 4 * shape.mlp) * width
+        block = 18 * shape.hidden + 4 * shape.mlp
+        # What of each block stays until its backward pass, and besides, where some is made again, one block as a whole.
+        stays = {"none": block, "selective": 7 * shape.hidden + 2 * shape.mlp, "full": shape.hidden}
+        again = 0 if train.activation_checkpointing == "none" else block
+        activation = at_once * (shape.layers * stays[train.activation_checkpointing] + again) * width
         logits = at_once * 2 * 4 * shape.vocab
         checkpoint = 12 * trained
     return Estimate(

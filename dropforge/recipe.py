@@ -146,6 +146,9 @@ class Train(Section):
     """Sequences in one optimizer step over all ranks, instead of `tokens_per_step`."""
     micro_batch: int = Field(default=2, ge=1, le=LARGEST)
     """Most sequences per forward pass and rank."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again instead of keeping it: of each block all but its input (`full`), or all but
+    the products with weights and what attention gives (`selective`). The results are the same."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
     """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)

@@ -20,6 +20,7 @@ from trainer.interval import Interval
 MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
+Recompute = Literal["none", "selective", "full"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 
@@ -84,6 +85,7 @@ class Train:
     tokens_per_step: int | None
     rows_per_step: int | None
     micro_batch: int
+    activation_checkpointing: Recompute
     epochs: float | None
     max_steps: int | None
     max_rows: int | None

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,13 +29,14 @@ from trainer.loop.optim import load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
 from trainer.loop.schedule import check_steps, learning_rate
-from trainer.loop.selfcheck import check_accumulation, splits
+from trainer.loop.selfcheck import check_accumulation, check_recomputation, splits
 from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model import deterministic
 from trainer.model.build import Built
-from trainer.model.fit import check_fit
+from trainer.model.fit import check_fit, rehearsal
 from trainer.model.loss import LossModel
+from trainer.model.recompute import everything_kept, recomputed
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
 from trainer.report.board import Board
@@ -52,6 +53,8 @@ from trainer.state.fast import Fast
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.resume import restore
 from trainer.state.stop import PreemptedError, StopSignal
+
+_SHORT: Final = 64  # tokens
 
 
 @dataclass
@@ -180,6 +183,7 @@ class Loop:
         self.heart.warm_up()
         self.step.warm_up()
         self.heart.warm_up()  # each of these has the bound for itself
+        self._check_recomputation()
         self._check_fit()
         self._check_accumulation()
         self.heart.rest()
@@ -187,6 +191,26 @@ class Loop:
             set_generators(self._generators, self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+
+    def _check_recomputation(self) -> None:
+        """On a short row, which fits with everything kept, and in the mode of training: dropout takes part."""
+        if not recomputed(self.loss):
+            return
+        length = min(_SHORT, self.settings.train.sequence_length)
+        batch = rehearsal(self.train, length, 0.5, self.loss.packed).to(self.gang.device)
+
+        def passes(scale: float) -> None:
+            seed_generators(self.settings.train.seed)
+            self.step.backward(batch, scale, last=True)
+
+        self.loss.train()
+        check_recomputation(
+            passes,
+            lambda: everything_kept(self.loss),
+            lambda: self.wrapped.clip(math.inf),
+            self.settings.train.precision,
+        )
+        self.optimizer.zero_grad()
 
     def _check_fit(self) -> None:
         """Measure the longest micro-batch that may come, and refuse what would end in a kill."""
