@@ -123,7 +123,8 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
     weights = optimizer = activation = logits = checkpoint = None
     if shape and parameters is not None and trained is not None:
         weights = 4 * parameters  # with shards too: a rank loads the whole model before it keeps its part
-        optimizer = 12 * trained // shard_ranks(recipe)
+        moments = 8 if train.optimizer == "adamw" else 4 if train.optimizer == "adamw-bf16" or train.momentum else 0
+        optimizer = (4 + moments) * trained // shard_ranks(recipe)
         at_once = train.micro_batch * train.sequence_length
         width = 2 if train.precision == "bf16" else 4
         block = 18 * shape.hidden + 4 * shape.mlp
@@ -132,7 +133,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         again = 0 if train.activation_checkpointing == "none" else block
         activation = at_once * (shape.layers * stays[train.activation_checkpointing] + again) * width
         logits = at_once * 2 * 4 * shape.vocab
-        checkpoint = 12 * trained
+        checkpoint = (4 + moments) * trained
     return Estimate(
         parameters=parameters,
         trained=trained,

@@ -155,8 +155,12 @@ class Train(Section):
     """Optimizer steps, instead of `epochs`."""
     max_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Training rows to use, the first by content key: for smoke runs."""
+    optimizer: Literal["adamw", "adamw-bf16", "sgd"] = "adamw"
+    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (moments rounded to bf16), `sgd` 4."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Of `sgd`; with 0 it keeps nothing."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "exponential", "step", "plateau", "wsd"] = "cosine"
     """Course of the learning rate after the warm-up; `wsd` stays at the peak and decays at the end."""
     warmup: float = Field(default=0.05, ge=0, le=LARGEST)

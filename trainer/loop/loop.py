@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
 from trainer.loop.longest import longest
 from trainer.loop.observer import Observer
-from trainer.loop.optim import load_optimizer, optimizer_tensors
+from trainer.loop.optim import bytes_of_a_value, first_state, load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
 from trainer.loop.schedule import check_steps, learning_rate
@@ -161,7 +162,7 @@ class Loop:
         :raises DropforgeError, StorageError: see `trainer.state.resume`.
         """
         named = dict(self.wrapped.trainable())
-        found = restore(self.checkpoints, self.gang, named, self.fast)
+        found = restore(self.checkpoints, self.gang, named, partial(first_state, self.optimizer), self.fast)
         if found is None:
             return None
         with torch.no_grad():
@@ -219,9 +220,10 @@ class Loop:
         most, targets = longest(plan)
         tokens = min(-(-most // 8) * 8, train.sequence_length)
         weights = self.wrapped.trained_bytes()
-        extra = 0 if self.optimizer.state else 2 * weights  # the first step makes both moments
+        moments = weights // 4 * bytes_of_a_value(self.optimizer)  # trained weights are fp32
+        extra = 0 if self.optimizer.state else moments  # the first step makes them
         if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
-            extra += 3 * weights // (world if self.wrapped.mode == "ddp" else 1)
+            extra += (weights + moments) // (world if self.wrapped.mode == "ddp" else 1)
         self.loss.train()
         self.fit = check_fit(
             self.gang,
