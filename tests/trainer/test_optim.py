@@ -123,11 +123,9 @@ def test_what_is_kept_is_what_was_said(bench: Any, train: dict[str, Any], kept: 
     assert kept * values <= seal.bytes - 4 * values < kept * values + 60_000  # headers, counters, random state
 
 
-@pytest.mark.parametrize(
-    "train", [{"optimizer": "adamw-bf16"}, {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0}]
-)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(bench: Any, train: dict[str, Any]) -> None:  # noqa: F811
-    one = bench(train={"max_steps": 4, "checkpoint_every": 2, **train})
+def test_a_run_whose_optimizer_keeps_nothing_is_resumed_to_the_bit(bench: Any) -> None:  # noqa: F811
+    """The others are in the matrix."""
+    one = bench(train={"max_steps": 4, "checkpoint_every": 2, "optimizer": "sgd", "momentum": 0.0})
     whole = trained(one.loop(folder="whole"))
     first = one.loop(folder="parts")
     first.steps = 2
@@ -135,12 +133,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(bench: Any, train: di
     second = one.loop(folder="parts")
     assert second.resume() == 2
     trained(second)
-    for left, right in (
-        (weights(whole), weights(second)),
-        *((optimizer_tensors(loop.optimizer, loop.wrapped.trainable()) for loop in (whole, second)),),
-    ):
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[name], right[name]) for name in left)
+    assert not optimizer_tensors(second.optimizer, second.wrapped.trainable())
+    left, right = weights(whole), weights(second)
+    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.parametrize(("key", "value"), [("optimizer", "adamw-bf16"), ("optimizer", "sgd"), ("momentum", 0.5)])

@@ -101,7 +101,9 @@ def alone(ranks: Ranks, stage_of: Callable[[Cell], Stage]) -> Callable[[Cell], C
     def find(cell: Cell) -> Course:
         stage = stage_of(cell)
         if id(stage) not in known:
-            [known[id(stage)]] = ranks(run_course, 1, stage.change(micro_batch=ROWS), cell.rows == "packed", "alone")
+            [known[id(stage)]] = ranks(
+                run_course, 1, stage.change(micro_batch=ROWS), cell.rows == "packed", f"alone-{cell.optimizer}"
+            )
         return known[id(stage)]
 
     return find

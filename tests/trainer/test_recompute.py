@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from trainer.report.console import Console
 from trainer.state.stop import StopSignal
 
 from .ranks import Ranks
-from .ranks_loop import Stage, make_base, make_stage, take_steps, train_in_parts
-from .test_loop import bench  # noqa: F401 - a fixture
+from .ranks_loop import Stage, make_base, make_stage, take_steps
+from .test_loop import bench, trained, weights  # noqa: F401 - a fixture
 from .test_model import loss_of, small, tokens
 from .toy import Toy, recipe, write_dataset
 
@@ -164,13 +165,13 @@ def stages(tmp_path_factory: pytest.TempPathFactory, toy_rows: dict[str, Any]) -
     [
         ("lora", "ddp", 2, "bf16", "full"),
         ("lora", "fsdp", 2, "fp32", "selective"),
-        ("full", "fsdp-no-reshard", 2, "bf16", "full"),
         *(
             pytest.param(*values, marks=pytest.mark.exact)
             for values in (
                 ("full", "auto", 1, "fp32", "full"),
                 ("full", "ddp", 2, "fp32", "selective"),
                 ("full", "fsdp", 2, "bf16", "full"),
+                ("full", "fsdp-no-reshard", 2, "bf16", "full"),
                 ("lora", "fsdp-no-reshard", 2, "bf16", "selective"),
                 ("full", "hybrid", 4, "bf16", "selective"),
                 ("lora", "hybrid", 4, "fp32", "full"),
@@ -193,14 +194,17 @@ def test_steps_of_ranks_are_those_without_it_to_the_bit(
     assert [one.ran["activation_checkpointing"] for one in (kept, again)] == ["none", f"{mode}, 3 blocks"]
 
 
-@pytest.mark.dist
-def test_a_run_may_begin_without_it_and_go_on_with_it(ranks: Ranks, stages: dict[str, Stage]) -> None:
-    stage = stages["full"].change(parallel="fsdp")
-    whole = ranks(train_in_parts, 2, stage, "whole", [STEPS])[0]
-    ranks(train_in_parts, 2, stage, "parts", [1])
-    parts = ranks(train_in_parts, 2, stage.change(activation_checkpointing="full"), "parts", [STEPS])[0]
-    assert same(whole[0], parts[0])
-    assert same(whole[1], parts[1])
+def test_a_run_may_begin_without_it_and_go_on_with_it(bench: Any) -> None:  # noqa: F811
+    one = bench(train={"max_steps": 4, "checkpoint_every": 2})
+    again = replace(one.settings, train=replace(one.settings.train, activation_checkpointing="full"))
+    whole = trained(one.loop(folder="whole", dropout=0.1))
+    first = one.loop(folder="parts", dropout=0.1)
+    first.steps = 2
+    trained(first)
+    second = one.loop(again, folder="parts", dropout=0.1)
+    assert second.resume() == 2
+    trained(second)
+    assert same(weights(whole), weights(second))
 
 
 def test_a_block_that_does_not_do_the_same_again_is_refused(bench: Any) -> None:  # noqa: F811

@@ -183,6 +183,17 @@ def test_what_is_computed_again_takes_less_memory_and_so_fits(tmp_path: Path) ->
     assert sizes[0] > 1.5 * sizes[1] > 6 * sizes[2] > 0
 
 
+@pytest.mark.parametrize(
+    ("train", "kept"), [({}, 8), ({"optimizer": "adamw-bf16"}, 4), ({"optimizer": "sgd"}, 4),
+                        ({"optimizer": "sgd", "momentum": 0.0}, 0)],
+)  # fmt: skip
+def test_optimizers_keep_what_is_estimated(tmp_path: Path, train: dict[str, Any], kept: int) -> None:
+    recipe = _with_config(tmp_path, CONFIG).model_dump(mode="json")
+    found = estimate(build_recipe({**recipe, "train": {**recipe["train"], **train}}))
+    assert found.parameters
+    assert found.optimizer_bytes == found.checkpoint_bytes == (4 + kept) * found.parameters
+
+
 @pytest.mark.parametrize("size", [10**12, 10**4000, -1, 1e308])
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_key_value_heads", "hidden_size"])
 def test_sizes_that_no_model_has_are_refused(tmp_path: Path, key: str, size: float) -> None:
