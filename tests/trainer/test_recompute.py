@@ -130,8 +130,9 @@ def needed(gang: Gang, mode: str) -> int:
 
 def test_less_memory_is_needed(ranks: Ranks) -> None:
     none, selective, full = (ranks(needed, 1, mode)[0] for mode in ("none", *MODES))
-    assert full < 0.4 * none
-    assert full < selective < 0.75 * none
+    # Of resident memory, which has holes: seen were 0.34 and 0.72.
+    assert full < 0.5 * none
+    assert full < selective < 0.85 * none
 
 
 @pytest.fixture(scope="module")
