@@ -123,12 +123,17 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
     weights = optimizer = activation = logits = checkpoint = None
     if shape and parameters is not None and trained is not None:
         weights = 4 * parameters  # with shards too: a rank loads the whole model before it keeps its part
-        optimizer = 12 * trained // shard_ranks(recipe)
+        moments = 8 if train.optimizer == "adamw" else 4 if train.optimizer == "adamw-bf16" or train.momentum else 0
+        optimizer = (4 + moments) * trained // shard_ranks(recipe)
         at_once = train.micro_batch * train.sequence_length
         width = 2 if train.precision == "bf16" else 4
-        activation = at_once * shape.layers * (18 * shape.hidden + 4 * shape.mlp) * width
+        block = 18 * shape.hidden + 4 * shape.mlp
+        # What of each block stays until its backward pass, and besides, where some is made again, one block as a whole.
+        stays = {"none": block, "selective": 7 * shape.hidden + 2 * shape.mlp, "full": shape.hidden}
+        again = 0 if train.activation_checkpointing == "none" else block
+        activation = at_once * (shape.layers * stays[train.activation_checkpointing] + again) * width
         logits = at_once * 2 * 4 * shape.vocab
-        checkpoint = 12 * trained
+        checkpoint = (4 + moments) * trained
     return Estimate(
         parameters=parameters,
         trained=trained,

@@ -146,14 +146,21 @@ class Train(Section):
     """Sequences in one optimizer step over all ranks, instead of `tokens_per_step`."""
     micro_batch: int = Field(default=2, ge=1, le=LARGEST)
     """Most sequences per forward pass and rank."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again instead of keeping it: of each block all but its input (`full`), or all but
+    the products with weights and what attention gives (`selective`). The results are the same."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
     """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
     """Optimizer steps, instead of `epochs`."""
     max_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Training rows to use, the first by content key: for smoke runs."""
+    optimizer: Literal["adamw", "adamw-bf16", "sgd"] = "adamw"
+    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (moments rounded to bf16), `sgd` 4."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Of `sgd`; with 0 it keeps nothing."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "exponential", "step", "plateau", "wsd"] = "cosine"
     """Course of the learning rate after the warm-up; `wsd` stays at the peak and decays at the end."""
     warmup: float = Field(default=0.05, ge=0, le=LARGEST)

@@ -20,6 +20,8 @@ from trainer.interval import Interval
 MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
+Recompute = Literal["none", "selective", "full"]
+OptimizerName = Literal["adamw", "adamw-bf16", "sgd"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 
@@ -84,9 +86,12 @@ class Train:
     tokens_per_step: int | None
     rows_per_step: int | None
     micro_batch: int
+    activation_checkpointing: Recompute
     epochs: float | None
     max_steps: int | None
     max_rows: int | None
+    optimizer: OptimizerName
+    momentum: float
     learning_rate: float
     schedule: Literal["cosine", "linear", "constant", "exponential", "step", "plateau", "wsd"]
     warmup: float
@@ -216,6 +221,8 @@ def _check_train(train: Train) -> None:
             raise _bad(f"train.{name}", "it must be at least 1")
     if train.passes <= 0 or train.learning_rate <= 0 or train.clip <= 0 or train.max_skipped_steps < 0:
         raise _bad("train", "epochs, learning_rate and clip must be positive, max_skipped_steps not negative")
+    if not 0 <= train.momentum < 1:
+        raise _bad("train.momentum", "it must be in [0, 1)")
     if train.keep_best < 0:
         raise _bad("train.keep_best", "it must be at least 0")
     for name in ("warmup", "decay", "drop_every"):

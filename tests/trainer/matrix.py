@@ -7,7 +7,7 @@ few cells that hold every pair of values of any two factors, which is where faul
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations, product
 from typing import Final
 
@@ -20,6 +20,7 @@ class Cell:
     :param method: all weights of a base, adapters on it, or a model from a config.
     :param rows: packed, or one document a row. :param epochs: passes over the rows.
     :param resume: on as many ranks, on another number in another mode, or on as many past a broken newest checkpoint.
+    :param optimizer, recompute: `train.optimizer` and `train.activation_checkpointing`.
     """
 
     mode: str
@@ -29,6 +30,8 @@ class Cell:
     resume: str
     precision: str
     epochs: float
+    optimizer: str = "adamw"
+    recompute: str = "none"
 
     def __str__(self) -> str:
         return "-".join(map(str, astuple(self)))
@@ -43,6 +46,12 @@ FACTORS: Final = {
     "precision": ("fp32", "bf16"),
     "epochs": (1.0, 2.5),
 }
+# Values of these are in the cover only: a whole matrix of them would take nine times as long, and what they change does
+# not depend on how a run is cut.
+MORE: Final = {
+    "optimizer": ("adamw", "adamw-bf16", "sgd"),
+    "recompute": ("none", "selective", "full"),
+}
 Pair = tuple[int, object, int, object]
 
 
@@ -52,21 +61,32 @@ def valid(cell: Cell) -> bool:
 
 
 def cells() -> list[Cell]:
+    """The matrix, with the first of each of the `MORE` values."""
     return [cell for cell in (Cell(*values) for values in product(*FACTORS.values())) if valid(cell)]  # type: ignore[arg-type]
+
+
+def wide_cells() -> list[Cell]:
+    """The matrix with all values."""
+    return [
+        replace(cell, **dict(zip(MORE, values, strict=True))) for cell in cells() for values in product(*MORE.values())
+    ]
 
 
 def pairs(cell: Cell) -> set[Pair]:
     """What of any two factors a cell holds."""
-    return {(i, a, j, b) for (i, a), (j, b) in combinations(enumerate(astuple(cell)), 2)}
+    return {(i, a, j, b) for (i, a), (j, b) in combinations(enumerate(vars(cell).values()), 2)}
 
 
 def cover(found: list[Cell]) -> list[Cell]:
     """Few cells that hold every pair: again and again the one with the most new pairs, the first of equals."""
-    holds = {cell: pairs(cell) for cell in found}
-    missing = set[Pair]().union(*holds.values())
+    numbers: dict[
+        Pair, int
+    ] = {}  # a set as the bits of a number: thousands of cells are looked at for each that is chosen
+    holds = [sum(1 << numbers.setdefault(pair, len(numbers)) for pair in pairs(cell)) for cell in found]
+    missing = (1 << len(numbers)) - 1
     chosen: list[Cell] = []
     while missing:
-        best = max(found, key=lambda cell: len(holds[cell] & missing))
-        chosen.append(best)
-        missing -= holds[best]
+        best = max(range(len(found)), key=lambda index: (holds[index] & missing).bit_count())
+        chosen.append(found[best])
+        missing &= ~holds[best]
     return chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +18,7 @@ from dropforge.errors import DropforgeError, RecipeError
 from dropforge.run import ExitCode
 from dropforge.store import FolderStore
 from trainer.gang import Gang
-from trainer.loop.optim import MOMENTS
+from trainer.loop.optim import first_state
 from trainer.rank import ending
 from trainer.state.checkpoint import Checkpoints, Snapshot, StorageError
 from trainer.state.generators import generators, seed_generators, set_generators
@@ -27,12 +28,17 @@ from trainer.state.retention import which_go
 from .test_shared import Ranks
 
 FILES = ("rank-0.safetensors", "rank-1.safetensors", "progress.json")
+ADAMW = partial(first_state, torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]))
 RECIPE = {"train.learning_rate": "0.1", "train.micro_batch": "2"}
 
 
 def snapshot(step: int) -> Snapshot:
     weights = {"w": torch.full((3, 4), float(step)), "v": torch.arange(5.0)}
-    moments = {f"{name}:{key}": torch.ones_like(weight) * step for name, weight in weights.items() for key in MOMENTS}
+    moments = {
+        f"{name}:{key}": torch.ones_like(weight) * step
+        for name, weight in weights.items()
+        for key in ("exp_avg", "exp_avg_sq")
+    }
     return Snapshot(
         step,
         weights,
@@ -44,7 +50,7 @@ def snapshot(step: int) -> Snapshot:
 
 def newest(checkpoints: Checkpoints) -> Restored | None:
     """What one rank alone resumes from."""
-    return restore(checkpoints, Gang(), {"w": torch.zeros(3, 4), "v": torch.zeros(5)})
+    return restore(checkpoints, Gang(), {"w": torch.zeros(3, 4), "v": torch.zeros(5)}, ADAMW)
 
 
 @pytest.fixture
@@ -341,7 +347,7 @@ def test_storage_that_cannot_be_looked_at_ends_every_rank_alike(
 
     def choose(rank: int) -> None:
         with pytest.raises(StorageError, match=str(fault.args[-1])) as ended:
-            restore(checkpoints, ranks.rank(rank), {})
+            restore(checkpoints, ranks.rank(rank), {}, ADAMW)
         told.append(ending(ended.value))
 
     with ThreadPoolExecutor(2) as pool:

@@ -80,6 +80,9 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("train.attention", "flash_attention_2"),
         ("train.attention", "paged"),
         ("train.deterministic", "yes"),
+        ("train.activation_checkpointing", "some"),
+        ("train.optimizer", "lion"),
+        ("train.momentum", 1.0),
         ("train", None),
     ],
 )

@@ -24,6 +24,7 @@ from trainer.state.resume import Restored, restore
 from trainer.state.saver import Saver
 from trainer.state.stop import PreemptedError
 
+from .test_checkpoint import ADAMW
 from .test_loop import Bench, at_step, trained, weights
 from .test_saver import Gate, snapshot
 from .test_shared import Ranks
@@ -59,7 +60,7 @@ def save(one: Saver, step: int, to_durable: bool) -> None:
 
 
 def found(durable: Checkpoints, fast: Fast | None) -> Restored | None:
-    return restore(durable, Gang(), {"w": torch.zeros(3, 4), "v": torch.zeros(5)}, fast)
+    return restore(durable, Gang(), {"w": torch.zeros(3, 4), "v": torch.zeros(5)}, ADAMW, fast)
 
 
 def rank_path(place: Checkpoints, step: int) -> Path:

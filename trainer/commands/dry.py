@@ -21,6 +21,7 @@ from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL
 from trainer.model.attention import ON_GPU, Attention
 from trainer.model.build import Built, add_adapters, check_context, check_router, check_vocabulary, scratch_config
+from trainer.model.shard import blocks_to_recompute
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
 
 _LAYERS: Final = 2
@@ -67,6 +68,8 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     check_router(small)
     check_context(small, settings.train.sequence_length)
     check_vocabulary(small, largest)
+    if settings.train.activation_checkpointing != "none":
+        blocks_to_recompute(small)
     asked = settings.train.attention
     if asked in ON_GPU:  # none is needed here; what the model's own attention packs, these are tried with at the start
         settings = replace(settings, train=replace(settings.train, attention="auto"))

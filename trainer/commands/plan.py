@@ -189,6 +189,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None)
             or f"a new {settings.base.scratch.architecture if settings.base.scratch else ''}",
             "method": train.method,
             "precision": train.precision,
+            "activation_checkpointing": train.activation_checkpointing,
             "parameters": made.parameters,
             "trained": made.trained,
         },
@@ -315,6 +316,9 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if saved["fast"] is not None:
         stay += f"\nevery {saved['fast']['every']} in {safe(saved['fast']['folder'])} of each node; "
         stay += f"the newest {saved['fast']['kept']} stay there"
+    again = ""
+    if model["activation_checkpointing"] != "none":
+        again = f", activation checkpointing: {model['activation_checkpointing']}"
     tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
     return [
         ("train rows", "\n".join([f"{train['rows']:,} rows, {train['documents']:,} documents", *notes])),
@@ -329,7 +333,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *_sources(packing["sources"]),
         ("steps", f"{facts['steps']:,}, {facts['epochs']:g} epochs{tokens}"),
         ("one step", spread),
-        ("model", f"{safe(model['base'])}, {model['method']}, {model['precision']}"),
+        ("model", f"{safe(model['base'])}, {model['method']}, {model['precision']}{again}"),
         ("", f"{model['parameters']:,} weights, {model['trained']:,} of them trained"),
         ("memory", (facts["memory"] or {}).get("text", "unknown")),
         (

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,17 +26,18 @@ from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
 from trainer.loop.longest import longest
 from trainer.loop.observer import Observer
-from trainer.loop.optim import load_optimizer, optimizer_tensors
+from trainer.loop.optim import bytes_of_a_value, first_state, load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
 from trainer.loop.schedule import check_steps, learning_rate
-from trainer.loop.selfcheck import check_accumulation, splits
+from trainer.loop.selfcheck import check_accumulation, check_recomputation, splits
 from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model import deterministic
 from trainer.model.build import Built
-from trainer.model.fit import check_fit
+from trainer.model.fit import check_fit, rehearsal
 from trainer.model.loss import LossModel
+from trainer.model.recompute import everything_kept, recomputed
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
 from trainer.report.board import Board
@@ -52,6 +54,8 @@ from trainer.state.fast import Fast
 from trainer.state.generators import generators, seed_generators, set_generators
 from trainer.state.resume import restore
 from trainer.state.stop import PreemptedError, StopSignal
+
+_SHORT: Final = 64  # tokens
 
 
 @dataclass
@@ -158,7 +162,7 @@ class Loop:
         :raises DropforgeError, StorageError: see `trainer.state.resume`.
         """
         named = dict(self.wrapped.trainable())
-        found = restore(self.checkpoints, self.gang, named, self.fast)
+        found = restore(self.checkpoints, self.gang, named, partial(first_state, self.optimizer), self.fast)
         if found is None:
             return None
         with torch.no_grad():
@@ -179,6 +183,8 @@ class Loop:
         self.saving.start(self._before_seal)
         self.heart.warm_up()
         self.step.warm_up()
+        self.heart.warm_up()
+        self._check_recomputation()
         self._check_fit()
         self.heart.warm_up()  # each of these, and each pass of the one before, has the bound for itself
         self._check_accumulation()
@@ -188,6 +194,26 @@ class Loop:
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
 
+    def _check_recomputation(self) -> None:
+        """On a short row, which fits with everything kept, and in the mode of training: dropout takes part."""
+        if not recomputed(self.loss):
+            return
+        length = min(_SHORT, self.settings.train.sequence_length)
+        batch = rehearsal(self.train, length, 0.5, self.loss.packed).to(self.gang.device)
+
+        def passes(scale: float) -> None:
+            seed_generators(self.settings.train.seed)
+            self.step.backward(batch, scale, last=True)
+
+        self.loss.train()
+        check_recomputation(
+            passes,
+            lambda: everything_kept(self.loss),
+            lambda: self.wrapped.clip(math.inf),
+            self.settings.train.precision,
+        )
+        self.optimizer.zero_grad()
+
     def _check_fit(self) -> None:
         """Measure the longest micro-batch that may come, and refuse what would end in a kill."""
         plan, train, world = self.plan, self.settings.train, self.gang.world
@@ -195,9 +221,10 @@ class Loop:
         most, targets = longest(plan)
         tokens = min(-(-most // 8) * 8, train.sequence_length)
         weights = self.wrapped.trained_bytes()
-        extra = 0 if self.optimizer.state else 2 * weights  # the first step makes both moments
+        moments = weights // 4 * bytes_of_a_value(self.optimizer)  # trained weights are fp32
+        extra = 0 if self.optimizer.state else moments  # the first step makes them
         if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
-            extra += 3 * weights // (world if self.wrapped.mode == "ddp" else 1)
+            extra += (weights + moments) // (world if self.wrapped.mode == "ddp" else 1)
         self.loss.train()
         self.fit = check_fit(
             self.gang,

@@ -1,4 +1,4 @@
-"""Parameter groups and the optimizer's state by name."""
+"""The optimizer that a recipe names, its parameter groups, and its state by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from trainer.config import Train
+from trainer.loop.compact import CompactAdamW, first_moments
 
 BETAS: Final = (0.9, 0.95)
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 
 def decays(name: str, parameter: torch.Tensor, embeddings: set[int]) -> bool:
@@ -19,38 +19,56 @@ def decays(name: str, parameter: torch.Tensor, embeddings: set[int]) -> bool:
     return parameter.ndim >= 2 and id(parameter) not in embeddings and "norm" not in name.lower()
 
 
-def make_optimizer(model: nn.Module, train: Train) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters, in groups by name."""
+def make_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the trainable parameters, in groups by name."""
     embeddings = {
         id(weight) for part in model.modules() if isinstance(part, nn.Embedding) for weight in part.parameters()
     }
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [w for n, w in named if decays(n, w, embeddings)], "weight_decay": train.weight_decay},
         {"params": [w for n, w in named if not decays(n, w, embeddings)], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=train.learning_rate, betas=BETAS, fused=True
-    )
+    groups = [group for group in groups if group["params"]]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum)
+    if train.optimizer == "adamw-bf16":
+        return CompactAdamW(groups, lr=train.learning_rate, betas=BETAS)
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=True)
+
+
+def first_state(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the optimizer keeps of a weight before its first gradient, laid out as the weight is; it may be nothing."""
+    if isinstance(optimizer, CompactAdamW):
+        return first_moments(weight)
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer": torch.zeros_like(weight, requires_grad=False)} if _has_momentum(optimizer) else {}
+    moments = {key: torch.zeros_like(weight, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
+    return {**moments, "step": torch.zeros((), dtype=torch.float32, device=weight.device)}
+
+
+def _has_momentum(optimizer: torch.optim.SGD) -> bool:
+    return any(group["momentum"] for group in optimizer.param_groups)
+
+
+def bytes_of_a_value(optimizer: torch.optim.Optimizer) -> int:
+    """What the optimizer keeps of each value of a weight in fp32, counters left out."""
+    kept = first_state(optimizer, torch.zeros(1)).values()
+    return sum(tensor.element_size() for tensor in kept if tensor.ndim)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Any]:
-    """The optimizer's state as `NAME:exp_avg`, `NAME:exp_avg_sq` and `NAME:step`; empty before the first step.
+    """The optimizer's state as `NAME:KEY`, such as `NAME:exp_avg`; empty before the first step.
 
-    A weight that has had no gradient yet has the state that AdamW gives it with its first one.
+    A weight that has had no gradient yet has the state that the optimizer gives it with its first one.
     """
-    tensors: dict[str, Any] = {}
     if not optimizer.state:
-        return tensors
-    for name, weight in named:
-        state = optimizer.state.get(weight) or _first_state(weight)
-        tensors |= {f"{name}:{key}": state[key] for key in (*MOMENTS, "step")}
-    return tensors
-
-
-def _first_state(weight: nn.Parameter) -> dict[str, torch.Tensor]:
-    moments = {key: torch.zeros_like(weight, requires_grad=False) for key in MOMENTS}
-    return {**moments, "step": torch.zeros((), dtype=torch.float32, device=weight.device)}
+        return {}
+    return {
+        f"{name}:{key}": tensor
+        for name, weight in named
+        for key, tensor in (optimizer.state.get(weight) or first_state(optimizer, weight)).items()
+    }
 
 
 def load_optimizer(
@@ -64,5 +82,6 @@ def load_optimizer(
     """
     if not tensors:
         return
+    keys = list(first_state(optimizer, torch.zeros(1)))
     for name, weight in named:
-        optimizer.state[weight] = {key: tensors[f"{name}:{key}"] for key in (*MOMENTS, "step")}
+        optimizer.state[weight] = {key: tensors[f"{name}:{key}"] for key in keys}

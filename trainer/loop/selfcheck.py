@@ -1,14 +1,16 @@
-"""A check before the first step, on the model as it will be trained: that micro-batches add up to their batch."""
+"""Checks before the first step, on the model as it is trained: micro-batches add up, work done again is the same."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import torch
+from torch.utils.checkpoint import CheckpointError
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
 from trainer.data.batch import Batch
 from trainer.data.plan import Pack
 
@@ -63,3 +65,43 @@ def check_accumulation(
             "A layer mixes the rows of a batch, as batch norm does, or the loss is no sum: choose another model",
         )
     return difference
+
+
+def check_recomputation(
+    passes: Callable[[float], object],
+    kept: Callable[[], AbstractContextManager[None]],
+    norm: Callable[[], float],
+    precision: str,
+) -> float | None:
+    """Compare a gradient with everything kept with that of blocks that compute again, dropout and all.
+
+    A block whose work depends on what changes between the passes, as a counter or a generator of its own does, would
+    train on another gradient without a word. All ranks take part. The gradient is left in the weights.
+
+    :param passes: forward and backward pass over a batch, from one random state; its gradient is multiplied and added.
+    :param kept: a context in which blocks keep everything. :param norm: global norm of the gradient.
+    :returns: the difference as a part of the gradient's norm; None if there is no gradient to compare.
+    :raises RecipeError: if it is larger than `TOLERANCE`.
+    """
+    with kept():
+        passes(1.0)
+    whole = norm()
+    try:
+        passes(-1.0)
+    except CheckpointError as error:
+        raise _not_repeatable(" ".join(str(error).split())[:200]) from error
+    rest = norm()
+    if not (math.isfinite(whole) and math.isfinite(rest)) or whole == 0:
+        return None
+    difference = rest / whole
+    if not difference <= TOLERANCE[precision]:
+        raise _not_repeatable(f"gradients differ by {difference:.1e} of their norm")
+    return difference
+
+
+def _not_repeatable(cause: str) -> RecipeError:
+    return RecipeError(
+        "recipe key `train.activation_checkpointing`",
+        f"the model's blocks do not compute the same a second time ({cause})",
+        "Use `none`",
+    )

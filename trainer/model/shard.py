@@ -30,6 +30,7 @@ from trainer.gang import Gang, collective
 from trainer.model.build import Built
 from trainer.model.isolation import largest_difference, tolerance
 from trainer.model.loss import LossModel, Precision
+from trainer.model.recompute import recompute, recomputed
 
 _KEY: Final = "recipe key `compute.parallel`"
 
@@ -131,12 +132,17 @@ class Wrapped:
 
     def ran(self) -> dict[str, Any]:
         """What runs, for the report."""
-        return {"parallel": "one rank", **self.attends()}
+        return {"parallel": "one rank", **self.passes()}
 
-    def attends(self) -> dict[str, str]:
-        """The attention that the model runs, by its own word, and what keeps documents apart."""
+    def passes(self) -> dict[str, str]:
+        """The attention that the model runs, by its own word, what keeps documents apart, and what is not kept."""
         packing = "padded" if not self.loss.packed else "mask" if self.loss.masked else "positions"
-        return {"attention": str(self.built.model.config.get_text_config()._attn_implementation), "packing": packing}
+        modes = recomputed(self.loss)
+        return {
+            "attention": str(self.built.model.config.get_text_config()._attn_implementation),
+            "packing": packing,
+            "activation_checkpointing": f"{modes[0]}, {len(modes)} blocks" if modes else "none",
+        }
 
 
 class Replicated(Wrapped):
@@ -162,7 +168,7 @@ class Replicated(Wrapped):
         return exchange_seconds(self.replica)
 
     def ran(self) -> dict[str, Any]:
-        return {"parallel": self.mode, "ranks": self.gang.world, "backend": dist.get_backend(), **self.attends()}
+        return {"parallel": self.mode, "ranks": self.gang.world, "backend": dist.get_backend(), **self.passes()}
 
 
 class Sharded(Wrapped):
@@ -272,7 +278,7 @@ class Sharded(Wrapped):
             "weight_bytes_of_rank": self.local_bytes(),
             "arithmetic": str(self.dtype or torch.float32).removeprefix("torch."),
             "reduction": "float32",
-            **self.attends(),
+            **self.passes(),
         }
 
     def local_bytes(self) -> int:
@@ -313,6 +319,9 @@ def wrap(settings: Settings, gang: Gang, built: Built, loss: LossModel) -> Wrapp
     :raises RecipeError: if that cannot be done with this model and these ranks.
     """
     mode, shards = choose(settings.parallel, settings.shard_group, gang)
+    asked = settings.train.activation_checkpointing
+    if asked != "none":
+        recompute(blocks_to_recompute(built.model), asked)
     if mode == "auto":
         return Wrapped(gang, built, loss)
     return Replicated(gang, built, loss) if mode == "ddp" else Sharded(gang, built, loss, mode, shards)
@@ -352,9 +361,10 @@ def probe_loss(loss: LossModel, batch: Batch) -> float:
         loss.train(training)
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module, key: str = _KEY, purpose: str = "to shard", instead: str = "ddp") -> list[nn.Module]:
     """The transformer blocks, in order: what the model says must not be split, else its longest list of modules.
 
+    :param key: the recipe's that needs them. :param purpose: what for. :param instead: a value that needs none.
     :raises RecipeError: if there are none.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
@@ -363,8 +373,13 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         found = list(max(lists, key=len, default=()))
     if not found:
-        raise RecipeError(_KEY, f"{type(model).__name__} has no blocks to shard", "Use `ddp`")
+        raise RecipeError(key, f"{type(model).__name__} has no blocks {purpose}", f"Use `{instead}`")
     return found
+
+
+def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks, for activation checkpointing. :raises RecipeError: if there are none."""
+    return find_blocks(model, "recipe key `train.activation_checkpointing`", "whose work can be done again", "none")
 
 
 def _outermost(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:

@@ -19,6 +19,7 @@ SAFE: Final = (
     "data.text_column",
     "promote.*",
     "train.micro_batch",
+    "train.activation_checkpointing",
     "train.attention",
     "train.deterministic",
     "train.eval_every",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -20,7 +20,7 @@ from trainer.state.checkpoint import MOMENT, PROGRESS, RANDOM, WEIGHT, Checkpoin
 from trainer.state.fast import Fast
 from trainer.state.reader import BlockReader, Copies, SpoiledCopyError, fill
 
-_STEP: Final = "step"
+FirstState = Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,17 @@ class _Verdict:
 
 
 def restore(
-    checkpoints: Checkpoints, gang: Gang, weights: Mapping[str, torch.Tensor], fast: Fast | None = None
+    checkpoints: Checkpoints,
+    gang: Gang,
+    weights: Mapping[str, torch.Tensor],
+    first_state: FirstState,
+    fast: Fast | None = None,
 ) -> Restored | None:
     """This rank's part of the newest checkpoint that every rank can read; None for a fresh start. A collective.
 
     :param fast: this node's fast tier. What is only there counts if all nodes have it.
     :param weights: trainable weights as this rank holds them. They are not changed.
+    :param first_state: what the optimizer keeps of a weight, by its own names.
     :raises DropforgeError: on every rank, if it belongs to another plan, recipe, layout or model.
     :raises StorageError: on every rank, if one of them cannot read what is there.
     """
@@ -68,7 +73,7 @@ def restore(
         if seal is None:
             break
         copies = Copies(checkpoints, seal, fast.checkpoints if fast else None, seal.digest in everywhere)
-        found = _read(copies, gang, weights)
+        found = _read(copies, gang, weights, first_state)
         verdicts = gang.gather(found if isinstance(found, _Verdict) else None)
         for rank, verdict in enumerate(verdicts):
             if verdict is not None and not verdict.broken:
@@ -148,9 +153,11 @@ def _told(rank: int, error: Exception) -> Exception:
     return error
 
 
-def _read(copies: Copies, gang: Gang, weights: Mapping[str, torch.Tensor]) -> Restored | _Verdict:
+def _read(
+    copies: Copies, gang: Gang, weights: Mapping[str, torch.Tensor], first_state: FirstState
+) -> Restored | _Verdict:
     try:
-        return read_part(copies, gang.rank, gang.world, weights)
+        return read_part(copies, gang.rank, gang.world, weights, first_state)
     except (StorageError, RecipeError) as error:
         return _Verdict(error, broken=False)
     except (DropforgeError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -159,7 +166,9 @@ def _read(copies: Copies, gang: Gang, weights: Mapping[str, torch.Tensor]) -> Re
         return _Verdict(StorageError(f"checkpoint step-{copies.seal.step} could not be read ({error!r})"), broken=False)
 
 
-def read_part(copies: Copies, rank: int, world: int, weights: Mapping[str, torch.Tensor]) -> Restored:
+def read_part(
+    copies: Copies, rank: int, world: int, weights: Mapping[str, torch.Tensor], first_state: FirstState
+) -> Restored:
     """What one rank needs of a checkpoint, every byte of it checked.
 
     :raises DropforgeError, ValueError, KeyError: if it is broken. :raises StorageError: if it cannot be read now.
@@ -167,12 +176,14 @@ def read_part(copies: Copies, rank: int, world: int, weights: Mapping[str, torch
     """
     while True:
         try:
-            return _read_part(copies, rank, world, weights)
+            return _read_part(copies, rank, world, weights, first_state)
         except SpoiledCopyError:  # its header may have told of anything, so all begins anew without it
             continue
 
 
-def _read_part(copies: Copies, rank: int, world: int, weights: Mapping[str, torch.Tensor]) -> Restored:
+def _read_part(
+    copies: Copies, rank: int, world: int, weights: Mapping[str, torch.Tensor], first_state: FirstState
+) -> Restored:
     seal = copies.seal
     progress = json.loads(copies.file(PROGRESS))
     reader = BlockReader(copies, rank)
@@ -181,9 +192,7 @@ def _read_part(copies: Copies, rank: int, world: int, weights: Mapping[str, torc
     for name, weight in weights.items():
         state[f"{WEIGHT}{name}"] = torch.empty_like(weight, requires_grad=False)
         if moments:
-            for key in ("exp_avg", "exp_avg_sq"):
-                state[f"{MOMENT}{name}:{key}"] = torch.empty_like(weight, requires_grad=False)
-            state[f"{MOMENT}{name}:{_STEP}"] = torch.zeros((), device=weight.device)
+            state |= {f"{MOMENT}{name}:{key}": tensor for key, tensor in first_state(weight).items()}
     _check_same_model(copies, reader, state)
     own = f"{RANDOM}{rank}:"
     if world == seal.world:

@@ -21,6 +21,7 @@ from dropforge.cli.watch import STAGES, Stage, View, draw, sparkline
 from dropforge.errors import RecipeError
 from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.recipes import load_recipe, presets
+from dropforge.recipes.load import build_recipe
 
 
 def dropforge(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
@@ -164,6 +165,33 @@ def test_shards_divide_gradients_and_moments(tmp_path: Path, compute: dict[str, 
     assert found.parameters
     assert found.optimizer_bytes == 12 * found.parameters // share
     assert found.weights_bytes == 4 * found.parameters  # whole while it is loaded
+
+
+def test_what_is_computed_again_takes_less_memory_and_so_fits(tmp_path: Path) -> None:
+    long = {"sequence_length": 8192, "tokens_per_step": 8192, "micro_batch": 1}
+    recipe = _with_config(tmp_path, CONFIG, memory_gb=170).model_dump(mode="json")
+    found = {}
+    for mode in ("none", "selective", "full"):
+        one = build_recipe({**recipe, "train": {**recipe["train"], **long, "activation_checkpointing": mode}})
+        found[mode] = estimate(one)
+        if mode == "none":
+            with pytest.raises(RecipeError, match="memory_gb"):
+                check_memory(one, found[mode])
+        else:
+            check_memory(one, found[mode])
+    sizes = [found[mode].activation_bytes or 0 for mode in ("none", "selective", "full")]
+    assert sizes[0] > 1.5 * sizes[1] > 6 * sizes[2] > 0
+
+
+@pytest.mark.parametrize(
+    ("train", "kept"), [({}, 8), ({"optimizer": "adamw-bf16"}, 4), ({"optimizer": "sgd"}, 4),
+                        ({"optimizer": "sgd", "momentum": 0.0}, 0)],
+)  # fmt: skip
+def test_optimizers_keep_what_is_estimated(tmp_path: Path, train: dict[str, Any], kept: int) -> None:
+    recipe = _with_config(tmp_path, CONFIG).model_dump(mode="json")
+    found = estimate(build_recipe({**recipe, "train": {**recipe["train"], **train}}))
+    assert found.parameters
+    assert found.optimizer_bytes == found.checkpoint_bytes == (4 + kept) * found.parameters
 
 
 @pytest.mark.parametrize("size", [10**12, 10**4000, -1, 1e308])
