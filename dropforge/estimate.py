@@ -21,9 +21,10 @@ from dropforge.recipe import Recipe
 from dropforge.shape import Shape, config_of, published, shape_of_config
 
 RUNTIME_BYTES: Final = 950_000_000  # torch, transformers and a run without a model, as seen on CPU
-# What a CPU's heap takes for each byte that tensors hold: freed tensors leave holes that others do not fit. Adapters'
-# many small ones pin more of it. Beyond 32 MB a tensor has its own pages and leaves no hole, which is not counted on.
-HOLES: Final = {"full": 1.2, "lora": 2.2}
+# What a CPU's heap takes for each byte that tensors hold, as seen: freed tensors leave holes that others do not fit,
+# more where they come in many sizes, as casts and adapters do. Beyond 32 MB a tensor has its own pages and leaves no
+# hole, which is not counted on.
+HOLES: Final = {("full", "fp32"): 1.2, ("full", "bf16"): 1.5, ("lora", "fp32"): 2.2, ("lora", "bf16"): 2.2}
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
 
@@ -221,7 +222,9 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     )
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     found = replace(found, whole=max(0, whole - weights - states))
-    return replace(found, heap=int((found.total - found.runtime) * (HOLES[recipe.train.method] - 1)) if on_cpu else 0)
+    return replace(
+        found, heap=int((found.total - found.runtime) * (HOLES[train.method, train.precision] - 1)) if on_cpu else 0
+    )
 
 
 def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
