@@ -49,8 +49,8 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     from trainer.data.tokens import collect
     from trainer.gang import gang_from_env
     from trainer.loop.loop import Loop
-    from trainer.model.build import make_scratch
     from trainer.model.loss import choose_way, loss_model
+    from trainer.model.scratch import make_scratch
     from trainer.report.console import Console
     from trainer.report.tracking import Tracker
     from trainer.state.checkpoint import Checkpoints

@@ -66,8 +66,8 @@ def ours(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     from trainer.data.tokenizer import SPECIAL
     from trainer.gang import Gang
     from trainer.loop.loop import Loop
-    from trainer.model.build import make_scratch
     from trainer.model.loss import choose_way, loss_model
+    from trainer.model.scratch import make_scratch
     from trainer.report.console import Console
     from trainer.report.tracking import Tracker
     from trainer.state.checkpoint import Checkpoints

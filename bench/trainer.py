@@ -65,7 +65,7 @@ def prepare(vocab: int, steps: int) -> tuple[Any, Any, Any, Any]:
 
     from trainer.data.plan import Plan
     from trainer.data.tokenizer import SPECIAL
-    from trainer.model.build import make_scratch
+    from trainer.model.scratch import make_scratch
 
     torch.set_num_threads(1)
     chosen = settings(vocab, steps)

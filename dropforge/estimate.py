@@ -1,60 +1,113 @@
-"""What a run would cost, before anything starts: parameters, memory per rank, steps and tokens.
+"""What a run would cost, before anything starts: weights, memory of a rank, steps and tokens. Arithmetic, no torch.
 
-Estimates, said as such: the formulas follow the usual accounting (fp32 weights, gradients and two AdamW moments are
-16 bytes a trained parameter, https://arxiv.org/abs/1910.02054, section 3.1). Against the resident memory of small
-models on CPU they were 3 to 20 % low.
+Memory is counted tensor by tensor: what the library's decoders keep for the backward pass (`_GATED`, `_PLAIN`) was
+read off `torch.autograd.graph.saved_tensors_hooks` and agrees with the allocations of a whole pass to 2 %.
+Weights, gradients and two AdamW moments in fp32 are 16 bytes a trained weight
+(https://arxiv.org/abs/1910.02054, section 3.1). `bench.estimate` holds the sum against peaks of whole trainings on CPU.
+Nothing of it was held against a GPU.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dropforge.errors import RecipeError
-from dropforge.recipe import LARGEST, Recipe
+from dropforge.recipe import Recipe
+from dropforge.shape import Shape, config_of, published, shape_of_config
 
-RUNTIME_BYTES = 700_000_000  # torch and transformers themselves, as seen on CPU
+RUNTIME_BYTES: Final = 950_000_000  # torch, transformers and a run without a model, as seen on CPU
+# What a CPU's heap takes for each byte that tensors hold, as seen: freed tensors leave holes that others do not fit,
+# more where they come in many sizes, as casts and adapters do. Beyond 32 MB a tensor has its own pages and leaves no
+# hole, which is not counted on.
+HOLES: Final = {("full", "fp32"): 1.2, ("full", "bf16"): 1.5, ("lora", "fp32"): 2.2, ("lora", "bf16"): 2.2}
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
 
+# Bytes that a block keeps for its backward pass, for each token and each unit of (hidden size, width of the query
+# heads, width of the MLP), by what is trained and the arithmetic: `cast` computes in bf16 with fp32 weights
+# (autocast), `bf16` has bf16 weights too (sharded).
+_GATED: Final = {
+    ("full", "fp32"): (24, 16, 16),
+    ("lora", "fp32"): (16, 16, 16),
+    ("full", "cast"): (26, 8, 8),
+    ("lora", "cast"): (18, 10, 8),
+    ("full", "bf16"): (16, 8, 8),
+    ("lora", "bf16"): (12, 8, 8),
+}
+_PLAIN: Final = {  # GPT-2: a plain MLP, whose GELU is made of several operations
+    ("full", "fp32"): (16, 16, 20),
+    ("lora", "fp32"): (16, 16, 20),
+    ("full", "cast"): (12, 8, 10),
+    ("lora", "cast"): (12, 10, 10),
+    ("full", "bf16"): (8, 8, 10),
+    ("lora", "bf16"): (8, 8, 10),
+}
+_NORMED: Final = {"fp32": 8, "cast": 6, "bf16": 6}  # Qwen 3: norms of queries and keys, where all weights are trained
+
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a decoder that its memory follows from."""
+class Memory:
+    """Bytes of one rank at its fullest, by what holds them.
 
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    vocab: int
-    tied: bool = False
-    kind: str = "llama"
-    positions: int = 0
+    :param weights: what the rank keeps of them. :param moments: the optimizer's.
+    :param working: weights gathered from other ranks with their gradients, or cast to bf16.
+    :param activations: kept for the backward pass, and passing within it. :param logits: those of the targets and what
+        is made of them, or the head's gradient where both are made in chunks.
+    :param copy: a checkpoint's copy of weights and moments.
+    :param whole: at another time than the passes (`working`, `activations`, `logits`), the rest of the whole model, as
+        a rank loads it before it keeps its shard.
+    :param evaluation: at yet another time, an evaluation's logits with their logarithms, and the whole model where bf16
+        shards are evaluated in fp32.
+    :param heap: what a CPU's heap takes beyond that. :param runtime: the process itself.
+    """
+
+    weights: int
+    gradients: int
+    moments: int
+    working: int
+    activations: int
+    logits: int
+    copy: int
+    whole: int
+    evaluation: int
+    heap: int
+    runtime: int
 
     @property
-    def parameters(self) -> int:
-        """Weights of a Llama-like decoder: embeddings, attention, gated MLP, norms, head; or those of GPT-2."""
-        width = self.hidden
-        tables = self.vocab * width * (1 if self.tied else 2)
-        if self.kind == "gpt2":  # a plain MLP, biases everywhere, learned positions
-            layer = 4 * width * width + 2 * width * self.mlp + self.mlp + 9 * width
-            return self.layers * layer + tables + self.positions * width + 2 * width
-        head = width // self.heads
-        attention = width * head * (2 * self.heads + 2 * self.kv_heads)
-        if self.kind == "qwen2":
-            attention += head * (self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * width * self.mlp + 2 * width
-        return self.layers * layer + tables + width
+    def total(self) -> int:
+        """All of it, at its fullest."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What the total is made of: states, and of what comes at different times the most."""
+        times = (("working", "activations", "logits"), ("whole",), ("evaluation",))
+        most = max(times, key=lambda names: sum(getattr(self, name) for name in names))
+        left_out = {name for names in times for name in names if names != most}
+        return {
+            _TOLD.get(part.name, part.name): getattr(self, part.name)
+            for part in fields(self)
+            if part.name not in left_out and getattr(self, part.name)
+        }
+
+
+_TOLD: Final = {"working": "weights at work", "copy": "checkpoint's copy", "whole": "the whole model"}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Figures of one run; None where the base model's config is not on this machine."""
+    """Figures of one run; None where the base model's config is not known here.
+
+    :param memory: of the place that trains: the rank's GPU, or the rank's process.
+    :param host: bytes of the rank's process beside its GPU; None without one.
+    :param most_rows: largest micro-batch that fits into the memory that the recipe names, 0 if none does; None where
+        that cannot be told. :param exact: whether the model is of a kind whose weights are counted exactly.
+    """
 
     parameters: int | None
     trained: int | None
@@ -63,44 +116,39 @@ class Estimate:
     accumulation: int
     steps: int | None
     tokens: int | None
-    weights_bytes: int | None
-    optimizer_bytes: int | None
-    activation_bytes: int | None
-    logits_bytes: int | None
+    memory: Memory | None
+    host: int | None
     checkpoint_bytes: int | None
+    most_rows: int | None
+    exact: bool
 
     @property
     def parts(self) -> dict[str, int] | None:
         """What the memory of one rank is made of, in bytes."""
-        states, passing = (self.weights_bytes, self.optimizer_bytes), (self.activation_bytes, self.logits_bytes)
-        if states[0] is None or states[1] is None or passing[0] is None or passing[1] is None:
-            return None
-        return {
-            "weights": states[0],
-            "gradients and optimizer": states[1],
-            "activations": passing[0] + passing[1],
-            "runtime": RUNTIME_BYTES,
-        }
+        return self.memory.parts if self.memory else None
 
     @property
     def rank_bytes(self) -> int | None:
         """Memory of one rank."""
-        return sum(self.parts.values()) if self.parts else None
+        return self.memory.total if self.memory else None
 
     @property
     def least_bytes(self) -> int | None:
         """What one rank takes even if every guess was too high: an MLP without a gate, adapters on few modules, a loss
         that comes in pieces."""
-        if self.weights_bytes is None or self.optimizer_bytes is None or self.activation_bytes is None:
+        if self.memory is None:
             return None
-        return (self.weights_bytes + self.optimizer_bytes) * 4 // 5 + (self.activation_bytes + RUNTIME_BYTES) // 2
+        held = self.memory
+        states = (held.weights + held.gradients + held.moments) * 4 // 5 + held.activations // 2
+        return max(states, (held.weights + held.whole) * 4 // 5) + held.runtime // 2
 
 
-def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
+def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 1.0) -> Estimate:
     """Estimate a run.
 
     :param data_bytes: size of the drop, decompressed; without it, or with `data.mix`, steps are known only if the
         recipe names them.
+    :param targets: share of the tokens that are learned from; where it is not known, all.
     """
     train, compute = recipe.train, recipe.compute
     ranks = compute.nodes * compute.processes_per_node
@@ -110,44 +158,154 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         tokens = data_bytes * (1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
         steps = max(1, ceil(tokens * (train.epochs or 1.0) / (sequences * train.sequence_length)))
     shape = shape_of(recipe)
-    parameters = shape.parameters if shape else None
-    trained = parameters
-    if shape and train.method == "lora":
-        head = shape.hidden // shape.heads
-        widths = (
-            2 * (shape.hidden + shape.heads * head)
-            + 2 * (shape.hidden + shape.kv_heads * head)
-            + 3 * (shape.hidden + shape.mlp)
-        )
-        trained = shape.layers * train.lora.r * widths
-    weights = optimizer = activation = logits = checkpoint = None
-    if shape and parameters is not None and trained is not None:
-        weights = 4 * parameters  # with shards too: a rank loads the whole model before it keeps its part
-        moments = 8 if train.optimizer == "adamw" else 4 if train.optimizer == "adamw-bf16" or train.momentum else 0
-        optimizer = (4 + moments) * trained // shard_ranks(recipe)
-        at_once = train.micro_batch * train.sequence_length
-        width = 2 if train.precision == "bf16" else 4
-        block = 18 * shape.hidden + 4 * shape.mlp
-        # What of each block stays until its backward pass, and besides, where some is made again, one block as a whole.
-        stays = {"none": block, "selective": 7 * shape.hidden + 2 * shape.mlp, "full": shape.hidden}
-        again = 0 if train.activation_checkpointing == "none" else block
-        activation = at_once * (shape.layers * stays[train.activation_checkpointing] + again) * width
-        logits = at_once * 2 * 4 * shape.vocab
-        checkpoint = (4 + moments) * trained
+    memory = host = trained = most = None
+    if shape is not None:
+        trained = trained_weights(recipe, shape)
+        rows = rows_at_once(recipe)
+        memory = memory_of(recipe, shape, rows, targets)
+        if compute.gpus:
+            host = RUNTIME_BYTES + max(4 * shape.parameters, state_bytes(recipe) * trained // _copies(recipe))
+        room = _room(recipe)
+        if room is not None:
+            most = largest_micro_batch(recipe, shape, room, targets)
     return Estimate(
-        parameters=parameters,
+        parameters=shape.parameters if shape else None,
         trained=trained,
         ranks=ranks,
         sequences_per_step=sequences,
         accumulation=ceil(sequences / (ranks * train.micro_batch)),
         steps=steps,
         tokens=steps * sequences * train.sequence_length if steps else None,
-        weights_bytes=weights,
-        optimizer_bytes=optimizer,
-        activation_bytes=activation,
-        logits_bytes=logits,
-        checkpoint_bytes=checkpoint,
+        memory=memory,
+        host=host,
+        checkpoint_bytes=None if trained is None else state_bytes(recipe) * trained,
+        most_rows=most,
+        exact=shape is not None and shape.exact,
     )
+
+
+def trained_weights(recipe: Recipe, shape: Shape) -> int:
+    """Weights that the optimizer moves, over all ranks."""
+    if recipe.train.method != "lora":
+        return shape.parameters
+    targets = recipe.train.lora.targets
+    return shape.adapted(recipe.train.lora.r, targets if isinstance(targets, tuple) else None)
+
+
+def state_bytes(recipe: Recipe) -> int:
+    """Bytes of a trained weight with the optimizer's moments: what a checkpoint holds of it."""
+    train = recipe.train
+    if train.optimizer == "sgd":
+        return 8 if train.momentum else 4
+    return 8 if train.optimizer == "adamw-bf16" else 12
+
+
+def rows_at_once(recipe: Recipe) -> int:
+    """Most rows of a forward pass on one rank, whose share of a step is dealt out evenly."""
+    own = ceil(recipe.train.rows / (recipe.compute.nodes * recipe.compute.processes_per_node))
+    return ceil(own / ceil(own / recipe.train.micro_batch))
+
+
+def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> Memory:
+    """The memory of one rank. :param rows: of a forward pass. :param targets: share of the tokens learned from."""
+    train, shards, on_cpu = recipe.train, shard_ranks(recipe), not recipe.compute.gpus
+    sharded, bf16 = shards > 1, recipe.train.precision == "bf16"
+    trained, whole = trained_weights(recipe, shape), 4 * shape.parameters
+    adapters = trained if recipe.train.method == "lora" else 0
+    activations, logits = passes_bytes(recipe, shape, rows, targets)
+    weights = (whole + 4 * adapters) // shards
+    evaluates_whole = sharded and bf16 and recipe.evaluate.precision == "fp32"
+    found = Memory(
+        weights=weights,
+        gradients=4 * trained // shards,
+        moments=(state_bytes(recipe) - 4) * trained // shards,
+        working=_working(recipe, shape, adapters),
+        activations=activations,
+        logits=logits,
+        copy=state_bytes(recipe) * trained // _copies(recipe) if on_cpu else 0,
+        whole=0,
+        evaluation=8 * int(rows * train.sequence_length * targets) * shape.vocab + (whole if evaluates_whole else 0),
+        heap=0,
+        runtime=RUNTIME_BYTES,
+    )
+    states = found.gradients + found.moments + found.copy  # none of them is there before the first step
+    found = replace(found, whole=max(0, whole - weights - states))
+    return replace(
+        found, heap=int((found.total - found.runtime) * (HOLES[train.method, train.precision] - 1)) if on_cpu else 0
+    )
+
+
+def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
+    """What a forward and a backward pass hold at their fullest: activations, and what the loss takes."""
+    train = recipe.train
+    length, tokens = train.sequence_length, rows * train.sequence_length
+    arithmetic = _arithmetic(recipe)
+    width = 4 if arithmetic == "fp32" else 2
+    hidden, wide, mlp = (_PLAIN if shape.kind == "gpt2" else _GATED)[train.method, arithmetic]
+    # The log-sum of each head and the deviations of two norms.
+    each = hidden * shape.hidden + wide * shape.wide + 4 * shape.heads + 8
+    each += shape.chosen * (2 * width * shape.hidden + mlp * shape.mlp) if shape.experts else mlp * shape.mlp
+    if shape.kind == "qwen3":
+        normed = _NORMED[arithmetic] if train.method == "full" else 4
+        each += normed * (shape.wide + shape.narrow) + 4 * (shape.heads + shape.kv_heads)
+    if train.method == "lora":
+        each += width * train.lora.r * len(shape.linears)
+    if train.packing != "off":
+        each += width * length  # the mask that keeps documents apart, as attention takes it
+    stream = 2 if arithmetic == "bf16" else 4  # bytes of what goes from block to block
+    products = sum(outputs for _, outputs in shape.linears.values()) + shape.chosen * (2 * shape.mlp + shape.hidden)
+    again = {
+        "none": each,
+        "selective": stream * shape.hidden + width * (products + shape.wide) + 4 * shape.heads,
+        "full": stream * shape.hidden,
+    }[train.activation_checkpointing]
+    one = 0 if train.activation_checkpointing == "none" else each  # the block that is computed again
+    kept = tokens * (shape.layers * min(again, each) + one)
+    within = tokens * 4 * (2 * shape.mlp * max(1, shape.chosen) + 3 * shape.hidden)  # of the last block's backward pass
+    if arithmetic == "fp32" and shape.vocab > shape.hidden:  # in chunks
+        head = 4 * shape.vocab * shape.hidden if train.method == "full" else 0
+        return kept + within, head
+    logits = int(12 * tokens * targets) * shape.vocab  # logits or their gradient, logarithms, and the gradient of these
+    return kept + min(within, 12 * tokens * shape.hidden), logits
+
+
+def largest_micro_batch(recipe: Recipe, shape: Shape, room: float, targets: float = 1.0) -> int:
+    """Most rows of a forward pass with which a rank fits into `room` bytes; 0 if not even one does."""
+    one = memory_of(recipe, shape, 1, targets).total
+    if one > room:
+        return 0
+    # Linear once the passes are what is largest, and never less than that before.
+    few, many = 1, 2
+    while many <= 1 << 40 and memory_of(recipe, shape, many, targets).total <= room:
+        few, many = many, many * 2
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if memory_of(recipe, shape, middle, targets).total <= room else (few, middle)
+    return few
+
+
+def _arithmetic(recipe: Recipe) -> str:
+    if recipe.train.precision != "bf16":
+        return "fp32"
+    return "bf16" if shard_ranks(recipe) > 1 else "cast"
+
+
+def _working(recipe: Recipe, shape: Shape, adapters: int) -> int:
+    """Weights that a rank has beside its own while it computes, and their gradients before these are shared out."""
+    arithmetic = _arithmetic(recipe)
+    width = 4 if arithmetic == "fp32" else 2
+    if shard_ranks(recipe) == 1:
+        matrices = shape.layers * shape.matrices + shape.vocab * shape.hidden + adapters
+        return 2 * matrices if arithmetic == "cast" else 0
+    kept = shape.parameters if recipe.compute.parallel == "fsdp-no-reshard" else shape.root + 2 * shape.block
+    return width * kept + (0 if adapters else (width + 4) * shape.block)
+
+
+def _copies(recipe: Recipe) -> int:
+    """Ranks that write a checkpoint together: replicas deal it out, a shard is copied by who has it."""
+    compute = recipe.compute
+    shards = shard_ranks(recipe)
+    return shards if shards > 1 else compute.nodes * compute.processes_per_node
 
 
 def shard_ranks(recipe: Recipe) -> int:
@@ -162,31 +320,74 @@ def shard_ranks(recipe: Recipe) -> int:
             return 1
 
 
+def _room(recipe: Recipe) -> float | None:
+    """Bytes that the recipe names for a rank; None where it names none."""
+    compute = recipe.compute
+    if compute.gpus:
+        return None if compute.gpu_memory_gb is None else compute.gpu_memory_gb * 1e9
+    return compute.memory_gb * 1e9 / compute.processes_per_node
+
+
 def unknown_memory(recipe: Recipe, figures: Estimate) -> str | None:
-    """Why the memory of a rank cannot be held against `compute.memory_gb`; None where it can."""
+    """Why the memory of a rank cannot be held against what it may take; None where it can."""
     if figures.rank_bytes is None:
         return "unknown until the base model's config is here"
-    return "on its GPU, whose memory no recipe names" if recipe.compute.gpus else None
+    return "on its GPU, whose memory `compute.gpu_memory_gb` would name" if _room(recipe) is None else None
 
 
 def check_memory(recipe: Recipe, figures: Estimate) -> None:
-    """Refuse a recipe whose ranks cannot fit into their pod, before a job is killed for it.
+    """Refuse a recipe whose ranks cannot fit, before a job is killed for it.
 
     :raises RecipeError: only if the estimate is known and clearly too large.
     """
-    compute = recipe.compute
-    least, about, parts = figures.least_bytes, figures.rank_bytes, figures.parts
-    if unknown_memory(recipe, figures) or least is None or about is None or parts is None:
-        return
-    ranks = compute.processes_per_node
-    if least * ranks <= compute.memory_gb * 1e9:
+    compute, ranks = recipe.compute, recipe.compute.processes_per_node
+    if figures.host is not None and figures.host * ranks * 4 // 5 > compute.memory_gb * 1e9:
+        raise RecipeError(
+            "recipe key `compute.memory_gb`",
+            f"a pod of {compute.memory_gb:g} GB is too small for {ranks} rank(s) that hold the model, and later a "
+            f"checkpoint's copy, beside their GPUs, of about {size_text(figures.host)} each",
+            f"Set it to {figures.host * ranks // 10**9 + 1}, or choose a smaller model",
+        )
+    least, about, parts, room = figures.least_bytes, figures.rank_bytes, figures.parts, _room(recipe)
+    if least is None or about is None or parts is None or room is None or least <= room:
         return
     told = ", ".join(f"{name} {size_text(size)}" for name, size in parts.items())
+    if compute.gpus:
+        raise RecipeError(
+            "recipe key `compute.gpu_memory_gb`",
+            f"a GPU of {compute.gpu_memory_gb:g} GB is too small for a rank of about {size_text(about)} ({told})",
+            f"Use GPUs of {about // 10**9 + 1} GB, share the model among more of them, or choose a smaller one",
+        )
     raise RecipeError(
         "recipe key `compute.memory_gb`",
         f"a pod of {compute.memory_gb:g} GB is too small for {ranks} rank(s) of about {size_text(about)} each ({told})",
         f"Set it to {about * ranks // 10**9 + 1}, or make `train.micro_batch` or the model smaller",
     )
+
+
+def memory_text(recipe: Recipe, figures: Estimate) -> str:
+    """The memory of a rank for people: how much of what, whether it fits, and how many rows would."""
+    unknown = unknown_memory(recipe, figures)
+    if figures.rank_bytes is None or figures.parts is None:
+        return unknown or "unknown"
+    room = _room(recipe)
+    told = ", ".join(f"{name} {size_text(size)}" for name, size in figures.parts.items())
+    place = f"for each rank, {unknown}" if room is None else f"of {room / 1e9:g} GB for each rank"
+    text = f"about {size_text(figures.rank_bytes)} {place}"
+    if not figures.exact:
+        text += ", if it is built like a Llama of these sizes"
+    text += f": {told}"
+    if figures.host is not None:
+        text += f"; and {size_text(figures.host)} of the pod's"
+    if room is None:
+        return text
+    if figures.rank_bytes > room:
+        key = "gpu_memory_gb" if recipe.compute.gpus else "memory_gb"
+        text += f": DOES NOT FIT; raise compute.{key} or lower train.micro_batch"
+    else:
+        text += ": fits"
+    most = figures.most_rows or 0
+    return text + (f"; the largest micro_batch that fits is {most:,}" if most else "; not even one row does")
 
 
 def size_text(count: int) -> str:
@@ -200,26 +401,17 @@ def size_text(count: int) -> str:
 
 
 def shape_of(recipe: Recipe) -> Shape | None:
-    """The base model's shape: from `base.scratch`, or from the `config.json` of a local folder.
+    """The base model's shape: from `base.scratch`, from the `config.json` of a local folder, or as it was published.
 
     :raises RecipeError: for a config that cannot be read, or with sizes that no model has.
     """
-    scratch = recipe.base.scratch
+    scratch, model = recipe.base.scratch, recipe.base.model or ""
     if scratch is not None:
-        return Shape(
-            scratch.hidden_size,
-            scratch.layers,
-            scratch.heads,
-            scratch.heads,
-            scratch.mlp_size,
-            scratch.vocab_size,
-            tied=True,
-            kind=scratch.architecture,
-            positions=scratch.context,
-        )
-    path = Path((recipe.base.model or "").removeprefix("file://")) / "config.json"
+        return _checked("recipe key `base.scratch`", config_of(scratch.model_dump()), "its sizes")
+    path = Path(model.removeprefix("file://")) / "config.json"
     if not path.is_file():
-        return None
+        config = published(model)
+        return None if config is None else shape_of_config(config)
     try:
         with path.open("rb") as stream:
             text = stream.read(_CONFIG_BYTES + 1)
@@ -228,33 +420,15 @@ def shape_of(recipe: Recipe) -> Shape | None:
         config = json.loads(text)
         if not isinstance(config, dict):
             raise TypeError("it is no JSON object")
-        return _shape_of_config(config)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RecipeError(
             "recipe key `base.model`", f"{path} cannot be read ({error})", "Name a folder with a model"
         ) from error
+    return _checked("recipe key `base.model`", config, f"{path}")
 
 
-def _shape_of_config(config: Mapping[str, Any]) -> Shape | None:
-    """None where a size is missing or no number. :raises ValueError: for sizes that no model has."""
+def _checked(key: str, config: Mapping[str, Any], what: str) -> Shape | None:
     try:
-        hidden = int(config.get("hidden_size") or config["n_embd"])
-        heads = int(config.get("num_attention_heads") or config["n_head"])
-        shape = Shape(
-            hidden,
-            int(config.get("num_hidden_layers") or config["n_layer"]),
-            heads,
-            int(config.get("num_key_value_heads") or heads),
-            int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
-            int(config["vocab_size"]),
-            # Where a config is silent, the library ties.
-            bool(config.get("tie_word_embeddings", config.get("model_type") == "gpt2")),
-            str(config.get("model_type", "llama")),
-            int(config.get("n_positions") or 0),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    sizes = (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.mlp, shape.vocab, shape.positions + 1)
-    if not all(1 <= size <= LARGEST for size in sizes):
-        raise ValueError("its sizes are those of no model")
-    return shape
+        return shape_of_config(config)
+    except ValueError as error:
+        raise RecipeError(key, f"{what} cannot be read ({error})", "Name sizes that a model can have") from error

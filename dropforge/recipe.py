@@ -6,9 +6,14 @@ mend (`dropforge.recipes.rules`). The same model gives the JSON schema of the fo
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from dropforge.shape import config_of, context_of
 
 DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
@@ -27,25 +32,78 @@ class Section(BaseModel):
 
 
 class Scratch(Section):
-    """A model made from a config, with a tokenizer trained on the drop: for machines without a hub."""
+    """A model with random weights and a tokenizer trained on the drop: for machines without a hub. Its sizes, or the
+    config of any causal language model of transformers."""
 
-    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] = "llama"
-    """Model family."""
-    hidden_size: int = Field(default=128, ge=16, le=LARGEST, multiple_of=8)
-    """Width of the residual stream."""
-    layers: int = Field(default=4, ge=1, le=LARGEST)
-    """Number of decoder layers."""
-    heads: int = Field(default=4, ge=1, le=LARGEST)
-    """Attention heads."""
-    vocab_size: int = Field(default=4096, ge=300, le=LARGEST)
-    """Size of the tokenizer's vocabulary, byte-level BPE."""
-    context: int = Field(default=512, ge=32, le=LARGEST)
-    """Longest sequence in tokens."""
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] | None = None
+    """Model family; `llama` if neither it nor `config` is given."""
+    hidden_size: int | None = Field(default=None, ge=16, le=LARGEST, multiple_of=8)
+    """Width of the residual stream; 128 without `config`."""
+    layers: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Number of decoder layers; 4 without `config`."""
+    heads: int | None = Field(default=None, ge=1, le=LARGEST)
+    """Attention heads; 4 without `config`."""
+    vocab_size: int | None = Field(default=None, ge=300, le=LARGEST)
+    """Size of the tokenizer's vocabulary, byte-level BPE; 4096 without `config`."""
+    context: int | None = Field(default=None, ge=32, le=LARGEST)
+    """Longest sequence in tokens; 512 without `config`."""
+    config: dict[str, JsonValue] | None = None
+    """Instead of the sizes above: `model_type` and `vocab_size`, and any other key of that model's config.json."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        """Without a config, what is not given has its default: a resolved recipe says all that is trained."""
+        if not isinstance(values, Mapping) or values.get("config") is not None:
+            return values
+        return {**_SCRATCH, **{key: value for key, value in values.items() if value is not None}}
+
+    @field_validator("config")
+    @classmethod
+    def _plain(cls, config: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        if config is not None:
+            _check_plain(config)
+            if len(json.dumps(config)) > _CONFIG_LIMIT:
+                raise ValueError(f"it has more than {_CONFIG_LIMIT} bytes")
+        return config
 
     @property
-    def mlp_size(self) -> int:
-        """Width of the MLP as the trainer makes it: as many weights with a gate as without."""
-        return 4 * self.hidden_size if self.architecture == "gpt2" else -(-self.hidden_size * 8 // 3 // 16) * 16
+    def name(self) -> str:
+        """The model's type, in transformers' word."""
+        return str(self.plain_config()["model_type"])
+
+    @property
+    def longest(self) -> int | None:
+        """Longest sequence in tokens; None where the config leaves it to the library."""
+        return context_of(self.plain_config())
+
+    def plain_config(self) -> dict[str, Any]:
+        """The Hugging Face config that both ways of saying it come to."""
+        return {"model_type": "", **config_of(self.model_dump())}
+
+
+_SCRATCH: Final = {
+    "architecture": "llama",
+    "hidden_size": 128,
+    "layers": 4,
+    "heads": 4,
+    "vocab_size": 4096,
+    "context": 512,
+}
+_CONFIG_LIMIT: Final = 16 * 1024
+_CONFIG_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def _check_plain(value: JsonValue, depth: int = 4) -> None:
+    """:raises ValueError: for what no config.json has: odd keys, deep nests."""
+    if not depth:
+        raise ValueError("it is nested too deep")
+    if isinstance(value, dict):
+        odd = next((key for key in value if not _CONFIG_KEY.fullmatch(key)), None)
+        if odd is not None:
+            raise ValueError(f"{odd[:40]!r} is no key of a config")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_plain(item, depth - 1)
 
 
 class Base(Section):
@@ -248,6 +306,9 @@ class Compute(Section):
     """Memory per pod in gigabytes."""
     gpus: int = Field(default=0, ge=0)
     """GPUs per pod; one rank each."""
+    gpu_memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of each GPU in gigabytes: what the estimate is held against before the start. Null holds it against
+    nothing; the trainer measures at the start either way."""
     parallel: Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"] = "auto"
     """How ranks share the model. `ddp` gives each rank all of it, and `auto` is `ddp`; `fsdp` gives each a shard of the
     weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""

@@ -25,9 +25,9 @@ from trainer.model.build import (
     check_router,
     check_vocabulary,
     load_model,
-    make_scratch,
 )
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
+from trainer.model.scratch import make_scratch
 from trainer.model.shard import probe_loss
 from trainer.model.unreached import freeze_unreached
 from trainer.prepare import Prepared

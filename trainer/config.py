@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
 from dropforge.run import wrong_address
+from dropforge.shape import config_of, context_of
 from trainer.interval import Interval
 
 MOST_PASSES: Final = 100  # over a source in an epoch
@@ -28,14 +29,25 @@ AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_atte
 
 @dataclass(frozen=True)
 class Scratch:
-    """A model made from a config, with a tokenizer trained on the dataset."""
+    """A model made from a config, with a tokenizer trained on the dataset: its sizes, or a whole config instead."""
 
-    architecture: Literal["llama", "qwen2", "mistral", "gpt2"]
-    hidden_size: int
-    layers: int
-    heads: int
-    vocab_size: int
-    context: int
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] | None
+    hidden_size: int | None
+    layers: int | None
+    heads: int | None
+    vocab_size: int | None
+    context: int | None
+    config: dict[str, Any] | None = None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The Hugging Face config that it comes to, with its `model_type`, without special tokens."""
+        return config_of(vars(self))
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the tokenizer's vocabulary, and of the model's."""
+        return int(self.plain["vocab_size"])
 
 
 @dataclass(frozen=True)
@@ -186,8 +198,10 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     if base.scratch is not None:
         if train.method == "lora":
             raise _bad("train.method", "adapters need a trained model, `base.scratch` has random weights")
-        if base.scratch.context < train.sequence_length:
-            raise _bad("train.sequence_length", f"it is longer than the model's context of {base.scratch.context}")
+        _check_scratch(base.scratch)
+        context = context_of(base.scratch.plain)
+        if context is not None and context < train.sequence_length:
+            raise _bad("train.sequence_length", f"it is longer than the model's context of {context}")
     _check_train(train)
     if train.attention in ("flash_attention_2", "flex_attention") and not settings.gpus:
         raise _bad("train.attention", f"`{train.attention}` needs a GPU, and `compute.gpus` is 0")
@@ -206,6 +220,21 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         if not 0 <= passes <= MOST_PASSES:
             raise _bad(f"data.mix, source {source!r}", f"{passes:g} passes are not from 0 to {MOST_PASSES}")
     return settings
+
+
+def _check_scratch(scratch: Scratch) -> None:
+    sizes = {name: value for name, value in vars(scratch).items() if name != "config"}
+    if scratch.config is None:
+        for name, value in sizes.items():
+            if value is None:
+                raise _bad(f"base.scratch.{name}", "it is missing, and there is no `base.scratch.config`")
+        return
+    for name, value in sizes.items():
+        if value is not None:
+            raise _bad(f"base.scratch.{name}", "`base.scratch.config` is given too, and says the sizes")
+    kind, words = scratch.config.get("model_type"), scratch.config.get("vocab_size")
+    if not isinstance(kind, str) or not isinstance(words, int) or isinstance(words, bool) or words < 300:
+        raise _bad("base.scratch.config", "it must name `model_type`, and a `vocab_size` from 300 on")
 
 
 def _check_train(train: Train) -> None:
@@ -274,6 +303,8 @@ def _read(kind: type[Section], values: Any, path: str) -> Section:
         raise _bad(path, "it is missing or not a mapping")
     hints = typing.get_type_hints(kind)
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if kind is Scratch:  # runs that were made before it was known have none
+        values = {"config": None, **values}
     for key in values:
         if key not in known:
             raise _bad(f"{path}.{key}", "the trainer does not know it, and will not ignore what is asked for")
@@ -309,6 +340,8 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, Mapping) or not value or not all(isinstance(key, str) and key for key in value):
             raise _bad(path, f"{value!r} is not a mapping of names")
         return {key: _value(item, found, f"{path}, source {key!r}") for key, found in value.items()}
+    if kind is Any:
+        return value
     if is_dataclass(kind):
         return _read(kind, value, path)  # type: ignore[arg-type]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

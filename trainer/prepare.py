@@ -38,6 +38,7 @@ from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
 from trainer.model.build import fetch_folder, is_hub_id
+from trainer.model.scratch import check_scratch, longest
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
 PATIENCE: Final = 3600.0  # seconds that a node waits for what the first one prepares, before it does so itself
@@ -99,6 +100,8 @@ def prepare(
     data, run = open_store(spec.data_root), open_store(spec.root)
     end = time.monotonic() + (0.0 if first or not keep else patience)
     base = ""
+    if settings.base.scratch is not None:
+        check_scratch(settings.base.scratch)
     if settings.base.model is not None:
         model = settings.base.model
         hub = is_hub_id(model)
@@ -269,7 +272,7 @@ def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings) -> Tokens:
 def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
     """The run's tokenizer: the published one of a model from a config, or the base model's own."""
     if settings.base.scratch is not None:
-        return wrap_tokenizer(run.get(TOKENIZER), settings.base.scratch.context)
+        return wrap_tokenizer(run.get(TOKENIZER), longest(settings.base.scratch))
     return load_tokenizer(base, settings.base.revision)
 
 
@@ -282,7 +285,7 @@ def _publish_tokenizer(run: Store, source: Callable[[], Iterator[str]], settings
     # Whoever comes second takes what is there: all nodes and attempts share the same bytes.
     assert settings.base.scratch is not None
     if run.stat(TOKENIZER) is None:
-        run.put_if_absent(TOKENIZER, train_tokenizer(source(), settings.base.scratch.vocab_size))
+        run.put_if_absent(TOKENIZER, train_tokenizer(source(), settings.base.scratch.vocabulary))
 
 
 def _sha256(path: Path) -> str:

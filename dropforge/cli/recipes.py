@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dropforge.estimate import Estimate, check_memory, estimate, size_text, unknown_memory
+from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
 from dropforge.job import evaluate_job, train_job
 from dropforge.layout import check_family, run_prefix
 from dropforge.provenance import code_digest
@@ -96,7 +96,7 @@ def _unknown_steps(recipe: Recipe) -> str:
 
 def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     train, compute = recipe.train, recipe.compute
-    base = recipe.base.model or f"a new {recipe.base.scratch.architecture if recipe.base.scratch else ''} model"
+    base = recipe.base.model or f"a new {recipe.base.scratch.name if recipe.base.scratch else ''} model"
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
@@ -115,7 +115,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
             f"{figures.accumulation} forward pass(es) each",
         ),
         ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
-        ("memory per rank", _memory(recipe, figures)),
+        ("memory", memory_text(recipe, figures)),
         ("checkpoint", f"{_checkpoint(figures)}every {_interval(train.checkpoint_every)}"),
         (
             "then",
@@ -126,18 +126,6 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
-
-
-def _memory(recipe: Recipe, figures: Estimate) -> str:
-    unknown = unknown_memory(recipe, figures)
-    if figures.rank_bytes is None or figures.parts is None:
-        return unknown or "unknown"
-    told = ", ".join(f"{name} {size_text(size)}" for name, size in figures.parts.items())
-    available = recipe.compute.memory_gb / recipe.compute.processes_per_node
-    fits = figures.rank_bytes <= available * 1e9
-    verdict = "fits" if fits else "DOES NOT FIT; raise compute.memory_gb or lower train.micro_batch"
-    place = unknown or f"of {available:g} GB"
-    return f"about {size_text(figures.rank_bytes)} {place}: {told}" + ("" if unknown else f": {verdict}")
 
 
 def _interval(value: int | str) -> str:

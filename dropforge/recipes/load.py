@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
-from dropforge.recipes.rules import check_combinations, check_startable
+from dropforge.recipes.rules import SIZES, check_combinations, check_startable
 
 _FOLDER = Path(__file__).parent
 _LIMIT = 64 * 1024
@@ -188,7 +188,27 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         ):
             other = one if above.get(one) is None else two
             result[section] = {key: value for key, value in merged.items() if key != other}
-    return result
+    return _merge_scratch(under, over, result)
+
+
+def _merge_scratch(under: Mapping[str, Any], over: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """A config replaces the sizes below it, and one of another type the config below it."""
+    above, below, base = (_inner(values, "base", "scratch") for values in (over, under, result))
+    config = above.get("config")
+    if not isinstance(config, Mapping):
+        return result
+    base = {key: value for key, value in base.items() if key not in SIZES or above.get(key) is not None}
+    kind = config.get("model_type")
+    if kind is not None and kind != _inner(below, "config").get("model_type"):
+        base["config"] = dict(config)
+    return {**result, "base": {**result["base"], "scratch": base}}
+
+
+def _inner(values: Any, *keys: str) -> dict[str, Any]:
+    """A mapping within mappings; empty where there is none."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return dict(values) if isinstance(values, Mapping) else {}
 
 
 def join(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
-from dropforge.recipe import Recipe
+from dropforge.recipe import LARGEST, Recipe, Scratch
 from dropforge.run import wrong_address
 
+SIZES = ("architecture", "hidden_size", "layers", "heads", "vocab_size", "context")  # of `base.scratch`
 PLACEHOLDER = "set-base-model"  # in presets for a model of one's own
 
 
@@ -38,17 +39,13 @@ def check_combinations(recipe: Recipe) -> None:
                 "adapters on random weights leave those weights random",
                 "Use `method: full` with `base.scratch`",
             )
-        if scratch.hidden_size % scratch.heads or (scratch.hidden_size // scratch.heads) % 2:
-            raise RecipeError(
-                "recipe key `base.scratch.heads`",
-                f"{scratch.hidden_size} does not divide into {scratch.heads} heads of even width",
-                "Choose heads so that hidden_size / heads is even",
-            )
-        if train.sequence_length > scratch.context:
+        check_scratch(scratch)
+        context, key = scratch.longest, "context" if scratch.config is None else "config"
+        if context is not None and train.sequence_length > context:
             raise RecipeError(
                 "recipe key `train.sequence_length`",
-                f"{train.sequence_length} is longer than the model's context of {scratch.context}",
-                "Raise `base.scratch.context` or shorten the sequence",
+                f"{train.sequence_length} is longer than the model's context of {context}",
+                f"Raise `base.scratch.{key}` or shorten the sequence",
             )
     if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
@@ -60,6 +57,8 @@ def check_combinations(recipe: Recipe) -> None:
             f"{compute.processes_per_node} ranks cannot share {compute.gpus} GPUs one to one",
             f"Set it to {compute.gpus}",
         )
+    if compute.gpu_memory_gb is not None and not compute.gpus:
+        raise RecipeError("recipe key `compute.gpu_memory_gb`", "`compute.gpus` is 0", "Remove it, or ask for GPUs")
     _check_parallel(recipe)
     if compute.backend == "local" and compute.image != Recipe.model_fields["compute"].default.image:
         raise RecipeError(
@@ -72,6 +71,37 @@ def check_combinations(recipe: Recipe) -> None:
             "recipe keys `compute.volumes` and `compute.queue`",
             "the local backend has neither claims nor queues",
             "Remove them, or use `backend: kubernetes`",
+        )
+
+
+def check_scratch(scratch: Scratch) -> None:
+    """:raises RecipeError: for sizes that no model has, and for those that are said twice or not at all."""
+    if scratch.config is None:
+        hidden, heads = scratch.hidden_size or 0, scratch.heads or 1
+        if hidden % heads or (hidden // heads) % 2:
+            raise RecipeError(
+                "recipe key `base.scratch.heads`",
+                f"{hidden} does not divide into {heads} heads of even width",
+                "Choose heads so that hidden_size / heads is even",
+            )
+        return
+    twice = next((name for name in SIZES if getattr(scratch, name) is not None), None)
+    if twice:
+        raise RecipeError(
+            f"recipe key `base.scratch.{twice}`",
+            "`base.scratch.config` is given too, and says the sizes",
+            "Name it there, as that model's config.json does",
+        )
+    kind, words = scratch.config.get("model_type"), scratch.config.get("vocab_size")
+    if not isinstance(kind, str) or not kind:
+        raise RecipeError(
+            "recipe key `base.scratch.config.model_type`", "it is missing", "Name transformers' type, as `llama`"
+        )
+    if not isinstance(words, int) or isinstance(words, bool) or not 300 <= words <= LARGEST:
+        raise RecipeError(
+            "recipe key `base.scratch.config.vocab_size`",
+            "it must be a number from 300 on: the tokenizer is trained to that size",
+            "Name it",
         )
 
 

@@ -24,10 +24,10 @@ from trainer.model.build import (
     check_router,
     check_vocabulary,
     load_model,
-    make_scratch,
 )
 from trainer.model.isolation import Isolation, check_isolation, document_lengths, widest_window
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
+from trainer.model.scratch import make_scratch
 
 from .toy import recipe
 

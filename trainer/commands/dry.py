@@ -20,7 +20,8 @@ from trainer.config import Settings
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL
 from trainer.model.attention import ON_GPU, Attention
-from trainer.model.build import Built, add_adapters, check_context, check_router, check_vocabulary, scratch_config
+from trainer.model.build import Built, add_adapters, check_context, check_router, check_vocabulary
+from trainer.model.scratch import scratch_config
 from trainer.model.shard import blocks_to_recompute
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
 

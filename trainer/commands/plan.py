@@ -75,7 +75,9 @@ def main(arguments: argparse.Namespace) -> int:
             made: Rehearsal | None = refused(
                 lambda: rehearse(spec, settings, Path(name), lambda text: print(text, file=sys.stderr))
             )
-            facts["memory"] = _memory(recipe, made.config if made and settings.base.model else None, refused)
+            facts["memory"] = _memory(
+                recipe, made.config if made and settings.base.model else None, _targets(made), refused
+            )
             refused(lambda: check_board(settings.train.tensorboard))
             if made is not None:
                 refused(lambda: check_steps(settings.train, made.plan.steps))
@@ -126,13 +128,15 @@ def _for_ranks(recipe: Any, ranks: int | None) -> Any:
     return {**recipe, "compute": compute | share | {"gpus": min(1, int(compute.get("gpus") or 0))}}
 
 
-def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], Any]], Any]) -> dict[str, Any] | None:
+def _memory(
+    recipe: Any, config: Path | None, targets: float, refused: Callable[[Callable[[], Any]], Any]
+) -> dict[str, Any] | None:
     """The estimate of `dropforge plan`, and what the recipe's own rules refuse.
 
-    :param config: folder with the base model's config, once it is here.
+    :param config: folder with the base model's config, once it is here. :param targets: share of the tokens.
     """
     try:
-        from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
+        from dropforge.estimate import check_memory, estimate, memory_text, size_text
         from dropforge.recipes.load import build_recipe
     except ModuleNotFoundError as error:  # the trainer's image may lack it
         return {"text": f"not estimated: the package {error.name} is not installed"}
@@ -141,20 +145,25 @@ def _memory(recipe: Any, config: Path | None, refused: Callable[[Callable[[], An
     loaded = refused(lambda: build_recipe(recipe))
     if loaded is None:
         return None
-    figures = estimate(loaded)
+    figures = estimate(loaded, targets=targets)
     refused(lambda: check_memory(loaded, figures))
+    text = memory_text(loaded, figures)
     if figures.parts is None or figures.rank_bytes is None:
-        return {"text": unknown_memory(loaded, figures) or "unknown"}
-    told = ", ".join(f"{name} {size_text(size)}" for name, size in figures.parts.items())
-    share = loaded.compute.memory_gb / loaded.compute.processes_per_node
-    place = unknown_memory(loaded, figures) or f"of {share:g} GB"
+        return {"text": text}
     checkpoint = "" if figures.checkpoint_bytes is None else size_text(figures.checkpoint_bytes)
     return {
-        "text": f"about {size_text(figures.rank_bytes)} {place} for each rank: {told}",
+        "text": text,
         "bytes": figures.rank_bytes,
         "parts": figures.parts,
+        "most_rows": figures.most_rows,
         "checkpoint": checkpoint,
     }
+
+
+def _targets(made: Rehearsal | None) -> float:
+    """Share of the tokens that are learned from; all where that is not known."""
+    facts = made.prepared.train.facts if made is not None else {}
+    return float(facts["targets"]) / max(1, int(facts["tokens"])) if facts else 1.0
 
 
 def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None) -> dict[str, Any]:
@@ -186,7 +195,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None)
         },
         "model": {
             "base": settings.base.model
-            or f"a new {settings.base.scratch.architecture if settings.base.scratch else ''}",
+            or f"a new {settings.base.scratch.plain['model_type'] if settings.base.scratch else ''}",
             "method": train.method,
             "precision": train.precision,
             "activation_checkpointing": train.activation_checkpointing,

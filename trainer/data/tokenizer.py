@@ -67,8 +67,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     return str(tokenizer.to_str()).encode()
 
 
-def wrap_tokenizer(data: bytes, context: int) -> Any:
-    """A `PreTrainedTokenizerFast` around the bytes of `train_tokenizer`."""
+def wrap_tokenizer(data: bytes, context: int | None) -> Any:
+    """A `PreTrainedTokenizerFast` around the bytes of `train_tokenizer`. :param context: None without a limit."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -79,7 +79,7 @@ def wrap_tokenizer(data: bytes, context: int) -> Any:
         eos_token=EOS,
         extra_special_tokens=[START, END],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=context,
+        **({} if context is None else {"model_max_length": context}),
         clean_up_tokenization_spaces=False,
     )
 

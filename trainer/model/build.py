@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
-from trainer.config import Lora, Scratch
-from trainer.data.tokenizer import BOS, END, EOS, PAD
+from trainer.config import Lora
 
 
 @dataclass
@@ -57,55 +55,6 @@ def fetch_folder(uri: str, folder: Path) -> Path:
 def is_hub_id(model: str) -> bool:
     """Whether a base model is the name of a repository on the Hugging Face hub, not an address of a folder."""
     return not model.startswith(("s3://", "file://", "/", "./", "../")) and not Path(model).is_dir()
-
-
-def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
-    """The Hugging Face config of a new model. :param special: ids of the special tokens by their text."""
-    from transformers import AutoConfig
-
-    common = {
-        "vocab_size": scratch.vocab_size,
-        "bos_token_id": special[BOS],
-        "eos_token_id": special[EOS],
-        "pad_token_id": special[PAD],
-        "tie_word_embeddings": True,
-    }
-    if scratch.architecture == "gpt2":
-        own: dict[str, Any] = {
-            "n_embd": scratch.hidden_size,
-            "n_layer": scratch.layers,
-            "n_head": scratch.heads,
-            "n_positions": scratch.context,
-            # Few passes over the data: dropout costs more than it gives.
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-        }
-    else:
-        own = {
-            "hidden_size": scratch.hidden_size,
-            # SwiGLU with 8/3 of the width has as many weights as a plain layer with 4 times the width.
-            "intermediate_size": -(-scratch.hidden_size * 8 // 3 // 16) * 16,
-            "num_hidden_layers": scratch.layers,
-            "num_attention_heads": scratch.heads,
-            "num_key_value_heads": scratch.heads,
-            "max_position_embeddings": scratch.context,
-        }
-        if scratch.architecture == "mistral":
-            own["sliding_window"] = None
-    return AutoConfig.for_model(scratch.architecture, **common, **own)
-
-
-def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int) -> Built:
-    """A new model with weights from `seed`, the same on every rank."""
-    from transformers import AutoModelForCausalLM
-
-    config = scratch_config(scratch, special)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    # A chat ends with its turn, a text with its end: generation stops at both.
-    model.generation_config.eos_token_id = [special[EOS], special[END]]
-    return Built(model)
 
 
 def load_model(folder: str | Path, revision: str | None = None) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from dropforge.run import RunSpec
+from dropforge.shape import config_of, shape_of_config
 from trainer.model.build import is_hub_id
 
 NAME: Final = "model/README.md"
@@ -81,10 +82,10 @@ def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
 def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> str:
     scratch = base.get("scratch")
     if scratch:
-        origin = (
-            f"a new {scratch['architecture']} model (width {scratch['hidden_size']}, {scratch['layers']} layers, "
-            f"vocabulary of {scratch['vocab_size']}), trained from random weights"
-        )
+        config = config_of(scratch)
+        shape = shape_of_config(config)
+        sizes = f" (width {shape.hidden}, {shape.layers} layers, vocabulary of {shape.vocab})" if shape else ""
+        origin = f"a new {config['model_type']} model{sizes}, trained from random weights"
     else:
         revision = base.get("revision")
         how = "low-rank adapters, merged into it" if train["method"] == "lora" else "all weights"

@@ -20,7 +20,7 @@ from dropforge.cli.airflow import last_error
 from dropforge.cli.watch import STAGES, Stage, View, draw, sparkline
 from dropforge.errors import RecipeError
 from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
-from dropforge.recipes import load_recipe, presets
+from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
 
 
@@ -31,7 +31,7 @@ def dropforge(*words: str, cwd: Path | None = None, **more: str) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", ["full", "lora", "sample", "tiny"])  # the others: test_presets
 def test_render_prints_a_job(preset: str) -> None:
     done = dropforge("render", preset, "--family", "fam")
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_render_prints_a_job(preset: str) -> None:
 def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
     done = dropforge("plan", "sample")
     assert done.returncode == 0, done.stderr
-    for word in ("1,328,256", "120", "memory per rank", "fits", "checkpoint"):
+    for word in ("1,328,256", "120", "for each rank", "fits", "checkpoint"):
         assert word in done.stdout
 
 
@@ -93,7 +93,7 @@ def test_the_estimate_counts_what_the_trainer_makes(architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     from trainer.config import Scratch
     from trainer.data.tokenizer import SPECIAL
-    from trainer.model.build import scratch_config
+    from trainer.model.scratch import scratch_config
 
     scratch = Scratch(architecture, 64, 2, 2, 1024, 128)  # type: ignore[arg-type]
     config = scratch_config(scratch, dict(zip(SPECIAL, range(5), strict=True)))
@@ -148,7 +148,7 @@ def test_what_is_not_known_is_not_refused(tmp_path: Path) -> None:
     refused = _with_config(tmp_path, CONFIG)
     with pytest.raises(RecipeError, match="memory_gb"):
         check_memory(refused, estimate(refused))
-    on_gpu = _with_config(tmp_path, CONFIG, gpus=1)
+    on_gpu = _with_config(tmp_path, CONFIG, gpus=1, memory_gb=128.0)
     check_memory(on_gpu, estimate(on_gpu))
     assert "GPU" in str(unknown_memory(on_gpu, estimate(on_gpu)))
     odd = _with_config(tmp_path, {"model_type": "odd"})
@@ -163,8 +163,10 @@ def test_what_is_not_known_is_not_refused(tmp_path: Path) -> None:
 def test_shards_divide_gradients_and_moments(tmp_path: Path, compute: dict[str, Any], share: int) -> None:
     found = estimate(_with_config(tmp_path, CONFIG, nodes=4, **compute))
     assert found.parameters
-    assert found.optimizer_bytes == 12 * found.parameters // share
-    assert found.weights_bytes == 4 * found.parameters  # whole while it is loaded
+    assert found.memory
+    assert found.memory.gradients + found.memory.moments == 12 * found.parameters // share
+    assert found.memory.weights == 4 * found.parameters // share
+    assert found.memory.total > 4 * found.parameters  # whole while it is loaded
 
 
 def test_what_is_computed_again_takes_less_memory_and_so_fits(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_what_is_computed_again_takes_less_memory_and_so_fits(tmp_path: Path) ->
                 check_memory(one, found[mode])
         else:
             check_memory(one, found[mode])
-    sizes = [found[mode].activation_bytes or 0 for mode in ("none", "selective", "full")]
+    sizes = [memory.activations for memory in (found[mode].memory for mode in found) if memory]
     assert sizes[0] > 1.5 * sizes[1] > 6 * sizes[2] > 0
 
 
@@ -191,7 +193,8 @@ def test_optimizers_keep_what_is_estimated(tmp_path: Path, train: dict[str, Any]
     recipe = _with_config(tmp_path, CONFIG).model_dump(mode="json")
     found = estimate(build_recipe({**recipe, "train": {**recipe["train"], **train}}))
     assert found.parameters
-    assert found.optimizer_bytes == found.checkpoint_bytes == (4 + kept) * found.parameters
+    assert found.memory
+    assert found.memory.gradients + found.memory.moments == found.checkpoint_bytes == (4 + kept) * found.parameters
 
 
 @pytest.mark.parametrize("size", [10**12, 10**4000, -1, 1e308])

@@ -1,0 +1,116 @@
+"""The estimate's figures are those of the models: weights, adapters, and what a pass keeps for its backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dropforge.estimate import passes_bytes
+from dropforge.recipe import Recipe
+from dropforge.recipes import load_recipe
+from dropforge.shape import KINDS, Shape, shape_of_config
+from trainer.config import Lora
+from trainer.model.build import add_adapters
+from trainer.model.loss import loss_model
+
+LENGTH = 80  # no width below
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 208,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 24,
+    "vocab_size": 400,
+    "max_position_embeddings": 128,
+    "num_local_experts": 4,
+}
+GPT2 = {"n_embd": 96, "n_inner": 208, "n_head": 6, "vocab_size": 400, "n_positions": 128,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
+TINY = load_recipe("tiny")
+
+
+def config_of(kind: str, layers: int = 2, **more: Any) -> dict[str, Any]:
+    if kind == "gpt2":
+        return {"model_type": kind, **GPT2, "n_layer": layers, **more}
+    sizes = {key: value for key, value in SIZES.items() if key != "num_local_experts" or kind == "mixtral"}
+    if kind == "qwen2":  # it has no head size of its own
+        del sizes["head_dim"]
+    return {"model_type": kind, **sizes, "num_hidden_layers": layers, **more}
+
+
+def model_of(config: dict[str, Any]) -> Any:
+    plain = dict(config)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(plain.pop("model_type"), **plain), dtype=torch.float32)
+
+
+def shape(config: dict[str, Any]) -> Shape:
+    found = shape_of_config(config)
+    assert found is not None
+    return found
+
+
+WAYS = [(kind, more) for kind in KINDS for more in ({}, {"tie_word_embeddings": True})]
+
+
+@pytest.mark.parametrize(("kind", "more"), [*WAYS, ("llama", {"attention_bias": True, "mlp_bias": True})])
+def test_weights_are_counted_exactly(kind: str, more: dict[str, Any]) -> None:
+    config = config_of(kind, **more)
+    with torch.device("meta"):
+        model = model_of(config)
+    assert shape(config).parameters == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any) -> None:
+    if kind == "gpt2" and targets != "all-linear":
+        targets = ("c_attn",)
+    config = config_of(kind)
+    with torch.device("meta"):
+        built = add_adapters(model_of(config), Lora(4, 8, 0.0, targets), 1)
+    expected = shape(config).adapted(4, None if targets == "all-linear" else targets)
+    assert expected == sum(weight.numel() for _, weight in built.trainable())
+
+
+def kept(config: dict[str, Any], method: str, bf16: bool) -> int:
+    """Bytes that a forward pass keeps, weights and their casts left out."""
+    model = model_of(config)
+    model.config.use_cache = False
+    if method == "lora":
+        model = add_adapters(model, Lora(8, 16, 0.0, "all-linear"), 1).model
+    loss = loss_model(model, True, bf16)
+    loss.way = "places"
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    found: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and LENGTH in tensor.shape:
+            found[storage.data_ptr()] = storage.nbytes(), tensor  # kept, so that nothing else gets its place
+        return tensor
+
+    ids = torch.arange(LENGTH)[None] + 5
+    positions = torch.cat([torch.arange(32), torch.arange(LENGTH - 32)])[None]
+    places = torch.arange(0, LENGTH - 1, 2)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss(ids, positions, places, ids.view(-1)[places + 1])
+    return sum(size for size, _ in found.values())
+
+
+def recipe_of(method: str, precision: str) -> Recipe:
+    changed = {"method": method, "precision": precision, "sequence_length": LENGTH, "micro_batch": 1}
+    return TINY.model_copy(update={"train": TINY.train.model_copy(update=changed)})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_what_a_block_keeps_is_what_the_estimate_says(kind: str, method: str, precision: str) -> None:
+    two, three = config_of(kind, 2), config_of(kind, 3)
+    seen = kept(three, method, precision == "bf16") - kept(two, method, precision == "bf16")
+    recipe = recipe_of(method, precision)
+    said = passes_bytes(recipe, shape(three), 1)[0] - passes_bytes(recipe, shape(two), 1)[0]
+    assert said == pytest.approx(seen, rel=0.02)
