@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge.profiling import Span
@@ -14,6 +15,7 @@ from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.config import Settings
 from trainer.gang import Gang
+from trainer.generate import Answers
 from trainer.model.export import Exported
 from trainer.report.artifacts import keep_files
 from trainer.report.board import Board
@@ -33,6 +35,7 @@ from trainer.report.final import (
 )
 from trainer.report.models import BEST, LAST, Shown, make_models, shown
 from trainer.report.profile import Profiler, Requests
+from trainer.report.samples import TAG, name_of, table_json, tables_tag
 from trainer.report.tracking import make_tracker
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Seal
@@ -77,6 +80,7 @@ class Teller:
         self._first: float | None = None
         self._shown: list[Shown] = []
         self._resumed_from: int | None = None
+        self._keeping: list[Thread] = []
 
     def asked(self) -> int:
         """How many steps somebody wants to have profiled; each wish is told once."""
@@ -108,6 +112,19 @@ class Teller:
             self._shown = shown(store.uri, seals, evaluations)
             self._models.show(self._shown)
         self.tracker.wake()
+
+    def answered(self, answers: Answers, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the answers of the last evaluation as a table, for the run's folder and for MLflow; returns at once."""
+        step = int(evaluations[-1]["step"])
+        thread = keep_files(
+            lambda: {name_of(step): table_json(answers.table(step))},
+            self._store,
+            self._spec.tracking,
+            self._console.say,
+            f"the answers at step {step}",
+        )
+        self._keeping = [*(one for one in self._keeping if one.is_alive()), thread]
+        self.tracker.tags({TAG: tables_tag(evaluations)})
 
     def trained(self, step: int) -> None:
         """All steps are done: traces that are still being written are waited for."""
@@ -149,6 +166,9 @@ class Teller:
                 self.board.close()
             except Exception as error:
                 self._console.say(f"TensorBoard's files could not be ended ({type(error).__name__}: {error})")
+        end = time.monotonic() + min(_DRAW, max(0.0, seconds - _CLOSE - 1))
+        for thread in self._keeping:
+            thread.join(max(0.0, end - time.monotonic()))
         metrics = self.tracker.close(max(_CLOSE_LEAST, min(_CLOSE, seconds - _CLOSE_LEAST)))
         if metrics:
             self._keep_unsent("unsent-metrics", metrics, f"{len(metrics)} metrics")
