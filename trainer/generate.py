@@ -61,13 +61,15 @@ class Answers:
     def plain(self) -> dict[str, Any]:
         """Figures as JSON values: `metrics`, and how many rows were asked."""
         unanswered = sum(answer is None for answer in self.answers)
-        return {**self.metrics(), "answered_rows": len(self.prompts), "unanswered_rows": unanswered}
+        return {**self.metrics(), "asked_rows": len(self.prompts), "unanswered_rows": unanswered}
 
     def __str__(self) -> str:
         found = self.metrics()
         length = found.pop(PREFIX + "tokens")
         told = "  ".join(f"{name.removeprefix(PREFIX)} {value:.4f}" for name, value in found.items())
-        return f"{told}, {len(self.prompts)} rows of {length:.0f} tokens"
+        unanswered = sum(answer is None for answer in self.answers)
+        lost = f", {unanswered} of them have no answer: their prompts do not fit" if unanswered else ""
+        return f"{told}, {len(self.prompts)} rows of {length:.0f} tokens{lost}"
 
     def table(self, step: int | None = None) -> dict[str, Any]:
         """All rows as MLflow reads a table: `columns` and `data`. :param step: of the weights, for a column."""

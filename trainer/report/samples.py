@@ -23,7 +23,7 @@ def table_json(table: Mapping[str, Any]) -> bytes:
 
 def tables_tag(evaluations: Sequence[Mapping[str, Any]]) -> str:
     """The tables of all evaluations with answers as the value of MLflow's tag; the newest, if there are too many."""
-    steps = [int(item["step"]) for item in evaluations if "answered_rows" in item]
+    steps = [int(item["step"]) for item in evaluations if "asked_rows" in item]
     while len(text := json.dumps([{"path": name_of(step), "type": "table"} for step in steps])) > _TAG_LIMIT:
         steps = steps[1:]
     return text

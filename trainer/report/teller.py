@@ -133,6 +133,7 @@ class Teller:
     def succeeded(self, loop: Loop, exported: Exported, packing: Mapping[str, Any]) -> None:
         """Curves, card, and at last the report, with which the run has succeeded."""
         self._keep(lambda: self._curves(loop), "curves", _DRAW)
+        self._await_answers(_DRAW)
         report = make_report(
             self._store,
             self._spec,
@@ -149,7 +150,9 @@ class Teller:
         self._console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
 
     def failed(self, loop: Loop, error: BaseException) -> None:
-        """A training that ends early has its picture too, if there is time to draw it."""
+        """A training that ends early has its picture and its answers too, if there is time for them."""
+        seconds = max(0.0, min(_DRAW_FAILED, loop.saving.grace_left() - 1))
+        self._await_answers(seconds / 2)
         if self._gang.leader and loop.log.points.rows:
             seconds = max(0.0, min(_DRAW_FAILED, loop.saving.grace_left() - 1))
             self._keep(lambda: self._curves(loop, f": ended: {error}"), "curves", seconds)
@@ -166,9 +169,6 @@ class Teller:
                 self.board.close()
             except Exception as error:
                 self._console.say(f"TensorBoard's files could not be ended ({type(error).__name__}: {error})")
-        end = time.monotonic() + min(_DRAW, max(0.0, seconds - _CLOSE - 1))
-        for thread in self._keeping:
-            thread.join(max(0.0, end - time.monotonic()))
         metrics = self.tracker.close(max(_CLOSE_LEAST, min(_CLOSE, seconds - _CLOSE_LEAST)))
         if metrics:
             self._keep_unsent("unsent-metrics", metrics, f"{len(metrics)} metrics")
@@ -178,6 +178,12 @@ class Teller:
             what = [f"{len(tags)} tags"] * bool(tags) + [f"{len(models)} checkpoints as logged models"] * bool(models)
             left = {"tags": tags, "checkpoints": [asdict(item) for item in models]}
             self._keep_unsent("unsent-tags", left, " and ".join(what))
+
+    def _await_answers(self, seconds: float) -> None:
+        """Wait until the tables of answers are stored, as far as that is done in time."""
+        end = time.monotonic() + seconds
+        for thread in self._keeping:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _keep_unsent(self, folder: str, content: Any, what: str) -> None:
         key = f"{folder}/{self.attempt}-{int(time.time())}.json"
