@@ -2,7 +2,7 @@
 
 Which rows stand together in a forward pass follows from the prompts alone, and whole batches are dealt out to the
 ranks, so neither their number nor the training's micro-batch changes an answer. Nothing is drawn at random. Tokens are
-written with the model's cache of keys and values; on each rank one answer is then looked at by the plain forward pass
+written with the model's cache of keys and values; one answer of each batch is then looked at by the plain forward pass
 that evaluates: where the cache gives other tokens than that, all answers are written anew without it.
 """
 
@@ -168,19 +168,22 @@ class _Writer:
         """
         todo = batches([len(ids) for ids in prompts], self.asked.batch, self.asked.max_new_tokens, self.context)
         mine: dict[int, list[int]] = {}
+        worst = 0.0
         for turn in range(-(-len(todo) // self.gang.world)):
             index = turn * self.gang.world + self.gang.rank
             rows = todo[index] if index < len(todo) else []
             written = self._batch([prompts[row] for row in rows], limit is not None)
             if written is None:
                 return None
-            if limit is not None and not turn:
-                # The shortest prompt has the most padding before it.
-                off = self._off(prompts[rows[-1]], written[-1]) if rows else self._off([self.pad], [self.pad])
-                worst: float = max(self.gang.gather(off if rows else 0.0))
-                if worst > limit:
-                    raise _CacheError(f"with it logits are {worst:.1e} off")
+            if limit is not None:
+                # The shortest prompt has the most padding before it. All ranks look, for the sake of shards.
+                off = self._off(prompts[rows[-1]], written[-1]) if rows else 0 * self._off([self.pad], [self.pad])
+                worst = max(worst, off)
             mine |= dict(zip(rows, written, strict=True))
+        # Whatever the number of ranks, each batch was looked at.
+        worst = max(self.gang.gather(worst))
+        if limit is not None and worst > limit:
+            raise _CacheError(f"with it logits are {worst:.1e} off")
         everyone: dict[int, list[int]] = {}
         for part in self.gang.gather(mine):
             everyone |= part
