@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from dropforge.errors import DataError
 from trainer.data.chat import make_encoder
@@ -45,6 +46,16 @@ def test_a_prompt_is_how_the_row_begins_that_is_trained(tokenizer: Any) -> None:
     )
     assert prompt.text.endswith("assistant\n")
     assert prompt.row == "01" * 16
+
+
+def test_a_tokenizer_that_adds_a_begin_token_doubles_none(tokenizer: Any) -> None:
+    bos = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, bos)]
+    )
+    assert tokenizer("the cat")["input_ids"][0] == bos  # it does add one
+    [prompt] = make_prompts(tokenizer, [row(TALK)], 1)
+    assert (prompt.ids[0], prompt.ids.count(bos)) == (bos, 1)
 
 
 def test_the_end_of_what_is_trained_ends_an_answer(tokenizer: Any) -> None:

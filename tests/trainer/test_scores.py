@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.scores import common_subsequence, exact_match, rouge_l, token_f1, valid_json
@@ -29,6 +29,7 @@ def test_rouge_l_has_the_known_values(answer: str, reference: str, score: float)
     assert rouge_l(answer, reference) == pytest.approx(score, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(WORDS, WORDS)
 def test_the_common_subsequence_is_that_of_the_definition(left: list[str], right: list[str]) -> None:
     row = [0] * (len(right) + 1)
