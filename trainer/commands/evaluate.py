@@ -85,7 +85,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"measuring {safe(model)} on {len(rows)} rows", file=sys.stderr)
         found.append(_measure(model, spec, settings, rows))
     if arguments.json:
-        print(json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False))
+        print(json.dumps(found, indent=1, allow_nan=False))
     else:
         print(_table(found))
     return 0
