@@ -20,6 +20,7 @@
     runs/RUN/unsent-metrics/, unsent-tags/   what MLflow did not take
     runs/RUN/plan/IDENTITY/plan.json         tokens and packs, made once; the manifest is written last
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
+    runs/RUN/answers/step-N.json             what the model answered in an evaluation; candidate.json and champion.json
     runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json
     runs/RUN/exports/step-N-DIGEST/          a checkpoint's model
     runs/RUN/logs/POD/START-NUMBER.log.gz    the whole log of a training pod, in pieces whose names sort in their order

@@ -67,12 +67,15 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool) -> Policy:
     """The policy that a recipe's `promote` section asks for.
 
     Losses and accuracies count tokens, so between models of different tokenizers they say nothing: bits per byte of
-    text decide then.
+    text decide then. Generated answers are texts (`gen/...`), and compare whatever they are made of.
     """
-    metric = str(promote["metric"]) if same_tokenizer else "eval/bits_per_byte"
+    metric = str(promote["metric"])
+    answers = metric.startswith("gen/")
+    if not same_tokenizer and not answers:
+        metric = "eval/bits_per_byte"
     return Policy(
         metric=metric,
-        direction="higher" if metric == "eval/accuracy" else "lower",
+        direction="higher" if answers or metric == "eval/accuracy" else "lower",
         min_improvement=float(promote["min_improvement"]),
         better_than_base=bool(promote["better_than_base"]),
     )

@@ -21,6 +21,7 @@ LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what i
 
 Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
 
 
 class Section(BaseModel):
@@ -330,6 +331,21 @@ class Compute(Section):
     """Gangs to start after the first one failed for a reason that a retry can mend."""
 
 
+class Generation(Section):
+    """Evaluation by generation: the model answers evaluation rows whose own last answer is held out, greedily."""
+
+    rows: Count = 64
+    """The first evaluation rows that have an answer."""
+    max_new_tokens: Count = 128
+    """Longest answer; the model's end tokens end it earlier."""
+    metrics: Annotated[tuple[Score, ...], Field(strict=False, min_length=1)] = ("exact-match", "token-f1", "rouge-l")
+    """What answers are measured by, each `gen/NAME` in MLflow and from 0 to 1."""
+    batch: Count = 8
+    """Rows that are answered side by side; fewer take less memory."""
+    every: Count = 1
+    """Evaluations on the way from one with answers to the next; the first and the last always have them."""
+
+
 class Evaluate(Section):
     """How candidate and champion are measured."""
 
@@ -339,6 +355,8 @@ class Evaluate(Section):
     """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only."""
     max_batches: int | None = Field(default=None, ge=1, le=LARGEST)
     """Most forward passes of an evaluation while training: for smoke runs. Candidate and champion get all rows."""
+    generation: Generation | None = None
+    """Have the model answer some rows in each evaluation; `{}` takes the defaults."""
 
 
 class Promote(Section):
@@ -346,8 +364,17 @@ class Promote(Section):
 
     alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
     """Alias in MLflow's model registry."""
-    metric: Literal["eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte"] = "eval/loss"
-    """Deciding metric; between models of different tokenizers it is always bits per byte."""
+    metric: Literal[
+        "eval/loss",
+        "eval/perplexity",
+        "eval/accuracy",
+        "eval/bits_per_byte",
+        "gen/exact-match",
+        "gen/token-f1",
+        "gen/rouge-l",
+        "gen/valid-json",
+    ] = "eval/loss"
+    """Deciding metric; in the place of one that counts tokens, bits per byte decide between different tokenizers."""
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     better_than_base: bool = True

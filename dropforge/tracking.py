@@ -166,7 +166,7 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
         Metric(f"{side}/{name.removeprefix('eval/')}", float(value), now, step)
         for side in ("candidate", "champion")
         for name, value in (evaluation.get(side) or {}).items()
-        if name.startswith("eval/")
+        if name.startswith(("eval/", "gen/"))
     ]
     word = "promote" if verdict.promote else "keep champion"
     mlflow = client(tracking_uri)

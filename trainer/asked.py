@@ -69,7 +69,8 @@ def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console
     rows = evaluation_rows(spec, settings)
     with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
         _write(spec, order, Path(name) / "model", console)
-        figures, _ = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console)
+        measured = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console)
+    figures = measured.figures
     if "problem" in figures:
         raise DataError(
             f"checkpoint step-{order['step']} of {spec.run}", figures["problem"], "Ask for an older checkpoint"

@@ -17,6 +17,7 @@ from dropforge.profiling import Span
 from dropforge.run import wrong_address
 from dropforge.shape import config_of, context_of
 from trainer.interval import Interval
+from trainer.scores import SCORES
 
 MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
@@ -145,6 +146,17 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """The evaluation by generation."""
+
+    rows: int
+    max_new_tokens: int
+    metrics: tuple[str, ...]
+    batch: int
+    every: int
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the trainer reads of a recipe.
 
@@ -153,6 +165,7 @@ class Settings:
     :param eval_rows: most evaluation rows to use.
     :param eval_precision: arithmetic of an evaluation's forward pass.
     :param eval_batches: most forward passes of an evaluation while training.
+    :param generation: the evaluation by generation, if there is one.
     :param grace_seconds: time between SIGTERM and SIGKILL.
     :param gpus: GPUs of this node, one a rank; 0 trains on the CPU.
     :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
@@ -165,6 +178,7 @@ class Settings:
     eval_rows: int
     eval_precision: Literal["fp32", "bf16"]
     eval_batches: int | None
+    generation: Generation | None
     grace_seconds: int
     gpus: int
     parallel: Parallel
@@ -188,6 +202,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
         eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
         eval_batches=_value(int | None, _get(recipe, "evaluate", "max_batches"), "evaluate.max_batches"),
+        generation=_value(Generation | None, _get(recipe, "evaluate", "generation"), "evaluate.generation"),
         grace_seconds=_value(int, _get(recipe, "compute", "grace_seconds"), "compute.grace_seconds"),
         gpus=_value(int, _get(recipe, "compute", "gpus"), "compute.gpus"),
         parallel=_value(Parallel, _get(recipe, "compute", "parallel"), "compute.parallel"),
@@ -214,6 +229,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):
         if value is not None and value < 1:
             raise _bad(f"evaluate.{name}", "it must be at least 1")
+    if settings.generation is not None:
+        _check_generation(settings.generation, settings)
     if not 0 <= settings.max_left_out <= 1:
         raise _bad("data.max_left_out", "it must be in [0, 1]")
     for source, passes in (settings.mix or {}).items():
@@ -289,6 +306,26 @@ def _check_train(train: Train) -> None:
     judged = train.schedule == "plateau" or train.early_stopping or train.export == "best"
     if judged and train.eval_every == 0:
         raise _bad("train.eval_every", "plateau, early stopping and the best weights need evaluations on the way")
+
+
+def _check_generation(asked: Generation, settings: Settings) -> None:
+    for name in ("rows", "max_new_tokens", "batch", "every"):
+        if getattr(asked, name) < 1:
+            raise _bad(f"evaluate.generation.{name}", "it must be at least 1")
+    for metric in asked.metrics:
+        if metric not in SCORES or asked.metrics.count(metric) > 1:
+            raise _bad(
+                "evaluate.generation.metrics", f"{metric!r} is none of {', '.join(SCORES)}, or stands there twice"
+            )
+    if asked.rows > settings.eval_rows:
+        raise _bad("evaluate.generation.rows", f"there are {settings.eval_rows} evaluation rows at most")
+    train, scratch = settings.train, settings.base.scratch
+    if asked.every > 1 and (train.eval_every == 0 or train.early_stopping or train.export == "best"):
+        raise _bad(
+            "evaluate.generation.every", "there is no evaluation on the way, or each of them may be the run's last"
+        )
+    if scratch is not None and asked.max_new_tokens >= scratch.context:
+        raise _bad("evaluate.generation.max_new_tokens", f"with a context of {scratch.context} no prompt has room")
 
 
 def _get(recipe: Mapping[str, Any], section: str, key: str) -> Any:

@@ -6,7 +6,9 @@ if they share the tokenizer (`same_tokenizer`); `eval/bits_per_byte` compares an
 
 evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": {"version", "model"} or null}`;
 the result is `evaluation.json` in the run's folder. Both models are measured in the recipe's `evaluate.precision`,
-which the result names. A model without a finite loss has `problem` in the place of its figures.
+which the result names. A model without a finite loss has `problem` in the place of its figures. With
+`evaluate.generation` each model answers the same rows (`gen/...`), which compare whatever the tokenizers are; what it
+answered is `answers/candidate.json` and `answers/champion.json` in the run's folder and among its artifacts.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -33,10 +35,16 @@ from trainer.config import Settings, read_settings
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows
 from trainer.launch import Verdict, write_termination_message
 from trainer.rank import ending
+from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
+from trainer.report.samples import name_of, table_json
 from trainer.state.stop import StopSignal
 
+if TYPE_CHECKING:
+    from trainer.generate import Answers
+
 RESULT = "evaluation.json"
+_KEEP: Final = 30.0  # seconds that the end waits for the answers to be stored
 
 
 def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
@@ -51,12 +59,14 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     settings = read_settings(spec.recipe)
     rows = evaluation_rows(spec, settings)
     stop.check()
-    candidate, mark = measure_model("candidate", order["candidate"], rows, settings, stop, console)
+    measured = measure_model("candidate", order["candidate"], rows, settings, stop, console)
+    candidate, tables = measured.figures, {"candidate": measured.answers}
     champion: dict[str, Any] | None = None
     same = True
     if order["champion"] is not None:
-        champion, other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
-        same = mark == other
+        other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
+        champion, same = other.figures, measured.tokenizer == other.tokenizer
+        tables["champion"] = other.answers
     result = {
         "precision": settings.eval_precision,
         "rows": candidate.pop("rows"),
@@ -64,13 +74,25 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         "candidate": candidate,
         "champion": None
         if champion is None
-        else {key: value for key, value in champion.items() if key.startswith("eval/") or key == "problem"},
+        else {key: value for key, value in champion.items() if key.startswith(("eval/", "gen/")) or key == "problem"},
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "same_tokenizer": same,
         "metric_note": "" if same else "tokenizers differ: compare eval/bits_per_byte, not eval/loss",
     }
+    found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
+    if found:
+        keep_files(lambda: found, open_store(spec.root), spec.tracking, console.say, "the answers").join(_KEEP)
     open_store(spec.root).put(RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return result
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """What came of one model. :param figures: as JSON values. :param tokenizer: a digest of its tokenizer."""
+
+    figures: dict[str, Any]
+    tokenizer: str
+    answers: Answers | None = None
 
 
 def read_order(uri: str) -> dict[str, Any]:
@@ -108,15 +130,17 @@ def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
 
 def measure_model(
     name: str, uri: str, rows: list[Row], settings: Settings, stop: StopSignal, console: Console
-) -> tuple[dict[str, Any], str]:
-    """Figures of one model and a digest of its tokenizer. Without a finite loss, `problem` is in the place of figures.
+) -> MeasuredModel:
+    """Measure one model. Without a finite loss, `problem` is in the place of figures.
 
     :param name: what it is called in messages. :param uri: its folder.
     """
     from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
+    from trainer.data.prompts import make_prompts
     from trainer.data.tokenizer import load_tokenizer
     from trainer.gang import gang_from_env, set_threads
+    from trainer.generate import generate
     from trainer.measure import measure
     from trainer.model.build import Built, check_vocabulary, fetch_folder, load_model
     from trainer.model.loss import choose_way, loss_model
@@ -163,13 +187,33 @@ def measure_model(
         stop.check()
     assert found is not None
     figures = found.plain()
+    digest = hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
     if math.isfinite(found.loss):
         console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
     else:  # JSON has no such number, and none of the others means anything
         problem = f"its loss on these rows is {found.loss}"
         figures = {**{key: value for key, value in figures.items() if not key.startswith("eval/")}, "problem": problem}
         console.say(f"{name} {uri}: {problem}")
-    return figures, hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
+        return MeasuredModel(figures, digest)
+    if settings.generation is None:
+        return MeasuredModel(figures, digest)
+    console.phase(f"the {name} answers")
+    answers = generate(
+        loss,
+        make_prompts(tokenizer, rows, settings.generation.rows),
+        gang,
+        tokenizer,
+        settings.generation,
+        pad=pad,
+        precision=settings.eval_precision,
+        stop=lambda: stop.asked,
+        say=console.say,
+    )
+    if answers is None:
+        stop.check()
+    assert answers is not None
+    console.say(f"{name}: {answers}")
+    return MeasuredModel({**figures, **answers.plain()}, digest, answers)
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

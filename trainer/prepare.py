@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +34,7 @@ from trainer.data.mix import Mix, make_mix
 from trainer.data.packing import Packs
 from trainer.data.plan import make_packs
 from trainer.data.plan_store import PlanStore, UnusableError
+from trainer.data.prompts import Prompt, held_out, make_prompts, read_prompts, write_prompts
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
@@ -46,10 +47,12 @@ _READY: Final = "ready.json"
 _PLAN: Final = "plan"  # the folder in the scratch folder
 _KEYS: Final = "row_keys.npy"
 _SOURCES: Final = "sources.json"
+_PROMPTS: Final = "prompts.json"
 _LOOK: Final = 5.0  # seconds, at most, between two looks for what another node prepares
 _DATA: Final = Path(__file__).parent / "data"
 _CODE: Final = (
     "chat",
+    "prompts",
     "template",
     "tokenizer",
     "tokens",
@@ -65,6 +68,7 @@ class Prepared:
     :param row_keys: content keys of the training rows, in their order.
     :param mix: the sources of the documents, if the recipe mixes them.
     :param packs: the packed plan's packs; None if the recipe packs nothing. Padded, each document is its own.
+    :param prompts: of the evaluation by generation, if the recipe asks for one.
     """
 
     train: Tokens
@@ -75,6 +79,7 @@ class Prepared:
     row_keys: NDArray[np.void]
     mix: Mix | None = None
     packs: Packs | None = None
+    prompts: Sequence[Prompt] = ()
 
 
 def prepare(
@@ -152,6 +157,7 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
         row_keys=np.load(folder / _KEYS, mmap_mode="r"),
         mix=_mix(settings, folder, train),
         packs=Packs.load(folder / "packs") if settings.train.packing != "off" else None,
+        prompts=read_prompts(folder / _PROMPTS) if settings.generation is not None else (),
     )
 
 
@@ -170,6 +176,7 @@ def identity(spec: RunSpec, settings: Settings, tokenizer: Any) -> dict[str, Any
         "max_rows": train.max_rows,
         "eval_rows": settings.eval_rows,
         "mix": settings.mix,
+        "prompts": None if settings.generation is None else settings.generation.rows,
         "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in _CODE)).hexdigest(),
         "versions": {key: found[key] for key in sorted(found) if key in ("tokenizers", "transformers")},
     }
@@ -209,7 +216,10 @@ def _make(
         for split, most in (("train", settings.train.max_rows), ("eval", settings.eval_rows)):
             rows = seen(split)
             facts: dict[str, Any] = {}
-            found = documents(encoder, islice(rows, most), settings.train.sequence_length, facts)
+            taken: Iterator[Row] = islice(rows, most)
+            if split == "eval" and settings.generation is not None:
+                taken = _asking(tokenizer, taken, settings.generation.rows, folder / _PROMPTS)
+            found = documents(encoder, taken, settings.train.sequence_length, facts)
             write_tokens(found, folder / split, facts)
             for _ in rows:  # the rest is read for its keys
                 pass
@@ -221,6 +231,16 @@ def _make(
     mix = _mix(settings, folder, train)
     if settings.train.packing != "off":
         make_packs(train.lengths, settings.train.sequence_length, True, mix).save(folder / "packs")
+
+
+def _asking(tokenizer: Any, rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
+    """The rows as they come; once they are through, the prompts that are made of them are written."""
+    kept: list[Row] = []
+    for row in rows:
+        if len(kept) < count and held_out(row) is not None:
+            kept.append(row)
+        yield row
+    write_prompts(make_prompts(tokenizer, kept, count), path)
 
 
 def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens) -> None:

@@ -74,6 +74,9 @@ def train(
         asked=teller.asked,
         board=teller.board,
         fast=fast,
+        prompts=prepared.prompts,
+        tokenizer=prepared.tokenizer,
+        answered=teller.answered,
     )
     loop.wrapped.prove(made.probe, made.expected)
     proven = loop.wrapped.prove_isolation(reach(made.built, settings))

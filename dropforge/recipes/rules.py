@@ -50,6 +50,7 @@ def check_combinations(recipe: Recipe) -> None:
     if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
     check_train(recipe)
+    _check_generation(recipe)
     _check_attention(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
@@ -192,6 +193,45 @@ def check_train(recipe: Recipe) -> None:
             "recipe key `evaluate.max_batches`",
             "the base model would be measured on fewer rows than the candidate that must beat it",
             "Set `promote.better_than_base: false`, or limit `evaluate.max_rows` instead",
+        )
+
+
+def _check_generation(recipe: Recipe) -> None:
+    """:raises RecipeError: if the evaluation by generation cannot be done as asked, or decides without being asked."""
+    asked, metric, train = recipe.evaluate.generation, recipe.promote.metric, recipe.train
+    if metric.startswith("gen/") and (asked is None or metric.removeprefix("gen/") not in asked.metrics):
+        raise RecipeError(
+            "recipe key `promote.metric`",
+            f"`{metric}` is to decide, and nobody measures it",
+            f"Add `{metric.removeprefix('gen/')}` to `evaluate.generation.metrics`",
+        )
+    if asked is None:
+        return
+    key = "recipe key `evaluate.generation"
+    if len(set(asked.metrics)) < len(asked.metrics):
+        raise RecipeError(f"{key}.metrics`", "one of them stands there twice", "Name each once")
+    if asked.rows > recipe.evaluate.max_rows:
+        raise RecipeError(
+            f"{key}.rows`",
+            f"{asked.rows} rows are more than the {recipe.evaluate.max_rows} of `evaluate.max_rows`",
+            f"Set it to {recipe.evaluate.max_rows} or less, or raise `evaluate.max_rows`",
+        )
+    if asked.every > 1 and train.eval_every == 0:
+        raise RecipeError(
+            f"{key}.every`", "there are no evaluations on the way", "Set `train.eval_every`, or leave it out"
+        )
+    if asked.every > 1 and (train.early_stopping is not None or train.export == "best"):
+        raise RecipeError(
+            f"{key}.every`",
+            "with `early_stopping` or `export: best` each evaluation may be that of the model",
+            "Leave it out",
+        )
+    scratch = recipe.base.scratch
+    if scratch is not None and asked.max_new_tokens >= scratch.context:
+        raise RecipeError(
+            f"{key}.max_new_tokens`",
+            f"{asked.max_new_tokens} tokens leave no room for a prompt in a context of {scratch.context}",
+            "Lower it, or raise `base.scratch.context`",
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropforge.promotion import Policy, decide
+from dropforge.promotion import Policy, decide, policy_of
 
 LOSS = "eval/loss"
 
@@ -50,6 +50,19 @@ def test_higher_is_better_where_the_policy_says_so() -> None:
     policy = Policy(metric="eval/accuracy", direction="higher")
     assert decide({"eval/accuracy": 0.8}, {"eval/accuracy": 0.7}, None, policy).promote
     assert not decide({"eval/accuracy": 0.6}, {"eval/accuracy": 0.7}, None, policy).promote
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_answers_are_texts_and_decide_between_any_tokenizers(same: bool) -> None:
+    recipe = {"metric": "gen/rouge-l", "min_improvement": 0.1, "better_than_base": True}
+    policy = policy_of(recipe, same_tokenizer=same)
+    assert (policy.metric, policy.direction) == ("gen/rouge-l", "higher")
+    champion, base = {"gen/rouge-l": 0.5}, {"gen/rouge-l": 0.2}
+    assert decide({"gen/rouge-l": 0.6}, champion, base, policy).promote
+    assert not decide({"gen/rouge-l": 0.54}, champion, base, policy).promote
+    assert not decide({"gen/rouge-l": 0.0}, None, {"gen/rouge-l": 0.0}, policy).promote
+    losses = policy_of({**recipe, "metric": "eval/loss"}, same_tokenizer=same)
+    assert losses.metric == ("eval/loss" if same else "eval/bits_per_byte")
 
 
 def test_a_missing_metric_never_promotes() -> None:

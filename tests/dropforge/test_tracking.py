@@ -118,8 +118,8 @@ def test_a_champion_that_changed_meanwhile_stops_the_promotion(server: str, spec
 def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
     run = opened(server, spec).tracking
     assert run is not None
-    evaluation = {"candidate": {"eval/loss": 1.0, "rows": 3}, "champion": None}
+    evaluation = {"candidate": {"eval/loss": 1.0, "gen/rouge-l": 0.5, "rows": 3}, "champion": None}
     tracking.log_evaluation(server, run.run_id, evaluation, verdict(True), 7)
     data = tracking.client(server).get_run(run.run_id).data
-    assert data.metrics == {"candidate/loss": 1.0}
+    assert data.metrics == {"candidate/loss": 1.0, "candidate/gen/rouge-l": 0.5}
     assert data.tags[tracking.TAG_VERDICT].startswith("promote")

@@ -96,6 +96,8 @@ def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop") -> Lo
         stop=StopSignal(),
         console=Console(quiet=True),
         tracker=Tracker(None, said.append),
+        prompts=prepared.prompts,
+        tokenizer=prepared.tokenizer,
     )
 
 

@@ -14,6 +14,7 @@ from tests.trainer.test_whole import train
 from tests.trainer.toy import Toy
 from trainer.asked import main
 from trainer.commands.addresses import open_run
+from trainer.evaluate import MeasuredModel
 from trainer.restore import open_checkpoints
 from trainer.state.checkpoint import WEIGHT, Checkpoints
 
@@ -108,6 +109,7 @@ def test_an_export_holds_weights_of_a_checkpoint_and_nothing_else_of_it(
 def test_a_checkpoint_without_a_finite_loss_is_told_as_that(
     toy: Toy, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.evaluate.measure_model", lambda *_: ({"rows": 3, "problem": "its loss is nan"}, ""))
+    broken = MeasuredModel({"rows": 3, "problem": "its loss is nan"}, "")
+    monkeypatch.setattr("trainer.evaluate.measure_model", lambda *_: broken)
     assert main([order(toy, run, "evaluate")], word(tmp_path)) == ExitCode.BAD_DATA
     assert result(toy, "evaluate")["error"].startswith("checkpoint step-2 of asked: its loss is nan")

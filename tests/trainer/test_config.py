@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import typing
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from dropforge.errors import RecipeError
 from dropforge.recipes import load_recipe, presets
 from trainer import config
 from trainer.config import read_settings
+from trainer.scores import PREFIX, SCORES
 
 from .toy import recipe
 
@@ -26,12 +28,25 @@ def change(path: str, value: Any) -> dict[str, Any]:
     return values
 
 
+def generation(**values: Any) -> dict[str, Any]:
+    return {"rows": 3, "max_new_tokens": 8, "metrics": ["rouge-l"], "batch": 2, "every": 1, **values}
+
+
+def test_the_same_metrics_are_known_to_both() -> None:
+    assert set(SCORES) == set(typing.get_args(model.Score))
+    promoted = typing.get_args(model.Promote.model_fields["metric"].annotation)
+    assert {name.removeprefix(PREFIX) for name in promoted if name.startswith(PREFIX)} == set(SCORES)
+    assert read_settings(change("evaluate.generation", generation())).generation is not None
+
+
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_understood(name: str) -> None:
     read_settings(load_recipe(name).plain())
 
 
-@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "EarlyStopping", "FastCheckpoints", "Train"])
+@pytest.mark.parametrize(
+    "section", ["Scratch", "Base", "Lora", "EarlyStopping", "FastCheckpoints", "Generation", "Train"]
+)
 def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
     assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
 
@@ -70,6 +85,13 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("train.fast_checkpoints", {"folder": "/dev/shm", "every": 0, "keep": 1}),
         ("train.fast_checkpoints", {"folder": "/dev/shm", "every": 1, "keep": 0}),
         ("evaluate.max_batches", 0),
+        ("evaluate.generation", {"rows": 3}),
+        ("evaluate.generation", generation(rows=0)),
+        ("evaluate.generation", generation(rows=31)),
+        ("evaluate.generation", generation(max_new_tokens=64)),
+        ("evaluate.generation", generation(metrics=["bleu"])),
+        ("evaluate.generation", generation(metrics=["rouge-l", "rouge-l"])),
+        ("evaluate.generation", generation(every=2)),
         ("train.sequence_length", 100_000),
         ("train.method", "lora"),
         ("base.model", "/somewhere"),

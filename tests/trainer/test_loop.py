@@ -74,6 +74,8 @@ class Bench:
             stop=StopSignal(),
             console=Console(quiet=True),
             tracker=Tracker(None, self.said.append),
+            prompts=self.prepared.prompts,
+            tokenizer=self.prepared.tokenizer,
         )
         loop.console.say = self.said.append  # type: ignore[method-assign]
         return loop

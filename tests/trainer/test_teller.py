@@ -14,8 +14,11 @@ import pytest
 
 from dropforge.run import RunSpec, Tracking
 from dropforge.store import Store, open_store
+from trainer.data.prompts import Prompt
 from trainer.gang import gang_from_env
+from trainer.generate import Answer, Answers
 from trainer.report.console import Console
+from trainer.report.points import Points
 from trainer.report.teller import Teller
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Seal
@@ -33,6 +36,7 @@ class Server(ThreadingHTTPServer):
         self.status, self.models = 200, 503
         self.points: list[tuple[str, int]] = []
         self.tags: dict[str, str] = {}
+        self.root = ""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -51,7 +55,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         latest = dict(sorted(self.server.points, key=lambda point: point[1]))
         metrics = [{"key": key, "value": 1.0, "step": step} for key, step in latest.items()]
-        self._answer(200, {"run": {"info": {}, "data": {"metrics": metrics}}})
+        info = {"artifact_uri": self.server.root}
+        self._answer(200, {"run": {"info": info, "data": {"metrics": metrics}}})
 
     def _answer(self, status: int, body: Any) -> None:
         data = json.dumps(body).encode()
@@ -147,6 +152,32 @@ def test_what_was_taken_leaves_no_file(stage: Stage, server: Server) -> None:
     teller.close()
     assert list(stage.store.list("unsent-")) == []
     assert "step-2" in server.tags["dropforge.checkpoints"]
+
+
+def test_answers_are_a_table_in_the_runs_folder_and_in_mlflow(stage: Stage, server: Server, tmp_path: Path) -> None:
+    server.root = f"file://{tmp_path}/artifacts"
+    prompts = [Prompt("01", "say é", (1, 2), "é"), Prompt("02", "", (), "none")]
+    answers = Answers(prompts, [Answer("é", 1, True), None], ("exact-match",))
+    teller = stage.attempt()
+    evaluations: list[dict[str, Any]] = []
+    for step in (0, 2, 4):
+        evaluations.append({"step": step, "asked_rows": 2} if step != 2 else {"step": step})
+        if step != 2:
+            teller.answered(answers, evaluations)
+    loop: Any = SimpleNamespace(log=SimpleNamespace(points=Points()), saving=SimpleNamespace(grace_left=lambda: 60.0))
+    teller.failed(loop, RuntimeError("it was asked to stop"))
+    teller.close()
+    # As mlflow.log_table notes and writes it.
+    assert json.loads(server.tags["mlflow.loggedArtifacts"]) == [
+        {"path": f"answers/step-{step}.json", "type": "table"} for step in (0, 4)
+    ]
+    for step in (0, 4):
+        kept = stage.store.get(f"answers/step-{step}.json")
+        assert kept == (tmp_path / "artifacts" / "answers" / f"step-{step}.json").read_bytes()
+        assert json.loads(kept) == {
+            "columns": ["step", "row", "prompt", "reference", "answer", "ended", "exact-match"],
+            "data": [[step, "01", "say é", "é", "é", True, 1.0], [step, "02", "", "none", "", False, 0.0]],
+        }
 
 
 def test_whatever_a_store_raises_does_not_replace_how_the_training_ended(

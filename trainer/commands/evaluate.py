@@ -16,7 +16,8 @@ from dropforge.run import RunSpec
 from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.terminal import safe
-from trainer.config import Settings, read_settings
+from trainer.config import Generation, Settings, read_settings
+from trainer.scores import PREFIX, SCORES
 
 _EPILOG = """\
 A MODEL is a folder or s3://... of one; a run that is done, or RUN/checkpoints/step-N; models:/NAME/VERSION or
@@ -25,6 +26,9 @@ models:/NAME@champion of the MLflow server of MLFLOW_TRACKING_URI; or an id of t
 With --run, rows, sequence length, mask and packing are those of the run, and its own evaluation gives the same
 figures. Each model reads the rows with its own tokenizer: eval/loss compares two models only where they share it,
 eval/bits_per_byte any two. The arithmetic is the recipe's evaluate.precision, which is fp32 if nobody says otherwise.
+
+With --answers N, or where the run's recipe has evaluate.generation, the models answer the first N rows whose own last
+answer is held out, greedily, and gen/... are means of how like both are, from 0 to 1. --json has all answers.
 
 examples:
   python -m trainer evaluate s3://dropforge/runs/RUN/checkpoints/step-50 --run s3://dropforge/runs/RUN
@@ -53,6 +57,10 @@ def add(commands: Any) -> None:
         "--loss-on", choices=("answers", "all"), help="tokens that count in conversations (default: answers)"
     )
     parser.add_argument("--micro-batch", type=positive, help="rows of a forward pass (default: the run's, or 2)")
+    parser.add_argument(
+        "--answers", type=positive, metavar="N", help="rows to be answered (default: the run's, or none)"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, help="tokens of an answer (default: the run's, or 128)")
     parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
     parser.set_defaults(main=main)
 
@@ -100,7 +108,22 @@ def _with(settings: Settings, arguments: argparse.Namespace) -> Settings:
         "micro_batch": arguments.micro_batch,
     }
     train = replace(train, **{key: value for key, value in given.items() if value is not None})
-    return replace(settings, train=train, eval_rows=arguments.rows or settings.eval_rows)
+    settings = replace(settings, train=train, eval_rows=arguments.rows or settings.eval_rows)
+    return replace(settings, generation=_generation(settings.generation, arguments))
+
+
+def _generation(asked: Generation | None, arguments: argparse.Namespace) -> Generation | None:
+    """The run's, changed by what the options say; all metrics where there is no run that names some."""
+    if asked is None and arguments.answers is None:
+        if arguments.max_new_tokens is not None:
+            raise RecipeError("option --max-new-tokens", "no row is answered", "Give --answers too")
+        return None
+    asked = asked or Generation(rows=1, max_new_tokens=128, metrics=tuple(SCORES), batch=8, every=1)
+    return replace(
+        asked,
+        rows=arguments.answers or asked.rows,
+        max_new_tokens=arguments.max_new_tokens or asked.max_new_tokens,
+    )
 
 
 def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> dict[str, Any]:
@@ -113,12 +136,16 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> 
     quiet_libraries()
     with tempfile.TemporaryDirectory(prefix="dropforge-evaluate-") as name:
         folder = fetch_model(model, Path(name), lambda text: print(text, file=sys.stderr))
-        figures, _ = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True))
-    return {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None, **figures}
+        measured = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True))
+    about = {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None}
+    table = None if measured.answers is None else measured.answers.table()
+    answers = {} if table is None else {"answers": [dict(zip(table["columns"], r, strict=True)) for r in table["data"]]}
+    return {**about, **measured.figures, **answers}
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> str:
-    names = ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte", "rows", "target_tokens")
+    names = ["eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte", "rows", "target_tokens"]
+    names += dict.fromkeys(name for item in found for name in item if name.startswith(PREFIX))
     width = max(5, *(len(safe(str(item["model"]))) for item in found))
     lines = [f"{'model':<{width}}  " + "  ".join(f"{name:>{max(len(name), 10)}}" for name in names)]
     for item in found:

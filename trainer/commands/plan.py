@@ -221,6 +221,14 @@ def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None)
             "curve": [[step + 1, learning_rate(train, step, plan.steps)] for step in points(plan.steps, _WIDTH)],
         },
         "evaluations": None if evaluated.seconds else 2 + times(evaluated.steps, plan.steps - 1),
+        "answers": None
+        if settings.generation is None
+        else {
+            "rows": len(made.prepared.prompts),
+            "refused": sum(not prompt.ids for prompt in made.prepared.prompts),
+            "longest_prompt": max(len(prompt.ids) for prompt in made.prepared.prompts),
+            "max_new_tokens": settings.generation.max_new_tokens,
+        },
         "checkpoints": {
             "every": str(saved),
             "written": None if saved.seconds else 1 + times(saved.steps, plan.steps - 1),
@@ -284,6 +292,16 @@ def _sources(sources: dict[str, dict[str, float]]) -> list[tuple[str, str]]:
     return [("sources", "\n".join(told))] if told else []
 
 
+def _answers(asked: dict[str, int] | None) -> list[tuple[str, str]]:
+    """What the model is to answer."""
+    if asked is None:
+        return []
+    told = f"of {asked['rows']:,} eval rows, with up to {asked['max_new_tokens']:,} tokens; the longest prompt has "
+    told += f"{asked['longest_prompt']:,}"
+    refused = f"\n{asked['refused']} of them are refused by the chat template" if asked["refused"] else ""
+    return [("answers", told + refused)]
+
+
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     train, packing, step, model = facts["train"], facts["packing"], facts["step"], facts["model"]
     notes = [
@@ -336,6 +354,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             "eval rows",
             f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets{often(facts['evaluations'])}",
         ),
+        *_answers(facts["answers"]),
         ("attention", attends),
         ("packing", told),
         ("packs", f"{packing['packs_per_epoch']:,} in an epoch"),

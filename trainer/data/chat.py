@@ -92,6 +92,15 @@ class OwnEncoder:
         encoded = iter(self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
         return [[Encoded(*self._join(row, encoded), spelled(row, self.all))] for row in rows]
 
+    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """The tokens of a conversation up to where its next answer begins, as the training has them."""
+        # The last target of an empty answer is its end, which stands where it would begin.
+        row = Row(b"", (*messages, ("assistant", "")), None)
+        [found] = self.encode([row])
+        assert not isinstance(found, str)
+        targets = [place for place, target in enumerate(found[0].trained) if target]
+        return list(found[0].ids[: targets[-1]])
+
     def _join(self, row: Row, encoded: Iterator[Any]) -> tuple[list[int], list[bool]]:
         if row.text is not None:
             ids = [self.bos, *next(encoded).ids, self.eos]

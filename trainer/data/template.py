@@ -104,6 +104,19 @@ class ChatTemplate:
         except UnusableChatError as error:
             raise DataError(self.name, f"it does not tell what the assistant says ({error})", _MEND) from error
 
+    @property
+    def end(self) -> str:
+        """The end token behind an answer. :raises DataError: if there is none."""
+        stem = self._turn.closing[: self._turn.end]
+        return next(token for token in self.ends if stem.endswith(token))
+
+    def prompt(self, messages: list[Message]) -> str:
+        """The text of a conversation up to where its next answer begins, as for a model that is in use.
+
+        :raises UnusableChatError: if the template refuses it.
+        """
+        return self._render(messages, prompt=True)[0]
+
     def whole(self, messages: list[Message]) -> str:
         """The text of a conversation. :raises UnusableChatError: if the template refuses it."""
         return self._render(messages)[0]

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from trainer.config import Settings
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
+from trainer.data.prompts import Prompt
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
+from trainer.generate import Answers, generate
 from trainer.interval import Due, Interval, Timers
 from trainer.loop.batching import solve
 from trainer.loop.best import BestWeights, best_step, stalled
@@ -68,6 +70,8 @@ class Loop:
     :param asked: on rank 0, how many steps somebody wants to have profiled; each wish is told once.
     :param wall: what the time went into.
     :param fast: this node's fast tier of checkpoints.
+    :param prompts: of the evaluation by generation, written with `tokenizer` as the model's.
+    :param answered: called on rank 0 with the answers of an evaluation.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
 
@@ -91,6 +95,9 @@ class Loop:
     asked: Callable[[], int] = lambda: 0
     board: Board | None = None
     fast: Fast | None = None
+    prompts: Sequence[Prompt] = ()
+    tokenizer: Any = None
+    answered: Callable[[Answers, Sequence[Mapping[str, Any]]], None] = lambda *_: None
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -362,36 +369,73 @@ class Loop:
             return self._evaluate(when)
 
     def _evaluate(self, when: str) -> Measured | None:
-        step, train = self.progress.step, self.settings.train
+        step, train, precision = self.progress.step, self.settings.train, self.settings.eval_precision
         began = time.perf_counter()
         self.console.phase(f"evaluating {when}", step)
         self.heart.evaluation(step)
+        model = self.wrapped.evaluator(precision)
         found = measure(
-            self.wrapped.evaluator(self.settings.eval_precision),
+            model,
             self.eval,
             self.gang,
             size=train.sequence_length,
             micro=train.micro_batch,
             pad=self.pad,
-            precision=self.settings.eval_precision,
+            precision=precision,
             stop=lambda: self.stop.asked,
             tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
         )
+        measured = time.perf_counter()
+        answers = None
+        if found is not None and self._asks():
+            answers = self._answers(model)
+            found = None if answers is None else found  # half an evaluation is none: it is due again
+        del model  # it may be a whole copy
         self.heart.rest()
         self.wrapped.settle()
         if found is not None:
+            plain, metrics = found.plain(), found.metrics()
+            if answers is not None:
+                plain, metrics = plain | answers.plain(), metrics | answers.metrics()
             # What rank 0 measured is what all record, so that whatever follows from it is decided alike.
-            self.progress.evaluations.append({"step": step, **self.gang.gather(found.plain())[0]})
+            self.progress.evaluations.append({"step": step, **self.gang.gather(plain)[0]})
             self._keep_best()
-            self.tracker.metrics(found.metrics(), step)
+            self.tracker.metrics(metrics, step)
             if self.board is not None:
-                self.board.scalars(found.metrics(), step)
+                self.board.scalars(metrics, step)
             self.console.say(
                 f"eval {when}: loss {found.loss:.4f}  perplexity {found.perplexity:.2f}  accuracy {found.accuracy:.4f}"
-                f"  ({found.targets} tokens, {time.perf_counter() - began:.1f} s)"
+                f"  ({found.targets} tokens, {measured - began:.1f} s)"
             )
+            if answers is not None:
+                self.console.say(f"answers {when}: {answers}  ({time.perf_counter() - measured:.1f} s)")
+                if self.gang.leader:
+                    self.answered(answers, self.progress.evaluations)
         self.timers.restart("evaluation")
         return found
+
+    def _asks(self) -> bool:
+        """Whether the evaluation that is being made has answers; a resumed run decides alike."""
+        asked, done = self.settings.generation, len(self.progress.evaluations)
+        if asked is None or not self.prompts:
+            return False
+        return self.progress.step in (0, self.steps) or done % asked.every == 0
+
+    def _answers(self, model: LossModel) -> Answers | None:
+        """None if a rank was asked to stop."""
+        assert self.settings.generation is not None
+        return generate(
+            model,
+            self.prompts,
+            self.gang,
+            self.tokenizer,
+            self.settings.generation,
+            pad=self.pad,
+            precision=self.settings.eval_precision,
+            stop=lambda: self.stop.asked,
+            tell=self.saving.poll,
+            say=self.console.say,
+        )
 
     def _snapshot(self) -> tuple[Snapshot, float | None]:
         progress, named = self.progress, dict(self.wrapped.trainable())

@@ -104,6 +104,27 @@ class LossModel(nn.Module):
                 found = some.reshape(-1, some.shape[-1])[index]
         return found.float()  # type: ignore[no-any-return]
 
+    def next_logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Any
+    ) -> tuple[torch.Tensor, Any]:
+        """(B, V) fp32 logits behind the last column, and the model's cache; for callers from outside, as `logits`.
+
+        :param ids: (B, L) the columns that are new. :param positions: (B, L).
+        :param mask: (B, columns so far) int64, 0 where a row's padding stands, which comes first.
+        :param cache: what the call before returned, None at first; None is returned by models that keep none.
+        """
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        known = inspect.signature(self.model.forward).parameters
+        if "past_key_values" in known:
+            inputs |= {"past_key_values": cache, "use_cache": True}
+        if takes_positions(self.model):
+            inputs["position_ids"] = positions
+        if "logits_to_keep" in known:
+            inputs["logits_to_keep"] = 1
+        with self._arithmetic(ids):
+            found = self.model(**inputs)
+        return found.logits[:, -1].float(), getattr(found, "past_key_values", None)
+
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:

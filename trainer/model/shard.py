@@ -203,7 +203,8 @@ class Sharded(Wrapped):
         for unit in self.units:  # neither call reaches further than the unit itself
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        register_fsdp_forward_method(loss, "logits")
+        for name in ("logits", "next_logits"):
+            register_fsdp_forward_method(loss, name)
         self._trainable = built.trainable()
         self._check(len(blocks))
 

@@ -16,6 +16,10 @@ _METRICS: Final = (
     ("eval/perplexity", "Perplexity", "perplexity"),
     ("eval/accuracy", "Accuracy of the next token", "accuracy"),
     ("eval/bits_per_byte", "Bits per byte", "bits_per_byte"),
+    ("gen/exact-match", "Exact match of generated answers", "exact_match"),
+    ("gen/token-f1", "Token F1 of generated answers", "f1"),
+    ("gen/rouge-l", "ROUGE-L of generated answers", "rouge"),
+    ("gen/valid-json", "Generated answers that are JSON", "valid_json"),
 )
 _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step", "learning_rate", "schedule", "warmup",
                  "weight_decay", "clip", "precision", "loss_on", "seed", "export")  # fmt: skip
@@ -157,6 +161,8 @@ def _evaluation(report: Mapping[str, Any]) -> str:
     ]
     how = f"{_count(after.get('rows'))} rows, {_count(after.get('target_tokens'))} targets; "
     how += f"arithmetic: {after.get('precision', '?')}"
+    if "asked_rows" in after:
+        how += f". Answers are written greedily, for {_count(after['asked_rows'])} of these rows"
     return f"{_table(('Metric', 'Before training', 'After'), rows)}\n\nMeasured on the evaluation split: {how}."
 
 

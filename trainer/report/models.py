@@ -67,7 +67,7 @@ def shown(root: str, seals: Sequence[Seal], evaluations: Sequence[Mapping[str, A
         item["step"]: {
             key: float(value)
             for key, value in item.items()
-            if key.startswith("eval/") and isinstance(value, int | float) and math.isfinite(value)
+            if key.startswith(("eval/", "gen/")) and isinstance(value, int | float) and math.isfinite(value)
         }
         for item in evaluations
     }

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge.profiling import Span
@@ -14,6 +15,7 @@ from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.config import Settings
 from trainer.gang import Gang
+from trainer.generate import Answers
 from trainer.model.export import Exported
 from trainer.report.artifacts import keep_files
 from trainer.report.board import Board
@@ -33,6 +35,7 @@ from trainer.report.final import (
 )
 from trainer.report.models import BEST, LAST, Shown, make_models, shown
 from trainer.report.profile import Profiler, Requests
+from trainer.report.samples import TAG, name_of, table_json, tables_tag
 from trainer.report.tracking import make_tracker
 from trainer.report.wall import Wall
 from trainer.state.checkpoint import Seal
@@ -77,6 +80,7 @@ class Teller:
         self._first: float | None = None
         self._shown: list[Shown] = []
         self._resumed_from: int | None = None
+        self._keeping: list[Thread] = []
 
     def asked(self) -> int:
         """How many steps somebody wants to have profiled; each wish is told once."""
@@ -109,6 +113,19 @@ class Teller:
             self._models.show(self._shown)
         self.tracker.wake()
 
+    def answered(self, answers: Answers, evaluations: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the answers of the last evaluation as a table, for the run's folder and for MLflow; returns at once."""
+        step = int(evaluations[-1]["step"])
+        thread = keep_files(
+            lambda: {name_of(step): table_json(answers.table(step))},
+            self._store,
+            self._spec.tracking,
+            self._console.say,
+            f"the answers at step {step}",
+        )
+        self._keeping = [*(one for one in self._keeping if one.is_alive()), thread]
+        self.tracker.tags({TAG: tables_tag(evaluations)})
+
     def trained(self, step: int) -> None:
         """All steps are done: traces that are still being written are waited for."""
         self.profiler.close(step, _PROFILE)
@@ -116,6 +133,7 @@ class Teller:
     def succeeded(self, loop: Loop, exported: Exported, packing: Mapping[str, Any]) -> None:
         """Curves, card, and at last the report, with which the run has succeeded."""
         self._keep(lambda: self._curves(loop), "curves", _DRAW)
+        self._await_answers(_DRAW)
         report = make_report(
             self._store,
             self._spec,
@@ -132,7 +150,9 @@ class Teller:
         self._console.say(f"model {exported.uri}: {exported.bytes / 1e6:.1f} MB, {report['steps']} steps, done")
 
     def failed(self, loop: Loop, error: BaseException) -> None:
-        """A training that ends early has its picture too, if there is time to draw it."""
+        """A training that ends early has its picture and its answers too, if there is time for them."""
+        seconds = max(0.0, min(_DRAW_FAILED, loop.saving.grace_left() - 1))
+        self._await_answers(seconds / 2)
         if self._gang.leader and loop.log.points.rows:
             seconds = max(0.0, min(_DRAW_FAILED, loop.saving.grace_left() - 1))
             self._keep(lambda: self._curves(loop, f": ended: {error}"), "curves", seconds)
@@ -158,6 +178,12 @@ class Teller:
             what = [f"{len(tags)} tags"] * bool(tags) + [f"{len(models)} checkpoints as logged models"] * bool(models)
             left = {"tags": tags, "checkpoints": [asdict(item) for item in models]}
             self._keep_unsent("unsent-tags", left, " and ".join(what))
+
+    def _await_answers(self, seconds: float) -> None:
+        """Wait until the tables of answers are stored, as far as that is done in time."""
+        end = time.monotonic() + seconds
+        for thread in self._keeping:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _keep_unsent(self, folder: str, content: Any, what: str) -> None:
         key = f"{folder}/{self.attempt}-{int(time.time())}.json"

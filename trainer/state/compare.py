@@ -17,6 +17,7 @@ SAFE: Final = (
     "data.max_row_bytes",
     "data.split_salt",
     "data.text_column",
+    "evaluate.generation.batch",
     "promote.*",
     "train.micro_batch",
     "train.activation_checkpointing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from dropforge import layout
@@ -157,7 +157,7 @@ def _outcome(
     if "error" in result:
         return f"not done: {result['error']}"
     if verb == "evaluate":
-        figures = {key: value for key, value in result["figures"].items() if key.startswith("eval/")}
+        figures = {key: value for key, value in result["figures"].items() if key.startswith(("eval/", "gen/"))}
         _log_figures(rest, checkpoint, figures)
         return f"{_shown(figures)} on {result['figures'].get('rows', '?')} rows"
     model = result["model"]
@@ -193,5 +193,6 @@ def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any])
 
 
 def _shown(figures: Mapping[str, Any]) -> str:
-    names: Sequence[str] = [name for name in ("eval/loss", "eval/perplexity", "eval/accuracy") if name in figures]
+    names = [name for name in ("eval/loss", "eval/perplexity", "eval/accuracy") if name in figures]
+    names += sorted(name for name in figures if name.startswith("gen/"))
     return ", ".join(f"{name.removeprefix('eval/')} {float(figures[name]):.4f}" for name in names)

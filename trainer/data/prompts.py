@@ -1,0 +1,104 @@
+"""Prompts whose answers are known and held out: the first evaluation rows that have an answer to something.
+
+Which rows they are follows from the rows alone, so every model is asked the same, whatever its tokenizer. A row whose
+prompt a chat template refuses stays among them, without tokens: a model that cannot be asked gives no answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dropforge.errors import DataError
+from trainer.data.chat import OwnEncoder, TemplateEncoder, make_encoder
+from trainer.data.rows import Row
+from trainer.data.template import UnusableChatError
+from trainer.data.tokenizer import END, EOS, is_ours
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row up to its last answer.
+
+    :param row: content key as hexadecimal digits. :param text: the prompt as the model gets it, special tokens spelled.
+    :param ids: its tokens; none if the chat template refuses it. :param answer: what stands in the row.
+    """
+
+    row: str
+    text: str
+    ids: tuple[int, ...]
+    answer: str
+
+
+def held_out(row: Row) -> tuple[Sequence[tuple[str, str]], str] | None:
+    """The messages before a row's last answer, and the answer; None if it has none, or nothing stands before it."""
+    messages = row.messages or ()
+    for turn in range(len(messages) - 1, 0, -1):
+        role, content = messages[turn]
+        if role == "assistant":
+            return messages[:turn], content
+    return None
+
+
+def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int) -> list[Prompt]:
+    """The prompts of the first rows that have one, at most `count`; the rest of `rows` is not looked at.
+
+    :raises DataError: if no row has an answer, or the chat template ends no answer.
+    """
+    encoder = make_encoder(tokenizer, "answers")
+    assert isinstance(encoder, (OwnEncoder, TemplateEncoder))
+    found = [_prompt(tokenizer, encoder, row, *parts) for row, parts in islice(_usable(rows), count)]
+    if not found:
+        raise DataError(
+            "the evaluation rows",
+            "none of them is a conversation with an answer that could be held out",
+            "Drop conversations, or leave `evaluate.generation` out",
+        )
+    return found
+
+
+def end_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end an answer as the training teaches it: the end of a turn, and the tokenizer's end token.
+
+    :raises DataError: if the chat template ends no answer.
+    """
+    if is_ours(tokenizer):
+        vocabulary = tokenizer.get_vocab()
+        return (vocabulary[EOS], vocabulary[END])
+    encoder = make_encoder(tokenizer, "answers")
+    assert isinstance(encoder, TemplateEncoder)
+    turn = int(tokenizer.convert_tokens_to_ids(encoder.template.end))
+    return tuple(dict.fromkeys((int(tokenizer.eos_token_id), turn)))
+
+
+def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
+    path.write_text(json.dumps([asdict(prompt) for prompt in prompts]))
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """What `write_prompts` wrote."""
+    return [Prompt(**{**item, "ids": tuple(item["ids"])}) for item in json.loads(path.read_text())]
+
+
+def _usable(rows: Iterable[Row]) -> Iterator[tuple[Row, tuple[Sequence[tuple[str, str]], str]]]:
+    for row in rows:
+        if (parts := held_out(row)) is not None:
+            yield row, parts
+
+
+def _prompt(
+    tokenizer: Any, encoder: OwnEncoder | TemplateEncoder, row: Row, before: Sequence[tuple[str, str]], answer: str
+) -> Prompt:
+    if isinstance(encoder, OwnEncoder):
+        ids = encoder.prompt(before)
+        return Prompt(row.key.hex(), tokenizer.decode(ids), tuple(ids), answer)
+    try:
+        text = encoder.template.prompt([{"role": role, "content": content} for role, content in before])
+    except UnusableChatError:
+        return Prompt(row.key.hex(), "", (), answer)
+    # Templates write the begin token themselves: adding it again would double it.
+    return Prompt(row.key.hex(), text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), answer)
