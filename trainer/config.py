@@ -324,8 +324,9 @@ def _check_generation(asked: Generation, settings: Settings) -> None:
         raise _bad(
             "evaluate.generation.every", "there is no evaluation on the way, or each of them may be the run's last"
         )
-    if scratch is not None and asked.max_new_tokens >= scratch.context:
-        raise _bad("evaluate.generation.max_new_tokens", f"with a context of {scratch.context} no prompt has room")
+    context = None if scratch is None else context_of(scratch.plain)
+    if context is not None and asked.max_new_tokens >= context:
+        raise _bad("evaluate.generation.max_new_tokens", f"with a context of {context} no prompt has room")
 
 
 def _get(recipe: Mapping[str, Any], section: str, key: str) -> Any:

@@ -226,11 +226,11 @@ def _check_generation(recipe: Recipe) -> None:
             "with `early_stopping` or `export: best` each evaluation may be that of the model",
             "Leave it out",
         )
-    scratch = recipe.base.scratch
-    if scratch is not None and asked.max_new_tokens >= scratch.context:
+    context = recipe.base.scratch.longest if recipe.base.scratch else None
+    if context is not None and asked.max_new_tokens >= context:
         raise RecipeError(
             f"{key}.max_new_tokens`",
-            f"{asked.max_new_tokens} tokens leave no room for a prompt in a context of {scratch.context}",
+            f"{asked.max_new_tokens} tokens leave no room for a prompt in a context of {context}",
             "Lower it, or raise `base.scratch.context`",
         )
 
