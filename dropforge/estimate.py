@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from dropforge.errors import RecipeError
+from dropforge.methods import LOW_RANK
 from dropforge.recipe import LARGEST, Recipe
 
 RUNTIME_BYTES = 700_000_000  # torch and transformers themselves, as seen on CPU
@@ -112,7 +113,11 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
     shape = shape_of(recipe)
     parameters = shape.parameters if shape else None
     trained = parameters
-    if shape and train.method == "lora":
+    if shape and parameters and train.freeze:
+        block = replace(shape, layers=shape.layers + 1).parameters - parameters
+        tables = (shape.vocab + shape.positions) * shape.hidden if train.freeze.embeddings else 0
+        trained = max(0, parameters - min(train.freeze.blocks, shape.layers) * block - tables)
+    if shape and train.method in LOW_RANK:
         head = shape.hidden // shape.heads
         widths = (
             2 * (shape.hidden + shape.heads * head)
@@ -120,6 +125,8 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
             + 3 * (shape.hidden + shape.mlp)
         )
         trained = shape.layers * train.lora.r * widths
+        if train.method == "dora":  # a magnitude for each output
+            trained += shape.layers * (3 * shape.hidden + 2 * shape.kv_heads * head + 2 * shape.mlp)
     weights = optimizer = activation = logits = checkpoint = None
     if shape and parameters is not None and trained is not None:
         weights = 4 * parameters  # with shards too: a rank loads the whole model before it keeps its part

@@ -15,12 +15,12 @@ from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
 from trainer.data.proof import Proof, prove
-from trainer.data.tokenizer import SPECIAL
+from trainer.data.tokenizer import SPECIAL, token_ids
+from trainer.data.tokens import occurring
 from trainer.gang import Gang
 from trainer.model.attention import Attention, agree_packing, choose
 from trainer.model.build import (
     Built,
-    add_adapters,
     check_context,
     check_router,
     check_vocabulary,
@@ -28,8 +28,10 @@ from trainer.model.build import (
     make_scratch,
 )
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
+from trainer.model.method import apply_method
 from trainer.model.shard import probe_loss
 from trainer.model.unreached import freeze_unreached
+from trainer.model.vocabulary import add_rows
 from trainer.prepare import Prepared
 from trainer.report.console import Console
 
@@ -101,6 +103,8 @@ def assemble(
     if frozen:
         console.say(f"{len(frozen)} weights are frozen, because the text does not reach them: {', '.join(frozen[:3])}")
     describe(console, built, plan, attention, loss, prepared)
+    if unseen := unseen_tokens(settings, prepared):
+        console.say(f"no training row has these new tokens, whose rows stay as they begin: {', '.join(unseen)}")
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     proof = prove(plan, gang, settings.train.micro_batch)
@@ -121,11 +125,9 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
         model = load_model(prepared.base, settings.base.revision)
         check_context(model, settings.train.sequence_length)
         check_router(model)
-        built = (
-            add_adapters(model, settings.train.lora, settings.train.seed)
-            if settings.train.method == "lora"
-            else Built(model)
-        )
+        new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
+        add_rows(model, new)
+        built = apply_method(model, settings.train, new)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_vocabulary(built.model, largest)
     built.model.to(gang.device)
@@ -180,6 +182,14 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | 
     if not packs and train.rows_per_step is None:
         plan.rows = max(1, round(train.rows / plan.filled()))
     return plan
+
+
+def unseen_tokens(settings: Settings, prepared: Prepared) -> list[str]:
+    """Names of new tokens that no training document has."""
+    names = list(settings.base.new_tokens or ())
+    ids = token_ids(prepared.tokenizer, names)
+    seen = occurring(prepared.train.ids, ids)
+    return [name for name, index in zip(names, ids, strict=True) if index not in seen]
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -30,14 +30,9 @@ def check_combinations(recipe: Recipe) -> None:
     if (base.model is None) == (base.scratch is None):
         given = "both are given" if base.model else "neither is given"
         raise RecipeError("recipe keys `base.model` and `base.scratch`", given, "Give exactly one of them")
+    _check_method(recipe)
     if base.scratch is not None:
         scratch = base.scratch
-        if train.method == "lora":
-            raise RecipeError(
-                "recipe key `train.method`",
-                "adapters on random weights leave those weights random",
-                "Use `method: full` with `base.scratch`",
-            )
         if scratch.hidden_size % scratch.heads or (scratch.hidden_size // scratch.heads) % 2:
             raise RecipeError(
                 "recipe key `base.scratch.heads`",
@@ -72,6 +67,50 @@ def check_combinations(recipe: Recipe) -> None:
             "recipe keys `compute.volumes` and `compute.queue`",
             "the local backend has neither claims nor queues",
             "Remove them, or use `backend: kubernetes`",
+        )
+
+
+def _check_method(recipe: Recipe) -> None:
+    """:raises RecipeError: if what is trained and what is not contradict each other, or the base model."""
+    base, train = recipe.base, recipe.train
+    if base.scratch is not None:
+        if train.method != "full":
+            raise RecipeError(
+                "recipe key `train.method`",
+                "adapters on random weights leave those weights random",
+                "Use `method: full` with `base.scratch`",
+            )
+        if train.freeze is not None:
+            raise RecipeError(
+                "recipe key `train.freeze`",
+                "a new model's weights are random, and frozen they stay so",
+                "Remove it, or name a `base.model`",
+            )
+        if base.new_tokens is not None:
+            raise RecipeError(
+                "recipe key `base.new_tokens`",
+                "they are added to a tokenizer that is there, and a new model's is trained on the drop",
+                "Remove it, or name a `base.model`",
+            )
+    freeze = train.freeze
+    if freeze is not None and train.method != "full":
+        raise RecipeError(
+            "recipe key `train.freeze`", f"`{train.method}` freezes the whole base model anyway", "Remove it"
+        )
+    if freeze is not None and not freeze.blocks and not freeze.embeddings:
+        raise RecipeError(
+            "recipe key `train.freeze`", "it names neither blocks nor embeddings", "Give `blocks`, or remove it"
+        )
+    if base.new_tokens is None:
+        return
+    twice = sorted({name for name in base.new_tokens if base.new_tokens.count(name) > 1})
+    if twice:
+        raise RecipeError("recipe key `base.new_tokens`", f"{twice[0]!r} is there twice", "Remove one")
+    if freeze is not None and freeze.embeddings:
+        raise RecipeError(
+            "recipe key `base.new_tokens`",
+            "with `train.freeze.embeddings` their rows would stay as they begin",
+            "Freeze blocks only, or use tokens that the model knows",
         )
 
 

@@ -15,6 +15,7 @@ from dropforge.recipes import load_recipe, parse_recipe, presets
 from dropforge.recipes.load import check_drop_recipe
 
 SCRATCH = "base: {scratch: {}}\n"
+MODEL = "base: {model: x}\n"
 KUBERNETES = SCRATCH + "compute:\n  backend: kubernetes\n"
 
 
@@ -42,6 +43,17 @@ def test_every_preset_loads(name: str) -> None:
         ("base: {model: x, scratch: {}}", r"both are given"),
         ("train: {}", r"`base`"),
         (SCRATCH + "train: {method: lora}", r"adapters on random weights"),
+        (SCRATCH + "train: {method: dora}", r"adapters on random weights"),
+        (SCRATCH + "train: {freeze: {blocks: 1}}", r"`train.freeze`: .*frozen they stay so"),
+        ("base: {scratch: {}, new_tokens: [<a>]}", r"`base.new_tokens`: .*trained on the drop"),
+        (MODEL + "train: {method: lora, freeze: {blocks: 1}}", r"`lora` freezes the whole base model anyway"),
+        (MODEL + "train: {freeze: {}}", r"neither blocks nor embeddings"),
+        ("base: {model: x, new_tokens: [<a>, <b>, <a>]}", r"'<a>' is there twice"),
+        ("base: {model: x, new_tokens: [a b]}", r"`base.new_tokens.0`"),
+        ("base: {model: x, new_tokens: [<a>]}\ntrain: {freeze: {embeddings: true}}", r"rows would stay as they begin"),
+        (MODEL + "train: {method: dpo}", r"learns from preferences.*Fine-tune.*TRL's DPOTrainer"),
+        (MODEL + "train: {method: GRPO}", r"`GRPO` learns from preferences or rewards.*TRL's GRPOTrainer"),
+        (MODEL + "train: {method: lorra}", r"`train.method`: input should be 'full', 'lora'"),
         ("base: {scratch: {hidden_size: 64, heads: 7}}", r"does not divide into 7 heads"),
         ("base: {scratch: {context: 64}}", r"longer than the model's context of 64"),
         ("base: {model: /a/b, revision: abc}", r"only a Hugging Face id has revisions"),

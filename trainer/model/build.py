@@ -1,4 +1,4 @@
-"""The model to train: made from a config or loaded, in fp32, and with adapters if the recipe asks for them."""
+"""The model to train: made from a config or loaded, in fp32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
-from trainer.config import Lora, Scratch
+from trainer.config import Scratch
 from trainer.data.tokenizer import BOS, END, EOS, PAD
 
 
@@ -126,26 +126,6 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
             f"{folder} cannot be loaded as a causal language model with safetensors ({cause})",
             "Name such a model, and see that this machine can reach it",
         ) from error
-
-
-def add_adapters(model: Any, lora: Lora, seed: int) -> Built:
-    """Freeze the model and inject fp32 low-rank adapters, the same on every rank.
-
-    :raises RecipeError: if no module has such a name.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
-    )
-    torch.manual_seed(seed)
-    try:
-        whole = get_peft_model(model, config)
-    except ValueError as error:
-        cause = " ".join(str(error).split())[:300]
-        raise RecipeError("recipe key `train.lora.targets`", cause, "Use `all-linear` or the model's names") from error
-    return Built(whole.get_base_model(), whole)
 
 
 def check_vocabulary(model: Any, largest: int) -> None:

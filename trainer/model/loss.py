@@ -143,9 +143,10 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
         loss.way = "own"
         own, logits = float(loss(*inputs)), loss.logits(*inputs[:3])
         head = loss.model.get_output_embeddings()
-        ways: list[Way] = ["places"] if type(head) is nn.Linear and _decoder(loss.model) is not None else []
+        ways: list[Way] = ["places"] if isinstance(head, nn.Module) and _decoder(loss.model) is not None else []
         # Chunks pay only where the vocabulary is wider than the hidden state, and their sums are fp32.
-        if ways and loss._fused is not None and not bf16 and head.out_features > head.in_features:
+        wide = type(head) is nn.Linear and head.out_features > head.in_features
+        if ways and wide and loss._fused is not None and not bf16:
             ways.insert(0, "fused")
         for way in ways:
             loss.way = way

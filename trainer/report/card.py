@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from trainer.model.build import is_hub_id
 
@@ -18,6 +19,12 @@ _METRICS: Final = (
 )
 _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step", "learning_rate", "schedule", "warmup",
                  "weight_decay", "clip", "precision", "loss_on", "seed", "export")  # fmt: skip
+
+
+_HOW: Final = {
+    "lora": "low-rank adapters, merged into it",
+    "dora": "low-rank adapters with magnitudes of their own (DoRA), merged into it",
+}
 
 
 def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
@@ -56,7 +63,8 @@ def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
         lines.append("base_model_relation: finetune")
     lines.append("tags:")
     lines += [
-        f"- {json.dumps(tag)}" for tag in ("dropforge", spec.family, *(["lora"] if train["method"] == "lora" else []))
+        f"- {json.dumps(tag)}"
+        for tag in ("dropforge", spec.family, *([train["method"]] if train["method"] in ADAPTERS else []))
     ]
     after = (report.get("eval") or {}).get("after") or {}
     figures = [(kind, name, after[key]) for key, name, kind in _METRICS if isinstance(after.get(key), int | float)]
@@ -87,7 +95,9 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
         )
     else:
         revision = base.get("revision")
-        how = "low-rank adapters, merged into it" if train["method"] == "lora" else "all weights"
+        how = _HOW.get(train["method"]) or _all_but(train.get("freeze"))
+        if base.get("new_tokens"):
+            how += f"; new tokens: {', '.join(f'`{name}`' for name in base['new_tokens'])}"
         at = f" at revision `{revision}`" if revision else " (no revision was pinned)"
         origin = f"`{base['model']}`{at}, fine-tuned: {how}"
     return (
@@ -96,6 +106,13 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
         + (f", git `{spec.git[:12]}`" if spec.git else "")
         + "."
     )
+
+
+def _all_but(freeze: Mapping[str, Any] | None) -> str:
+    if not freeze:
+        return "all weights"
+    blocks = [f"its first {freeze['blocks']} blocks"] if freeze["blocks"] else []
+    return f"all weights but {' and '.join([*blocks, *(['its embeddings'] if freeze['embeddings'] else [])])}"
 
 
 def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
@@ -139,7 +156,7 @@ def _training(report: Mapping[str, Any], train: Mapping[str, Any]) -> str:
         ),
     ]
     settings = [(f"`{key}`", f"`{train[key]}`") for key in _SHOWN if train.get(key) is not None]
-    if train["method"] == "lora":
+    if train["method"] in LOW_RANK:
         settings += [(f"`lora.{key}`", f"`{value}`") for key, value in train["lora"].items()]
     return f"{_table(('', ''), rows)}\n\n{_table(('Recipe', ''), settings)}"
 
