@@ -117,6 +117,8 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         block = replace(shape, layers=shape.layers + 1).parameters - parameters
         tables = (shape.vocab + shape.positions) * shape.hidden if train.freeze.embeddings else 0
         trained = max(0, parameters - min(train.freeze.blocks, shape.layers) * block - tables)
+    if shape and train.method == "prefix":
+        trained = train.prefix.tokens * shape.layers * 2 * shape.kv_heads * (shape.hidden // shape.heads)
     if shape and train.method in LOW_RANK:
         head = shape.hidden // shape.heads
         widths = (

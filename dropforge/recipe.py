@@ -109,6 +109,14 @@ class Lora(Section):
     """Modules to adapt, by the end of their names; `all-linear` takes all linear layers but the head."""
 
 
+class Prefix(Section):
+    """Learned keys and values that every layer attends to before each document (prefix tuning, Li and Liang, 2021,
+    https://arxiv.org/abs/2101.00190)."""
+
+    tokens: int = Field(default=16, ge=1, le=LARGEST)
+    """Places of the context that they take."""
+
+
 class Freeze(Section):
     """Weights that keep the base model's values."""
 
@@ -141,11 +149,13 @@ class FastCheckpoints(Section):
 class Train(Section):
     """The training itself. Batch sizes are global: the number of ranks is a detail."""
 
-    method: Literal["full", "lora", "dora"] = "full"
-    """Train all weights, or adapters: low-rank ones, or those with the weights' magnitudes apart from their directions
-    (DoRA, Liu et al., 2024, https://arxiv.org/abs/2402.09353)."""
+    method: Literal["full", "lora", "dora", "prefix"] = "full"
+    """Train all weights, or adapters: low-rank ones, those with the weights' magnitudes apart from their directions
+    (DoRA, Liu et al., 2024, https://arxiv.org/abs/2402.09353), or a prefix."""
     lora: Lora = Lora()
     """Settings of the adapters."""
+    prefix: Prefix = Prefix()
+    """Settings of the prefix."""
     freeze: Freeze | None = None
     """With `full`, weights to leave as they are."""
     sequence_length: int = Field(default=512, ge=16, le=LARGEST)

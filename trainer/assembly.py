@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -24,8 +24,10 @@ from trainer.model.build import (
     check_context,
     check_router,
     check_vocabulary,
+    context_of,
     load_model,
     make_scratch,
+    prefix_length,
 )
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.method import apply_method
@@ -123,11 +125,11 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
         )
     else:
         model = load_model(prepared.base, settings.base.revision)
-        check_context(model, settings.train.sequence_length)
         check_router(model)
         new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
         add_rows(model, new)
         built = apply_method(model, settings.train, new)
+        check_context(built.model, settings.train.sequence_length)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_vocabulary(built.model, largest)
     built.model.to(gang.device)
@@ -138,20 +140,24 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
 def examine(built: Built, settings: Settings) -> Attention:
     """How this run attends and whether it packs: the recipe must allow it and the model must prove it."""
     train = settings.train
-    return choose(
+    pack = train.packing != "off"
+    found = choose(
         built.model,
         asked=train.attention,
         precision=train.precision,
         length=reach(built, settings),
-        pack=train.packing != "off",
+        pack=pack and not prefix_length(built.model),
         deterministic=train.deterministic,
     )
+    if not pack or not prefix_length(built.model):
+        return found
+    return replace(found, isolation=replace(found.isolation, reason="each document has its own prefix before it"))
 
 
 def reach(built: Built, settings: Settings) -> int:
     """Longest row in tokens that the model takes."""
-    limit = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
-    return int(min(settings.train.sequence_length, limit))
+    limit = context_of(built.model)
+    return settings.train.sequence_length if limit is None else min(settings.train.sequence_length, limit)
 
 
 def width(built: Built) -> int | None:

@@ -58,6 +58,13 @@ class Lora:
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """Learned keys and values before each document."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Freeze:
     """Weights that are not trained."""
 
@@ -86,8 +93,9 @@ class FastCheckpoints:
 class Train:
     """The training; batch sizes are global. What stands for what is told by `dropforge.recipe.Train`."""
 
-    method: Literal["full", "lora", "dora"]
+    method: Literal["full", "lora", "dora", "prefix"]
     lora: Lora
+    prefix: Prefix
     freeze: Freeze | None
     sequence_length: int
     packing: Literal["auto", "off"]
@@ -232,6 +240,8 @@ def _check_train(train: Train) -> None:
             raise _bad(f"train.{name}", "it must be at least 1")
     if train.passes <= 0 or train.learning_rate <= 0 or train.clip <= 0 or train.max_skipped_steps < 0:
         raise _bad("train", "epochs, learning_rate and clip must be positive, max_skipped_steps not negative")
+    if train.prefix.tokens < 1:
+        raise _bad("train.prefix.tokens", "it must be at least 1")
     if train.freeze is not None:
         if train.method != "full":
             raise _bad("train.freeze", f"`{train.method}` freezes the whole base model anyway")
@@ -282,6 +292,8 @@ def _check_new_tokens(base: Base, train: Train) -> None:
         raise _bad("base.new_tokens", "one is there twice, or holds white space")
     if names and train.freeze is not None and train.freeze.embeddings:
         raise _bad("base.new_tokens", "`train.freeze.embeddings` would leave their rows untrained")
+    if names and train.method == "prefix":
+        raise _bad("base.new_tokens", "`train.method: prefix` trains no row of the embedding")
 
 
 def _get(recipe: Mapping[str, Any], section: str, key: str) -> Any:

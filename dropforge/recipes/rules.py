@@ -106,6 +106,12 @@ def _check_method(recipe: Recipe) -> None:
     twice = sorted({name for name in base.new_tokens if base.new_tokens.count(name) > 1})
     if twice:
         raise RecipeError("recipe key `base.new_tokens`", f"{twice[0]!r} is there twice", "Remove one")
+    if train.method == "prefix":
+        raise RecipeError(
+            "recipe key `base.new_tokens`",
+            "`train.method: prefix` trains no row of the embedding, so theirs would stay as they begin",
+            "Use `lora`, `dora` or `full`",
+        )
     if freeze is not None and freeze.embeddings:
         raise RecipeError(
             "recipe key `base.new_tokens`",

@@ -31,7 +31,9 @@ def test_every_preset_is_understood(name: str) -> None:
     read_settings(load_recipe(name).plain())
 
 
-@pytest.mark.parametrize("section", ["Scratch", "Base", "Lora", "Freeze", "EarlyStopping", "FastCheckpoints", "Train"])
+@pytest.mark.parametrize(
+    "section", ["Scratch", "Base", "Lora", "Prefix", "Freeze", "EarlyStopping", "FastCheckpoints", "Train"]
+)
 def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
     assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
 

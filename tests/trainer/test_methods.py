@@ -18,14 +18,19 @@ from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.assembly import build
 from trainer.commands.dry import rehearse
-from trainer.config import Freeze, Lora
+from trainer.config import Freeze, Lora, Prefix, read_settings
+from trainer.data.batch import make_batch
 from trainer.data.chat import make_encoder
 from trainer.data.rows import Row
 from trainer.data.tokenizer import add_tokens, is_ours, load_tokenizer, token_ids
 from trainer.data.tokens import occurring
+from trainer.evaluate import evaluation_rows, measure_model
 from trainer.gang import Gang
 from trainer.model.adapters import add_adapters
+from trainer.model.build import Built, check_context, context_of
 from trainer.model.freeze import decoder_blocks, freeze_part
+from trainer.model.loss import choose_way, loss_model
+from trainer.model.prefix import add_prefix, bare, open_model
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import await_prepared
 from trainer.rank import run
@@ -35,7 +40,7 @@ from trainer.state.stop import StopSignal
 
 from .ranks_loop import make_base, make_stage
 from .test_base import seeing_base
-from .test_model import small
+from .test_model import loss_of, small, tokens
 from .toy import Toy, chat, write_dataset
 
 CALLS = ("<call>", "</call>")
@@ -267,6 +272,7 @@ def test_what_is_frozen_stays_and_a_resume_and_an_export_know_of_it(toy: Toy, tm
         (["<call>"], {"method": "dora", "lora": {"r": 3, "alpha": 6}}),
         (["<call>"], {"freeze": {"blocks": 2}}),
         (None, {"freeze": {"blocks": 3, "embeddings": True}}),
+        (None, {"method": "prefix", "prefix": {"tokens": 4}, "sequence_length": 60, "tokens_per_step": 240}),
     ],
 )
 def test_a_plan_counts_the_weights_that_the_run_trains(
@@ -284,3 +290,95 @@ def test_a_plan_counts_the_weights_that_the_run_trains(
                          ({"method": "lora", "freeze": None, "lora": lora("wq")}, "has the name `wq`")):  # fmt: skip
         with pytest.raises(RecipeError, match=cause):
             rehearse(stage.spec, stage.change(**wrong).settings, tmp_path / cause[:3], print)
+
+
+def with_prefix(architecture: str = "llama", count: int = 5, **more: Any) -> Built:
+    return add_prefix(small(architecture, **more), Prefix(count), 3)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral", "qwen3", "gemma2", "bloom"])
+def test_a_prefix_is_seen_by_every_token_and_alone_is_trained(architecture: str) -> None:
+    built = with_prefix(architecture)
+    assert [name for name, _ in built.trainable()] == ["prompt_encoder.default.embedding.weight"]
+    model = built.model.eval()
+    ids = torch.arange(3, 13)[None]
+    with torch.no_grad():
+        before = model(input_ids=ids, use_cache=False).logits
+        with bare(model):
+            assert not torch.equal(before, model(input_ids=ids, use_cache=False).logits)
+        built.trainable()[0][1][2:3] += 1.0  # the key and value of one place
+        changed = (model(input_ids=ids, use_cache=False).logits - before).abs().amax(-1)[0]
+    assert bool((changed > 1e-6).all())
+
+
+def test_the_loss_with_a_prefix_is_the_model_s_own_and_never_without_it() -> None:
+    built = with_prefix()
+    loss = loss_model(built.model, False, False)
+    batch = make_batch(tokens([9, 14]), [np.array([0]), np.array([1])], 0)
+    assert choose_way(loss, batch) == "own"
+    found = loss_of(loss, batch)
+    ids, labels = batch.ids, torch.full_like(batch.ids, -100)
+    labels.view(-1)[batch.places + 1] = batch.targets
+    expected = built.model(input_ids=ids, labels=labels, use_cache=False).loss * len(batch.targets)
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_a_model_that_takes_no_prefix_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"`train\.method`: MambaForCausalLM takes no prefix"):
+        with_prefix("mamba")
+
+
+def test_a_prefix_takes_places_of_the_context() -> None:
+    model = with_prefix(max_position_embeddings=64).model
+    assert context_of(model) == 59
+    check_context(model, 59)
+    with pytest.raises(RecipeError, match=r"context of 64 leaves beside a prefix of 5.*Set it to 59"):
+        check_context(model, 60)
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.exact)])
+def test_a_prefix_is_exported_alone_and_measured_on_its_base(
+    request: pytest.FixtureRequest, toy: Toy, tmp_path: Path, place: str
+) -> None:
+    """What was measured before the training is the base without it; peft alone loads what was exported."""
+    from peft import AutoPeftModelForCausalLM
+
+    base = make_base(tmp_path / "base")
+    if place == "s3":
+        store = request.getfixturevalue("s3_store")
+        for path in Path(base).iterdir():
+            store.upload(path, f"base/{path.name}")
+        base = f"{store.uri}/base"
+    train = {"method": "prefix", "prefix": {"tokens": 4}, "sequence_length": 60, "max_steps": 3, "learning_rate": 0.1,
+             "tokens_per_step": 240}  # fmt: skip
+    uri = toy.run("prefix", base={"model": base, "scratch": None}, train=train)
+    run(uri, StopSignal(), Console(quiet=True))
+    files = toy.files("prefix")
+    folder = Path(files.uri) / "model"
+    report = json.loads(files.get("report.json"))
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= report["model"]["files"].keys()
+    assert not {"config.json", "model.safetensors"} & report["model"]["files"].keys()
+    assert report["model"]["max_logit_difference"] < 1e-4
+    assert "no merged form" in files.get("model/README.md").decode()
+    assert report["packing"]["reason"] == "each document has its own prefix before it"
+    figures, _ = measured(uri, str(folder))
+    assert figures["eval/loss"] == pytest.approx(report["eval"]["after"]["eval/loss"], rel=1e-6)
+    bases, _ = measured(uri, base)
+    assert bases["eval/loss"] == pytest.approx(report["eval"]["before"]["eval/loss"], rel=1e-6)
+    assert figures["eval/loss"] < bases["eval/loss"]
+    found = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {"prompt_embeddings": (4, 3 * 2 * 2 * 8)}
+    export(RunSpec.from_json(Path(uri).read_bytes()), Choice(), tmp_path / "exported", print)
+    again = safetensors.torch.load_file(tmp_path / "exported" / "adapter_model.safetensors")
+    assert torch.equal(found["prompt_embeddings"], again["prompt_embeddings"])
+    if place == "folder":
+        ids = torch.arange(5, 25)[None]
+        with torch.no_grad():
+            theirs = AutoPeftModelForCausalLM.from_pretrained(folder).eval()(input_ids=ids, use_cache=False).logits
+            assert torch.allclose(open_model(folder).eval()(input_ids=ids, use_cache=False).logits, theirs, atol=1e-6)
+
+
+def measured(uri: str, model: str) -> tuple[dict[str, Any], str]:
+    spec = RunSpec.from_json(Path(uri).read_bytes())
+    settings = read_settings(spec.recipe)
+    return measure_model("model", model, evaluation_rows(spec, settings), settings, StopSignal(), Console(quiet=True))

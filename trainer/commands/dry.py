@@ -69,13 +69,15 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     add_rows(small, new)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_router(small)
-    check_context(small, settings.train.sequence_length)
     check_vocabulary(small, largest)
+    # Adapters change nothing of how documents are kept apart; a prefix stands before each of them.
+    built = apply_method(small, settings.train) if settings.train.method == "prefix" else Built(small)
+    check_context(built.model, settings.train.sequence_length)
     asked = settings.train.attention
     if asked in ON_GPU:  # none is needed here; what the model's own attention packs, these are tried with at the start
         settings = replace(settings, train=replace(settings.train, attention="auto"))
-    attention = examine(Built(small), settings)
-    plan = make_plan(settings, prepared, attention.packs, width(Built(small)))
+    attention = examine(built, settings)
+    plan = make_plan(settings, prepared, attention.packs, width(built))
     folder = scratch / "config"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))

@@ -101,10 +101,11 @@ def _refuse_taken(target: str) -> None:
 
 
 def _upload(folder: Path, target: str) -> None:
-    """Copy a model into a store, `config.json` last: without it no reader takes the folder for a model."""
+    """Copy a model into a store, its config last: without it no reader takes the folder for a model."""
     from dropforge.store import open_store
 
     store = open_store(target)
+    last = (folder / "config.json", folder / "adapter_config.json")
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    for path in sorted(paths, key=lambda path: path == folder / "config.json"):
+    for path in sorted(paths, key=lambda path: path in last):
         store.upload(path, path.relative_to(folder).as_posix())

@@ -50,7 +50,7 @@ def _folder(address: str, scratch: Path) -> Path:
             )
         address = f"{address}/model"
     try:
-        return fetch_folder(address, scratch / "model")
+        return fetch_folder(address, scratch / "model", prefix=True)
     except RecipeError as error:  # it speaks of the recipe
         raise RecipeError(
             f"model {address}",

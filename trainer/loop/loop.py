@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from trainer.model import deterministic
 from trainer.model.build import Built
 from trainer.model.fit import check_fit
 from trainer.model.loss import LossModel
+from trainer.model.prefix import bare
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
 from trainer.report.board import Board
@@ -339,17 +341,20 @@ class Loop:
         began = time.perf_counter()
         self.console.phase(f"evaluating {when}", step)
         self.heart.evaluation(step)
-        found = measure(
-            self.wrapped.evaluator(self.settings.eval_precision),
-            self.eval,
-            self.gang,
-            size=train.sequence_length,
-            micro=train.micro_batch,
-            pad=self.pad,
-            precision=self.settings.eval_precision,
-            stop=lambda: self.stop.asked,
-            tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
-        )
+        loss = self.wrapped.evaluator(self.settings.eval_precision)
+        with nullcontext() if step else bare(loss.model):
+            found = measure(
+                loss,
+                self.eval,
+                self.gang,
+                size=train.sequence_length,
+                micro=train.micro_batch,
+                pad=self.pad,
+                precision=self.settings.eval_precision,
+                stop=lambda: self.stop.asked,
+                tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
+            )
+        del loss  # it may be a model of its own
         self.heart.rest()
         self.wrapped.settle()
         if found is not None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,36 +16,48 @@ from dropforge.store import open_store
 from trainer.config import Scratch
 from trainer.data.tokenizer import BOS, END, EOS, PAD
 
+CONFIG: Final = "config.json"
+PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
+
 
 @dataclass
 class Built:
     """A model ready to train.
 
-    :param model: the Hugging Face model, adapters injected; its trainable weights are fp32.
+    :param model: the Hugging Face model, adapters injected; its trainable weights are fp32. With a prefix, which cannot
+        be injected, it is `whole`.
     :param whole: the peft model around it, if there are adapters.
     """
 
     model: Any
     whole: Any = None
 
+    def around(self, copied: Any) -> Built:
+        """The same parts of a copy of `whole`, or of the model where there are no adapters."""
+        if self.whole is None:
+            return Built(copied)
+        return Built(copied if self.model is self.whole else copied.get_base_model(), copied)
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and weights that the optimizer moves, tied ones once."""
         return [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
 
 
-def fetch_folder(uri: str, folder: Path) -> Path:
+def fetch_folder(uri: str, folder: Path, *, prefix: bool = False) -> Path:
     """Copy a model's folder from a store to this machine; a local folder stays where it is.
 
+    :param prefix: whether it may also be a prefix that names its base.
     :raises RecipeError: if nothing is there.
     """
     local = Path(uri.removeprefix("file://"))
+    configs = (CONFIG, *([PREFIX_CONFIG] if prefix else []))
     if not uri.startswith("s3://"):
-        if not (local / "config.json").is_file():
+        if not any((local / name).is_file() for name in configs):
             raise RecipeError("recipe key `base.model`", f"{uri} has no config.json", "Name a folder with a model")
         return local
     store = open_store(uri.rstrip("/"))
     names = [item.key for item in store.list() if "/" not in item.key]
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    if not set(configs) & set(names) or not any(name.endswith(".safetensors") for name in names):
         raise RecipeError(
             "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
         )
@@ -139,14 +151,27 @@ def check_vocabulary(model: Any, largest: int) -> None:
         )
 
 
+def prefix_length(model: Any) -> int:
+    """Places before each document that a prefix takes; 0 for a model without one."""
+    configs = (getattr(model, "peft_config", None) or {}).values()
+    return max((getattr(config, "num_virtual_tokens", 0) for config in configs), default=0)
+
+
+def context_of(model: Any) -> int | None:
+    """Longest row in tokens that the model takes, where its config tells: its context without a prefix's places."""
+    context = getattr(model.config, "max_position_embeddings", None)
+    return context - prefix_length(model) if isinstance(context, int) else None
+
+
 def check_context(model: Any, length: int) -> None:
     """:raises RecipeError: if rows would be longer than the model was made for."""
-    context = getattr(model.config, "max_position_embeddings", None)
+    context, prefix = context_of(model), prefix_length(model)
     if context is not None and length > context:
         raise RecipeError(
             "recipe key `train.sequence_length`",
-            f"{length} is longer than the base model's context of {context}",
-            f"Set it to {context} or less",
+            f"{length} is longer than the base model's context of {context + prefix}"
+            + (f" leaves beside a prefix of {prefix}" if prefix else ""),
+            f"Set it to {context} or less" if context > 0 else "Set `train.prefix.tokens` to less",
         )
 
 

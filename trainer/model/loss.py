@@ -18,7 +18,7 @@ from torch.nn import functional
 from dropforge.errors import DropforgeError
 from trainer.compat import fused_cross_entropy
 from trainer.data.batch import Batch
-from trainer.model.build import takes_positions
+from trainer.model.build import context_of, takes_positions
 
 Precision = Literal["fp32", "bf16"]
 Way = Literal["fused", "places", "own"]
@@ -65,9 +65,9 @@ class LossModel(nn.Module):
         self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows as the model takes them, without the padding that goes beyond its context."""
-        context = getattr(self.model.config, "max_position_embeddings", None)
+        context = context_of(self.model)
         width = ids.shape[1]
-        if isinstance(context, int) and width > context:  # rounded up; documents do not reach so far
+        if context is not None and width > context:  # rounded up; documents do not reach so far
             places = places // width * context + places % width
             ids, positions = ids[:, :context].contiguous(), positions[:, :context].contiguous()
         if self.packed and self._attention().startswith("flash"):

@@ -9,6 +9,7 @@ from trainer.config import Train
 from trainer.model.adapters import add_adapters
 from trainer.model.build import Built
 from trainer.model.freeze import freeze_part
+from trainer.model.prefix import add_prefix
 
 
 def apply_method(model: Any, train: Train, new: Sequence[int] = ()) -> Built:
@@ -17,6 +18,8 @@ def apply_method(model: Any, train: Train, new: Sequence[int] = ()) -> Built:
     :param model: on the CPU, or on torch's meta device. :param new: ids of its new tokens, whose rows it has.
     :raises RecipeError: if the model has not what the recipe names.
     """
+    if train.method == "prefix":
+        return add_prefix(model, train.prefix, train.seed)
     if train.method != "full":
         return add_adapters(model, train.lora, train.seed, dora=train.method == "dora", new=new)
     if train.freeze is not None:

@@ -24,6 +24,8 @@ _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step"
 _HOW: Final = {
     "lora": "low-rank adapters, merged into it",
     "dora": "low-rank adapters with magnitudes of their own (DoRA), merged into it",
+    "prefix": "a prefix of learned keys and values before each document, with no merged form: `model/` holds "
+    "the prefix alone, and peft's `AutoPeftModelForCausalLM` puts it on the base",
 }
 
 
@@ -57,10 +59,13 @@ _ASKED: Final = (
 def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
     base, train = spec.recipe["base"], spec.recipe["train"]
     model = base.get("model")
-    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
+    lines = [
+        f"library_name: {'peft' if train['method'] == 'prefix' else 'transformers'}",
+        "pipeline_tag: text-generation",
+    ]
     if model and is_hub_id(model):
         lines.append(f"base_model: {json.dumps(model)}")
-        lines.append("base_model_relation: finetune")
+        lines.append(f"base_model_relation: {'adapter' if train['method'] == 'prefix' else 'finetune'}")
     lines.append("tags:")
     lines += [
         f"- {json.dumps(tag)}"
@@ -156,6 +161,8 @@ def _training(report: Mapping[str, Any], train: Mapping[str, Any]) -> str:
         ),
     ]
     settings = [(f"`{key}`", f"`{train[key]}`") for key in _SHOWN if train.get(key) is not None]
+    if train["method"] == "prefix":
+        settings.append(("`prefix.tokens`", f"`{train['prefix']['tokens']}`"))
     if train["method"] in LOW_RANK:
         settings += [(f"`lora.{key}`", f"`{value}`") for key, value in train["lora"].items()]
     return f"{_table(('', ''), rows)}\n\n{_table(('Recipe', ''), settings)}"
