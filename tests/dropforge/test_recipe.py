@@ -51,6 +51,8 @@ def test_every_preset_loads(name: str) -> None:
         ("base: {model: x, new_tokens: [<a>, <b>, <a>]}", r"'<a>' is there twice"),
         ("base: {model: x, new_tokens: [a b]}", r"`base.new_tokens.0`"),
         ("base: {model: x, new_tokens: [<a>]}\ntrain: {freeze: {embeddings: true}}", r"rows would stay as they begin"),
+        ("base: {model: x, new_tokens: [<a>]}\ntrain: {method: prefix}", r"`train.method: prefix` trains no row"),
+        (MODEL + "train: {method: prefix, prefix: {tokens: 0}}", r"`train.prefix.tokens`"),
         (MODEL + "train: {method: dpo}", r"learns from preferences.*Fine-tune.*TRL's DPOTrainer"),
         (MODEL + "train: {method: GRPO}", r"`GRPO` learns from preferences or rewards.*TRL's GRPOTrainer"),
         (MODEL + "train: {method: lorra}", r"`train.method`: input should be 'full', 'lora'"),

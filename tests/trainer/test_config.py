@@ -104,6 +104,8 @@ def test_what_cannot_work_is_refused_by_name(path: str, value: Any) -> None:
         (None, {"freeze": {"blocks": 0, "embeddings": False}}, r"train\.freeze`: it names neither"),
         (None, {"freeze": {"blocks": -1, "embeddings": True}}, r"train\.freeze`"),
         (None, {"method": "dora", "freeze": {"blocks": 1, "embeddings": False}}, r"`dora` freezes the whole base"),
+        (["<a>"], {"method": "prefix"}, r"base\.new_tokens`: `train\.method: prefix` trains no row"),
+        (None, {"method": "prefix", "prefix": {"tokens": 0}}, r"train\.prefix\.tokens`: it must be at least 1"),
         (None, {"method": "orpo"}, r"`orpo` learns from preferences or rewards, .* TRL's ORPOTrainer"),
     ],
 )

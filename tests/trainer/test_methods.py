@@ -105,11 +105,10 @@ def frozen(model: Any) -> set[str]:
 def test_the_first_blocks_and_the_embeddings_are_frozen_and_nothing_else(
     architecture: str, block: str, tables: set[str]
 ) -> None:
-    more = {"num_local_experts": 2} if architecture == "mixtral" else {}  # as many as layers: lists of modules alike
-    model = small(architecture, **more)
+    model = small(architecture)
     freeze_part(model, Freeze(blocks=1, embeddings=True))
     assert frozen(model) == tables | {name for name, _ in model.named_parameters() if name.startswith(block)}
-    model = small(architecture, **more)
+    model = small(architecture)
     freeze_part(model, Freeze(blocks=0, embeddings=True))
     assert frozen(model) == tables
 
@@ -120,6 +119,12 @@ def test_the_blocks_of_a_model_that_sees_are_those_that_text_passes(tmp_path: Pa
     names = frozen(model)
     assert {name.split(".layers.")[1].split(".")[0] for name in names} == {"0", "1"}
     assert not any("vision" in name for name in names)
+
+
+def test_a_list_within_a_block_is_no_list_of_blocks() -> None:
+    model = small("llama")
+    model.model.layers[1].experts = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    assert decoder_blocks(model) is model.model.layers
 
 
 def test_what_cannot_be_frozen_is_refused() -> None:
@@ -311,7 +316,9 @@ def test_a_prefix_is_seen_by_every_token_and_alone_is_trained(architecture: str)
     assert bool((changed > 1e-6).all())
 
 
-def test_the_loss_with_a_prefix_is_the_model_s_own_and_never_without_it() -> None:
+def test_the_loss_with_a_prefix_is_the_model_s_own_and_never_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little the prefix does so far."""
+    monkeypatch.setattr("trainer.model.loss.TOLERANCE", 1e9)
     built = with_prefix()
     loss = loss_model(built.model, False, False)
     batch = make_batch(tokens([9, 14]), [np.array([0]), np.array([1])], 0)
@@ -326,6 +333,11 @@ def test_the_loss_with_a_prefix_is_the_model_s_own_and_never_without_it() -> Non
 def test_a_model_that_takes_no_prefix_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"`train\.method`: MambaForCausalLM takes no prefix"):
         with_prefix("mamba")
+    deaf = small("llama")
+    forward = deaf.forward
+    deaf.forward = lambda past_key_values=None, **inputs: forward(**inputs)
+    with pytest.raises(RecipeError, match="its logits are the same with and without one"):
+        add_prefix(deaf, Prefix(5), 3)
 
 
 def test_a_prefix_takes_places_of_the_context() -> None:

@@ -16,8 +16,9 @@ from trainer.commands.terminal import safe, table
 
 _EPILOG = """\
 The folder holds weights (safetensors, fp32), tokenizer, chat template and generation config, and loads with
-transformers alone; adapters are merged, and lie in peft's format under adapter/ as well. It is read back and compared
-before it appears, whole or not at all. A run that is done has such a folder of its last step already: RUN/model.
+transformers alone; adapters are merged, and lie in peft's format under adapter/ as well. A prefix cannot be merged: its
+folder holds it in peft's format with the address of its base. The folder is read back and compared before it appears,
+whole or not at all. A run that is done has such a folder of its last step already: RUN/model.
 
 example:
   python -m trainer export s3://dropforge/runs/python-help-9ab3f12c77d0 --step 50 --to ./step-50
