@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import RecipeError
+from dropforge.methods import LOW_RANK
 from dropforge.recipe import Recipe
 from dropforge.shape import Shape, config_of, published, shape_of_config
 
@@ -186,10 +187,17 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
 
 def trained_weights(recipe: Recipe, shape: Shape) -> int:
     """Weights that the optimizer moves, over all ranks."""
-    if recipe.train.method != "lora":
-        return shape.parameters
-    targets = recipe.train.lora.targets
-    return shape.adapted(recipe.train.lora.r, targets if isinstance(targets, tuple) else None)
+    train = recipe.train
+    if train.method == "prefix":  # keys and values of each layer
+        return train.prefix.tokens * shape.layers * 2 * shape.narrow
+    if train.method in LOW_RANK:
+        targets = train.lora.targets if isinstance(train.lora.targets, tuple) else None
+        return shape.adapted(train.lora.r, targets, magnitudes=train.method == "dora")
+    frozen = 0
+    if train.freeze is not None:
+        tables = (shape.vocab + shape.positions) * shape.hidden
+        frozen = min(train.freeze.blocks, shape.layers) * shape.block + (tables if train.freeze.embeddings else 0)
+    return shape.parameters - frozen
 
 
 def state_bytes(recipe: Recipe) -> int:
@@ -211,7 +219,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     train, shards, on_cpu = recipe.train, shard_ranks(recipe), not recipe.compute.gpus
     sharded, bf16 = shards > 1, recipe.train.precision == "bf16"
     trained, whole = trained_weights(recipe, shape), 4 * shape.parameters
-    adapters = trained if recipe.train.method == "lora" else 0
+    adapters = trained if recipe.train.method != "full" else 0
     activations, logits = passes_bytes(recipe, shape, rows, targets)
     weights = (whole + 4 * adapters) // shards
     evaluates_whole = sharded and bf16 and recipe.evaluate.precision == "fp32"
@@ -231,7 +239,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     found = replace(found, whole=max(0, whole - weights - states))
     return replace(
-        found, heap=int((found.total - found.runtime) * (HOLES[train.method, train.precision] - 1)) if on_cpu else 0
+        found, heap=int((found.total - found.runtime) * (HOLES[_trains(recipe), train.precision] - 1)) if on_cpu else 0
     )
 
 
@@ -241,14 +249,14 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     length, tokens = train.sequence_length, rows * train.sequence_length
     arithmetic = _arithmetic(recipe)
     width = 4 if arithmetic == "fp32" else 2
-    hidden, wide, mlp = (_PLAIN if shape.kind == "gpt2" else _GATED)[train.method, arithmetic]
+    hidden, wide, mlp = (_PLAIN if shape.kind == "gpt2" else _GATED)[_trains(recipe), arithmetic]
     # The log-sum of each head and the deviations of two norms.
     each = hidden * shape.hidden + wide * shape.wide + 4 * shape.heads + 8
     each += shape.chosen * (2 * width * shape.hidden + mlp * shape.mlp) if shape.experts else mlp * shape.mlp
     if shape.kind == "qwen3":
         normed = _NORMED[arithmetic] if train.method == "full" else 4
         each += normed * (shape.wide + shape.narrow) + 4 * (shape.heads + shape.kv_heads)
-    if train.method == "lora":
+    if train.method in LOW_RANK:
         each += width * train.lora.r * len(shape.linears)
     if train.packing != "off":
         each += width * length  # the mask that keeps documents apart, as attention takes it
@@ -282,6 +290,11 @@ def largest_micro_batch(recipe: Recipe, shape: Shape, room: float, targets: floa
         middle = (few + many) // 2
         few, many = (middle, many) if memory_of(recipe, shape, middle, targets).total <= room else (few, middle)
     return few
+
+
+def _trains(recipe: Recipe) -> str:
+    """What a pass keeps depends on: whether products with the base's weights need them for gradients."""
+    return "full" if recipe.train.method == "full" else "lora"
 
 
 def _arithmetic(recipe: Recipe) -> str:

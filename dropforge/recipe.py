@@ -22,6 +22,7 @@ LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what i
 Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
+NewToken = Annotated[str, Field(pattern=r"^\S{1,64}$")]
 
 
 class Section(BaseModel):
@@ -116,6 +117,8 @@ class Base(Section):
     """Commit of a Hugging Face id; pin it."""
     scratch: Scratch | None = None
     """Make a model from a config instead."""
+    new_tokens: Annotated[tuple[NewToken, ...], Field(strict=False, min_length=1, max_length=1000)] | None = None
+    """Markers that become one token each, as `[<call>, </call>]`; their rows begin as the mean of all others."""
 
 
 class Data(Section):
@@ -153,7 +156,7 @@ class Curation(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685)."""
+    """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685), of `lora` and `dora` alike."""
 
     r: int = Field(default=8, ge=1, le=LARGEST)
     """Rank."""
@@ -162,7 +165,24 @@ class Lora(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's input."""
     targets: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | Literal["all-linear"] = "all-linear"
-    """Modules to adapt."""
+    """Modules to adapt, by the end of their names; `all-linear` takes all linear layers but the head."""
+
+
+class Prefix(Section):
+    """Learned keys and values that every layer attends to before each document (prefix tuning, Li and Liang, 2021,
+    https://arxiv.org/abs/2101.00190)."""
+
+    tokens: int = Field(default=16, ge=1, le=LARGEST)
+    """Places of the context that they take."""
+
+
+class Freeze(Section):
+    """Weights that keep the base model's values."""
+
+    blocks: int = Field(default=0, ge=0, le=LARGEST)
+    """Transformer blocks, from the first on."""
+    embeddings: bool = False
+    """Embeddings of tokens and positions; a head that is tied to them too."""
 
 
 class EarlyStopping(Section):
@@ -188,10 +208,15 @@ class FastCheckpoints(Section):
 class Train(Section):
     """The training itself. Batch sizes are global: the number of ranks is a detail."""
 
-    method: Literal["full", "lora"] = "full"
-    """Train all weights, or adapters."""
+    method: Literal["full", "lora", "dora", "prefix"] = "full"
+    """Train all weights, or adapters: low-rank ones, those with the weights' magnitudes apart from their directions
+    (DoRA, Liu et al., 2024, https://arxiv.org/abs/2402.09353), or a prefix."""
     lora: Lora = Lora()
     """Settings of the adapters."""
+    prefix: Prefix = Prefix()
+    """Settings of the prefix."""
+    freeze: Freeze | None = None
+    """With `full`, weights to leave as they are."""
     sequence_length: int = Field(default=512, ge=16, le=LARGEST)
     """Tokens per packed sequence."""
     packing: Literal["auto", "off"] = "auto"

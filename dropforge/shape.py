@@ -115,13 +115,14 @@ class Shape:
         """All weights, tied ones once."""
         return self.layers * self.block + self.root
 
-    def adapted(self, rank: int, targets: tuple[str, ...] | None) -> int:
+    def adapted(self, rank: int, targets: tuple[str, ...] | None, *, magnitudes: bool = False) -> int:
         """Weights of low-rank adapters.
 
         :param targets: the last parts of the names of layers, as peft takes them; None is every linear layer.
+        :param magnitudes: whether each output has one, as in DoRA.
         """
         found = sum(
-            rank * (inputs + outputs)
+            rank * (inputs + outputs) + (outputs if magnitudes else 0)
             for name, (inputs, outputs) in self.linears.items()
             if targets is None or any(f".{name}".endswith(f".{target}") for target in targets)
         )

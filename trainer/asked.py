@@ -90,7 +90,8 @@ def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[s
     with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
         folder = Path(name) / "model"
         written = _write(spec, order, folder, console)
-        for path in sorted(folder.rglob("*"), key=lambda path: path == folder / "config.json"):
+        last = (folder / "config.json", folder / "adapter_config.json")  # without it nobody takes it for a model
+        for path in sorted(folder.rglob("*"), key=lambda path: path in last):
             if path.is_file():
                 store.upload(path, path.relative_to(folder).as_posix())
     facts = {**written, "uri": order["to"], "checkpoint": order["digest"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -15,21 +15,25 @@ from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
 from trainer.data.proof import Proof, prove
-from trainer.data.tokenizer import SPECIAL
+from trainer.data.tokenizer import SPECIAL, token_ids
+from trainer.data.tokens import occurring
 from trainer.gang import Gang
 from trainer.model.attention import Attention, agree_packing, choose
 from trainer.model.build import (
     Built,
-    add_adapters,
     check_context,
     check_router,
     check_vocabulary,
+    context_of,
     load_model,
+    prefix_length,
 )
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
+from trainer.model.method import apply_method
 from trainer.model.scratch import make_scratch
 from trainer.model.shard import probe_loss
 from trainer.model.unreached import freeze_unreached
+from trainer.model.vocabulary import add_rows
 from trainer.prepare import Prepared
 from trainer.report.console import Console
 
@@ -101,6 +105,8 @@ def assemble(
     if frozen:
         console.say(f"{len(frozen)} weights are frozen, because the text does not reach them: {', '.join(frozen[:3])}")
     describe(console, built, plan, attention, loss, prepared)
+    if unseen := unseen_tokens(settings, prepared):
+        console.say(f"no training row has these new tokens, whose rows stay as they begin: {', '.join(unseen)}")
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     proof = prove(plan, gang, settings.train.micro_batch)
@@ -119,13 +125,11 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
         )
     else:
         model = load_model(prepared.base, settings.base.revision)
-        check_context(model, settings.train.sequence_length)
         check_router(model)
-        built = (
-            add_adapters(model, settings.train.lora, settings.train.seed)
-            if settings.train.method == "lora"
-            else Built(model)
-        )
+        new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
+        add_rows(model, new)
+        built = apply_method(model, settings.train, new)
+        check_context(built.model, settings.train.sequence_length)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_vocabulary(built.model, largest)
     built.model.to(gang.device)
@@ -136,20 +140,24 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
 def examine(built: Built, settings: Settings) -> Attention:
     """How this run attends and whether it packs: the recipe must allow it and the model must prove it."""
     train = settings.train
-    return choose(
+    pack = train.packing != "off"
+    found = choose(
         built.model,
         asked=train.attention,
         precision=train.precision,
         length=reach(built, settings),
-        pack=train.packing != "off",
+        pack=pack and not prefix_length(built.model),
         deterministic=train.deterministic,
     )
+    if not pack or not prefix_length(built.model):
+        return found
+    return replace(found, isolation=replace(found.isolation, reason="each document has its own prefix before it"))
 
 
 def reach(built: Built, settings: Settings) -> int:
     """Longest row in tokens that the model takes."""
-    limit = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
-    return int(min(settings.train.sequence_length, limit))
+    limit = context_of(built.model)
+    return settings.train.sequence_length if limit is None else min(settings.train.sequence_length, limit)
 
 
 def width(built: Built) -> int | None:
@@ -180,6 +188,14 @@ def make_plan(settings: Settings, prepared: Prepared, packs: bool, width: int | 
     if not packs and train.rows_per_step is None:
         plan.rows = max(1, round(train.rows / plan.filled()))
     return plan
+
+
+def unseen_tokens(settings: Settings, prepared: Prepared) -> list[str]:
+    """Names of new tokens that no training document has."""
+    names = list(settings.base.new_tokens or ())
+    ids = token_ids(prepared.tokenizer, names)
+    seen = occurring(prepared.train.ids, ids)
+    return [name for name, index in zip(names, ids, strict=True) if index not in seen]
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from dropforge.errors import RecipeError
+from dropforge.methods import refusal
 from dropforge.profiling import Span
 from dropforge.run import wrong_address
 from dropforge.shape import config_of, context_of
@@ -58,6 +59,7 @@ class Base:
     model: str | None
     revision: str | None
     scratch: Scratch | None
+    new_tokens: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,21 @@ class Lora:
     alpha: int
     dropout: float
     targets: tuple[str, ...] | Literal["all-linear"]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Learned keys and values before each document."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Weights that are not trained."""
+
+    blocks: int
+    embeddings: bool
 
 
 @dataclass(frozen=True)
@@ -91,8 +108,10 @@ class FastCheckpoints:
 class Train:
     """The training; batch sizes are global. What stands for what is told by `dropforge.recipe.Train`."""
 
-    method: Literal["full", "lora"]
+    method: Literal["full", "lora", "dora", "prefix"]
     lora: Lora
+    prefix: Prefix
+    freeze: Freeze | None
     sequence_length: int
     packing: Literal["auto", "off"]
     attention: AttentionName
@@ -193,6 +212,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     if not isinstance(recipe, Mapping):
         raise _bad("recipe", "it is not a mapping")
     base = _read(Base, recipe.get("base"), "base")
+    if (refused := refusal(_get(recipe, "train", "method"))) is not None:
+        raise RecipeError("recipe key `train.method`", *refused)
     train = _read(Train, recipe.get("train"), "train")
     settings = Settings(
         base=base,
@@ -211,13 +232,16 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     if (base.model is None) == (base.scratch is None):
         raise _bad("base.model", "exactly one of `base.model` and `base.scratch` must be given")
     if base.scratch is not None:
-        if train.method == "lora":
+        if train.method != "full":
             raise _bad("train.method", "adapters need a trained model, `base.scratch` has random weights")
+        if train.freeze is not None or base.new_tokens is not None:
+            raise _bad("base.scratch", "its weights are all new: `train.freeze`, `base.new_tokens` need `base.model`")
         _check_scratch(base.scratch)
         context = context_of(base.scratch.plain)
         if context is not None and context < train.sequence_length:
             raise _bad("train.sequence_length", f"it is longer than the model's context of {context}")
     _check_train(train)
+    _check_new_tokens(base, train)
     if train.attention in ("flash_attention_2", "flex_attention") and not settings.gpus:
         raise _bad("train.attention", f"`{train.attention}` needs a GPU, and `compute.gpus` is 0")
     if train.attention == "flash_attention_2" and train.precision != "bf16":
@@ -269,6 +293,15 @@ def _check_train(train: Train) -> None:
         raise _bad("train", "epochs, learning_rate and clip must be positive, max_skipped_steps not negative")
     if not 0 <= train.momentum < 1:
         raise _bad("train.momentum", "it must be in [0, 1)")
+    if train.method == "prefix" and train.activation_checkpointing != "none":
+        raise _bad("train.activation_checkpointing", "a block that is computed again would meet the prefix twice")
+    if train.prefix.tokens < 1:
+        raise _bad("train.prefix.tokens", "it must be at least 1")
+    if train.freeze is not None:
+        if train.method != "full":
+            raise _bad("train.freeze", f"`{train.method}` freezes the whole base model anyway")
+        if train.freeze.blocks < 0 or not (train.freeze.blocks or train.freeze.embeddings):
+            raise _bad("train.freeze", "it names neither blocks nor embeddings")
     if train.keep_best < 0:
         raise _bad("train.keep_best", "it must be at least 0")
     for name in ("warmup", "decay", "drop_every"):
@@ -312,6 +345,8 @@ def _check_generation(asked: Generation, settings: Settings) -> None:
     for name in ("rows", "max_new_tokens", "batch", "every"):
         if getattr(asked, name) < 1:
             raise _bad(f"evaluate.generation.{name}", "it must be at least 1")
+    if settings.train.method == "prefix":
+        raise _bad("evaluate.generation", "answers are not written with a prefix yet")
     for metric in asked.metrics:
         if metric not in SCORES or asked.metrics.count(metric) > 1:
             raise _bad(
@@ -327,6 +362,16 @@ def _check_generation(asked: Generation, settings: Settings) -> None:
     context = None if scratch is None else context_of(scratch.plain)
     if context is not None and asked.max_new_tokens >= context:
         raise _bad("evaluate.generation.max_new_tokens", f"with a context of {context} no prompt has room")
+
+
+def _check_new_tokens(base: Base, train: Train) -> None:
+    names = base.new_tokens or ()
+    if len(set(names)) < len(names) or not all(name and not any(map(str.isspace, name)) for name in names):
+        raise _bad("base.new_tokens", "one is there twice, or holds white space")
+    if names and train.freeze is not None and train.freeze.embeddings:
+        raise _bad("base.new_tokens", "`train.freeze.embeddings` would leave their rows untrained")
+    if names and train.method == "prefix":
+        raise _bad("base.new_tokens", "`train.method: prefix` trains no row of the embedding")
 
 
 def _get(recipe: Mapping[str, Any], section: str, key: str) -> Any:

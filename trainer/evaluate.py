@@ -142,8 +142,9 @@ def measure_model(
     from trainer.gang import gang_from_env, set_threads
     from trainer.generate import generate
     from trainer.measure import measure
-    from trainer.model.build import Built, check_vocabulary, fetch_folder, load_model
+    from trainer.model.build import Built, check_vocabulary, context_of, fetch_folder
     from trainer.model.loss import choose_way, loss_model
+    from trainer.model.prefix import open_model
     from trainer.prepare import encode_eval
 
     console.phase(f"measuring the {name}, {uri}")
@@ -151,11 +152,11 @@ def measure_model(
     gang = gang_from_env(settings.gpus, {})
     set_threads(1)
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
-        folder = fetch_folder(uri, Path(temporary))
+        folder = fetch_folder(uri, Path(temporary), prefix=True)
         tokenizer = load_tokenizer(folder)
-        built = Built(load_model(folder).to(gang.device).eval())
+        built = Built(open_model(folder).to(gang.device).eval())
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
-    longest = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
+    longest = context_of(built.model) or settings.train.sequence_length
     length = min(settings.train.sequence_length, longest)
     settings = replace(settings, train=replace(settings.train, sequence_length=length))
     tokens = encode_eval(tokenizer, rows, settings)

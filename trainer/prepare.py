@@ -36,7 +36,7 @@ from trainer.data.plan import make_packs
 from trainer.data.plan_store import PlanStore, UnusableError
 from trainer.data.prompts import Prompt, held_out, make_prompts, read_prompts, write_prompts
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
-from trainer.data.tokenizer import TRAINING_CHARACTERS, load_tokenizer, train_tokenizer, wrap_tokenizer
+from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
 from trainer.model.build import fetch_folder, is_hub_id
 from trainer.model.scratch import check_scratch, longest
@@ -293,7 +293,9 @@ def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
     """The run's tokenizer: the published one of a model from a config, or the base model's own."""
     if settings.base.scratch is not None:
         return wrap_tokenizer(run.get(TOKENIZER), longest(settings.base.scratch))
-    return load_tokenizer(base, settings.base.revision)
+    tokenizer = load_tokenizer(base, settings.base.revision)
+    add_tokens(tokenizer, settings.base.new_tokens or ())
+    return tokenizer
 
 
 def _no_target(dataset: str, split: str, facts: dict[str, Any]) -> DataError:

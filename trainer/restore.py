@@ -135,7 +135,9 @@ def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], Non
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             tokenizer = portable(tokenizer)
-            exported = export_model(built, tokenizer, open_store(str(staging)), "", _probe(built), _base(spec))
+            base = read_settings(spec.recipe).base
+            target = open_store(str(staging))
+            exported = export_model(built, tokenizer, target, "", _probe(built), base.model or "", base.revision)
             _check_tokenizer(tokenizer, staging)
             staging.chmod(0o755)  # made for one user; a model is for those who may enter its parent
             for path in staging.rglob("*"):
@@ -152,10 +154,6 @@ def _probe(built: Built) -> Batch:
     ids = (torch.arange(_PROBE) * 7 % rows)[None]
     none = torch.zeros(0, dtype=torch.int64)
     return Batch(ids, torch.arange(_PROBE)[None], none, none, none, _PROBE)
-
-
-def _base(spec: RunSpec) -> str:
-    return str(spec.recipe["base"].get("model") or "")
 
 
 def _check_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.assembly import Assembly, assemble, reach
-from trainer.config import Settings
+from trainer.config import Base, Settings
 from trainer.data.tokenizer import CHAT_TEMPLATE, plain_template
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
@@ -92,7 +92,7 @@ def train(
         loop.run()
         teller.trained(loop.progress.step)
         loop.release()
-        exported = write_model(loop, made, store, settings.base.model or "")
+        exported = write_model(loop, made, store, settings.base)
         if exported is not None:
             teller.succeeded(loop, exported, made.facts(proven))
         gang.follow("report")  # nobody leaves before it is there, and writing a large model takes its time
@@ -122,7 +122,7 @@ def places(
     return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
 
-def write_model(loop: Loop, made: Assembly, store: Store, base: str) -> Exported | None:
+def write_model(loop: Loop, made: Assembly, store: Store, base: Base) -> Exported | None:
     """Write the model's folder, on the leader; all ranks take part.
 
     :raises ExportError: if it cannot be written now.
@@ -132,7 +132,8 @@ def write_model(loop: Loop, made: Assembly, store: Store, base: str) -> Exported
         if whole is None:
             return None
         loop.console.phase("writing the model", loop.steps)
-        return export_model(whole, portable(made.prepared.tokenizer), store, "model/", made.probe, base)
+        tokenizer = portable(made.prepared.tokenizer)
+        return export_model(whole, tokenizer, store, "model/", made.probe, base.model or "", base.revision)
     except torch.OutOfMemoryError as error:  # the recipe has proved itself: all steps are done
         raise ExportError(
             f"model {store.uri}/model/",

@@ -31,14 +31,9 @@ def check_combinations(recipe: Recipe) -> None:
     if (base.model is None) == (base.scratch is None):
         given = "both are given" if base.model else "neither is given"
         raise RecipeError("recipe keys `base.model` and `base.scratch`", given, "Give exactly one of them")
+    _check_method(recipe)
     if base.scratch is not None:
         scratch = base.scratch
-        if train.method == "lora":
-            raise RecipeError(
-                "recipe key `train.method`",
-                "adapters on random weights leave those weights random",
-                "Use `method: full` with `base.scratch`",
-            )
         check_scratch(scratch)
         context, key = scratch.longest, "context" if scratch.config is None else "config"
         if context is not None and train.sequence_length > context:
@@ -103,6 +98,66 @@ def check_scratch(scratch: Scratch) -> None:
             "recipe key `base.scratch.config.vocab_size`",
             "it must be a number from 300 on: the tokenizer is trained to that size",
             "Name it",
+        )
+
+
+def _check_method(recipe: Recipe) -> None:
+    """:raises RecipeError: if what is trained and what is not contradict each other, or the base model."""
+    base, train = recipe.base, recipe.train
+    if base.scratch is not None:
+        if train.method != "full":
+            raise RecipeError(
+                "recipe key `train.method`",
+                "adapters on random weights leave those weights random",
+                "Use `method: full` with `base.scratch`",
+            )
+        if train.freeze is not None:
+            raise RecipeError(
+                "recipe key `train.freeze`",
+                "a new model's weights are random, and frozen they stay so",
+                "Remove it, or name a `base.model`",
+            )
+        if base.new_tokens is not None:
+            raise RecipeError(
+                "recipe key `base.new_tokens`",
+                "they are added to a tokenizer that is there, and a new model's is trained on the drop",
+                "Remove it, or name a `base.model`",
+            )
+    if train.method == "prefix" and train.activation_checkpointing != "none":
+        raise RecipeError(
+            "recipe key `train.activation_checkpointing`",
+            "a block that is computed again would meet the prefix twice",
+            "Remove it, or use `lora`",
+        )
+    if train.method == "prefix" and recipe.evaluate.generation is not None:
+        raise RecipeError(
+            "recipe key `evaluate.generation`", "answers are not written with a prefix yet", "Remove it, or use `lora`"
+        )
+    freeze = train.freeze
+    if freeze is not None and train.method != "full":
+        raise RecipeError(
+            "recipe key `train.freeze`", f"`{train.method}` freezes the whole base model anyway", "Remove it"
+        )
+    if freeze is not None and not freeze.blocks and not freeze.embeddings:
+        raise RecipeError(
+            "recipe key `train.freeze`", "it names neither blocks nor embeddings", "Give `blocks`, or remove it"
+        )
+    if base.new_tokens is None:
+        return
+    twice = sorted({name for name in base.new_tokens if base.new_tokens.count(name) > 1})
+    if twice:
+        raise RecipeError("recipe key `base.new_tokens`", f"{twice[0]!r} is there twice", "Remove one")
+    if train.method == "prefix":
+        raise RecipeError(
+            "recipe key `base.new_tokens`",
+            "`train.method: prefix` trains no row of the embedding, so theirs would stay as they begin",
+            "Use `lora`, `dora` or `full`",
+        )
+    if freeze is not None and freeze.embeddings:
+        raise RecipeError(
+            "recipe key `base.new_tokens`",
+            "with `train.freeze.embeddings` their rows would stay as they begin",
+            "Freeze blocks only, or use tokens that the model knows",
         )
 
 

@@ -16,6 +16,7 @@ from dropforge.recipes.load import check_drop_recipe, merge
 
 SCRATCH = "base: {scratch: {}}\n"
 CONFIG = "base: {{scratch: {{config: {{model_type: llama, vocab_size: 400, {}}}}}}}"
+MODEL = "base: {model: x}\n"
 KUBERNETES = SCRATCH + "compute:\n  backend: kubernetes\n"
 
 
@@ -43,6 +44,21 @@ def test_every_preset_loads(name: str) -> None:
         ("base: {model: x, scratch: {}}", r"both are given"),
         ("train: {}", r"`base`"),
         (SCRATCH + "train: {method: lora}", r"adapters on random weights"),
+        (SCRATCH + "train: {method: dora}", r"adapters on random weights"),
+        (SCRATCH + "train: {freeze: {blocks: 1}}", r"`train.freeze`: .*frozen they stay so"),
+        ("base: {scratch: {}, new_tokens: [<a>]}", r"`base.new_tokens`: .*trained on the drop"),
+        (MODEL + "train: {method: lora, freeze: {blocks: 1}}", r"`lora` freezes the whole base model anyway"),
+        (MODEL + "train: {freeze: {}}", r"neither blocks nor embeddings"),
+        ("base: {model: x, new_tokens: [<a>, <b>, <a>]}", r"'<a>' is there twice"),
+        ("base: {model: x, new_tokens: [a b]}", r"`base.new_tokens.0`"),
+        ("base: {model: x, new_tokens: [<a>]}\ntrain: {freeze: {embeddings: true}}", r"rows would stay as they begin"),
+        ("base: {model: x, new_tokens: [<a>]}\ntrain: {method: prefix}", r"`train.method: prefix` trains no row"),
+        (MODEL + "train: {method: prefix, prefix: {tokens: 0}}", r"`train.prefix.tokens`"),
+        (MODEL + "train: {method: prefix, activation_checkpointing: full}", r"would meet the prefix twice"),
+        (MODEL + "train: {method: prefix}\nevaluate: {generation: {}}", r"not written with a prefix"),
+        (MODEL + "train: {method: dpo}", r"learns from preferences.*Fine-tune.*TRL's DPOTrainer"),
+        (MODEL + "train: {method: GRPO}", r"`GRPO` learns from preferences or rewards.*TRL's GRPOTrainer"),
+        (MODEL + "train: {method: lorra}", r"`train.method`: input should be 'full', 'lora'"),
         ("base: {scratch: {hidden_size: 64, heads: 7}}", r"does not divide into 7 heads"),
         ("base: {scratch: {context: 64}}", r"longer than the model's context of 64"),
         ("base: {scratch: {config: {vocab_size: 400}}}", r"`base.scratch.config.model_type`: it is missing"),

@@ -81,6 +81,22 @@ def attention_it_has_not(bad: Bad) -> None:
     bad.on_base(attention="sdpa")
 
 
+def a_target_it_has_not(bad: Bad) -> None:
+    bad.on_base(method="dora", lora={"targets": ["q_proj", "c_attn"]})
+
+
+def more_blocks_than_there_are(bad: Bad) -> None:
+    bad.on_base(freeze={"blocks": 4})
+
+
+def learns_from_preferences(bad: Bad) -> None:
+    bad.change(lambda values: values["recipe"]["train"].update(method="dpo"))
+
+
+def a_token_that_is_there(bad: Bad) -> None:
+    bad.run(base={"model": bad.base, "scratch": None, "new_tokens": ["<x>", "<|im_end|>"]}, train={"max_steps": 2})
+
+
 def more_than_the_memory(bad: Bad) -> None:
     bad.patch.setattr(fit, "memory_room", lambda device: 10_000)
 
@@ -161,6 +177,10 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (unknown_key, ExitCode.BAD_RECIPE, "train.learning_rat`: the trainer does not know it", "Mend the recipe"),
     (longer_than_the_model, ExitCode.BAD_RECIPE, "128 is longer than the base model's context of 64", "Set it to 64"),
     (attention_it_has_not, ExitCode.BAD_RECIPE, "train.attention`: BloomForCausalLM does not run `sdpa`", "Use `auto`"),
+    (a_target_it_has_not, ExitCode.BAD_RECIPE, "no linear layer of LlamaForCausalLM has the name `c_attn`", "v_proj"),
+    (more_blocks_than_there_are, ExitCode.BAD_RECIPE, "4 are to be frozen, and the model has 3", "Set it to 3"),
+    (learns_from_preferences, ExitCode.BAD_RECIPE, "learns from preferences or rewards", "TRL's DPOTrainer"),
+    (a_token_that_is_there, ExitCode.BAD_RECIPE, "'<|im_end|>' is token 4 of the base", "Leave it out"),
     (more_than_the_memory, ExitCode.BAD_RECIPE, "train.micro_batch`: forward and backward pass of 2 row(s)", "Set `"),
     (no_end_token, ExitCode.BAD_DATA, "it has no end token", "Set `eos_token`"),
     (neither_pad_nor_end_token, ExitCode.BAD_DATA, "it has no end token", "Set `eos_token`"),

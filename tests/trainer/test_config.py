@@ -45,7 +45,8 @@ def test_every_preset_is_understood(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["Scratch", "Base", "Lora", "EarlyStopping", "FastCheckpoints", "Generation", "Train"]
+    "section",
+    ["Scratch", "Base", "Lora", "Prefix", "Freeze", "EarlyStopping", "FastCheckpoints", "Generation", "Train"],
 )
 def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
     assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
@@ -94,6 +95,10 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("evaluate.generation", generation(every=2)),
         ("train.sequence_length", 100_000),
         ("train.method", "lora"),
+        ("train.method", "dora"),
+        ("train.method", "kto"),
+        ("train.freeze", {"blocks": 1, "embeddings": False}),
+        ("base.new_tokens", ["<a>"]),
         ("base.model", "/somewhere"),
         ("base.scratch", None),
         ("base.scratch.layers", None),
@@ -115,6 +120,30 @@ def test_what_cannot_work_is_refused_by_name(path: str, value: Any) -> None:
     with pytest.raises(RecipeError) as error:
         read_settings(change(path, value))
     assert path.split(".")[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "train", "cause"),
+    [
+        (["<a>", "<a>"], {}, r"base\.new_tokens`: one is there twice"),
+        (["a b"], {}, r"base\.new_tokens`: .*white space"),
+        (["<a>"], {"freeze": {"blocks": 0, "embeddings": True}}, r"base\.new_tokens`: `train\.freeze\.embeddings`"),
+        (None, {"freeze": {"blocks": 0, "embeddings": False}}, r"train\.freeze`: it names neither"),
+        (None, {"freeze": {"blocks": -1, "embeddings": True}}, r"train\.freeze`"),
+        (None, {"method": "dora", "freeze": {"blocks": 1, "embeddings": False}}, r"`dora` freezes the whole base"),
+        (["<a>"], {"method": "prefix"}, r"base\.new_tokens`: `train\.method: prefix` trains no row"),
+        (None, {"method": "prefix", "prefix": {"tokens": 0}}, r"train\.prefix\.tokens`: it must be at least 1"),
+        (None, {"method": "orpo"}, r"`orpo` learns from preferences or rewards, .* TRL's ORPOTrainer"),
+    ],
+)
+def test_methods_that_contradict_the_base_are_refused(tokens: Any, train: dict[str, Any], cause: str) -> None:
+    values = copy.deepcopy(recipe())
+    values["base"] |= {"model": "/somewhere", "scratch": None}
+    read_settings(values)
+    values["base"]["new_tokens"] = tokens
+    values["train"] |= train
+    with pytest.raises(RecipeError, match=cause):
+        read_settings(values)
 
 
 def test_a_missing_key_is_named() -> None:

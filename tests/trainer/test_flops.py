@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.config import Lora
-from trainer.model.build import add_adapters
+from trainer.model.adapters import add_adapters
 from trainer.report.flops import PEAKS, Flops, Gauge, make_gauge, mean_context, model_flops, peak_flops
 
 WIDTH, MLP, LAYERS, VOCABULARY = 32, 48, 3, 64

@@ -19,7 +19,7 @@ from .toy import Toy
 def test_the_model_is_read_back_into_memory_that_was_let_go(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     loops: list[Loop] = []
     held: list[dict[str, int]] = []
-    load = export.load_model
+    load = export.open_model
 
     class Seen(Loop):
         def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ def test_the_model_is_read_back_into_memory_that_was_let_go(toy: Toy, monkeypatc
         return load(folder)
 
     monkeypatch.setattr(training, "Loop", Seen)
-    monkeypatch.setattr(export, "load_model", loading)
+    monkeypatch.setattr(export, "open_model", loading)
     said = train(toy.run("memory", train={"max_steps": 1}))
     assert held == [{"weights": 0, "gradients": 0, "moments": 0}]
     assert toy.files("memory").stat("report.json") is not None, said

@@ -17,9 +17,9 @@ from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
 from trainer.data.tokens import Tokens
 from trainer.loop.optim import decays, make_optimizer
+from trainer.model.adapters import add_adapters
 from trainer.model.build import (
     Built,
-    add_adapters,
     check_context,
     check_router,
     check_vocabulary,

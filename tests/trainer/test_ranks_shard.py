@@ -17,7 +17,8 @@ from trainer.data.batch import make_batch
 from trainer.gang import Gang, gang_from_env
 from trainer.measure import measure
 from trainer.model import shard
-from trainer.model.build import Built, add_adapters
+from trainer.model.adapters import add_adapters
+from trainer.model.build import Built
 from trainer.model.loss import loss_model
 from trainer.model.shard import Sharded, ShardingError, check_dtypes, choose, find_blocks, probe_loss
 

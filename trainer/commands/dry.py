@@ -7,7 +7,7 @@ whether packed documents stay apart follows from its code; its whole size is cou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +18,13 @@ from dropforge.store import open_store
 from trainer.assembly import examine, make_plan, width
 from trainer.config import Settings
 from trainer.data.plan import Plan
-from trainer.data.tokenizer import SPECIAL
+from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.model.attention import ON_GPU, Attention
-from trainer.model.build import Built, add_adapters, check_context, check_router, check_vocabulary
+from trainer.model.build import Built, check_context, check_router, check_vocabulary
+from trainer.model.method import apply_method
 from trainer.model.scratch import scratch_config
 from trainer.model.shard import blocks_to_recompute
+from trainer.model.vocabulary import add_rows
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
 
 _LAYERS: Final = 2
@@ -63,19 +65,23 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     prepare(spec, settings, scratch, lambda: None, say, keep=False)
     prepared = await_prepared(settings, spec, scratch, lambda: None)
     config = _config(settings, prepared)
-    parameters, trained = count_weights(config, settings)
+    new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
+    parameters, trained = count_weights(config, settings, new)
     small, layers = _shortened(config)
+    add_rows(small, new)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_router(small)
-    check_context(small, settings.train.sequence_length)
     check_vocabulary(small, largest)
     if settings.train.activation_checkpointing != "none":
         blocks_to_recompute(small)
+    # Adapters change nothing of how documents are kept apart; a prefix stands before each of them.
+    built = apply_method(small, settings.train) if settings.train.method == "prefix" else Built(small)
+    check_context(built.model, settings.train.sequence_length)
     asked = settings.train.attention
     if asked in ON_GPU:  # none is needed here; what the model's own attention packs, these are tried with at the start
         settings = replace(settings, train=replace(settings.train, attention="auto"))
-    attention = examine(Built(small), settings)
-    plan = make_plan(settings, prepared, attention.packs, width(Built(small)))
+    attention = examine(built, settings)
+    plan = make_plan(settings, prepared, attention.packs, width(built))
     folder = scratch / "config"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))
@@ -97,21 +103,19 @@ def _config(settings: Settings, prepared: Prepared) -> Any:
         ) from error
 
 
-def count_weights(config: Any, settings: Settings) -> tuple[int, int]:
+def count_weights(config: Any, settings: Settings, new: Sequence[int]) -> tuple[int, int]:
     """All weights, and those that the optimizer moves; counted on torch's meta device, so nothing is allocated.
 
-    :raises RecipeError: if no module has the name of an adapter's target, or it is no causal language model.
+    :param new: ids of new tokens.
+    :raises RecipeError: if the model has not what the recipe's method names, or is no causal language model.
     """
     import torch
 
     with torch.device("meta"):
         model = make_model(config)
+        add_rows(model, new)
         parameters = sum(weight.numel() for weight in model.parameters())
-        built = (
-            add_adapters(model, settings.train.lora, settings.train.seed)
-            if settings.train.method == "lora"
-            else Built(model)
-        )
+        built = Built(model) if settings.base.scratch else apply_method(model, settings.train, new)
     return parameters, sum(weight.numel() for _, weight in built.trainable())
 
 

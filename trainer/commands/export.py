@@ -16,8 +16,9 @@ from trainer.commands.terminal import safe, table
 
 _EPILOG = """\
 The folder holds weights (safetensors, fp32), tokenizer, chat template and generation config, and loads with
-transformers alone; adapters are merged, and lie in peft's format under adapter/ as well. It is read back and compared
-before it appears, whole or not at all. A run that is done has such a folder of its last step already: RUN/model.
+transformers alone; adapters are merged, and lie in peft's format under adapter/ as well. A prefix cannot be merged: its
+folder holds it in peft's format with the address of its base. The folder is read back and compared before it appears,
+whole or not at all. A run that is done has such a folder of its last step already: RUN/model.
 
 example:
   python -m trainer export s3://dropforge/runs/python-help-9ab3f12c77d0 --step 50 --to ./step-50
@@ -101,10 +102,11 @@ def _refuse_taken(target: str) -> None:
 
 
 def _upload(folder: Path, target: str) -> None:
-    """Copy a model into a store, `config.json` last: without it no reader takes the folder for a model."""
+    """Copy a model into a store, its config last: without it no reader takes the folder for a model."""
     from dropforge.store import open_store
 
     store = open_store(target)
+    last = (folder / "config.json", folder / "adapter_config.json")
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    for path in sorted(paths, key=lambda path: path == folder / "config.json"):
+    for path in sorted(paths, key=lambda path: path in last):
         store.upload(path, path.relative_to(folder).as_posix())

@@ -210,7 +210,7 @@ def _rows(spec: RunSpec, manifest: Any, split: str, start: int, count: int) -> I
 @contextmanager
 def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
     """The tokenizer that is asked for, or the run's; None if there is none yet."""
-    from trainer.data.tokenizer import load_tokenizer
+    from trainer.data.tokenizer import add_tokens, load_tokenizer
     from trainer.prepare import TOKENIZER, open_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="dropforge-inspect-") as name:
@@ -228,6 +228,8 @@ def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
         folder = fetch_tokenizer(address, settings.base.revision if settings and not model else None, Path(name))
         try:
             tokenizer = load_tokenizer(folder)
+            if settings and not model:
+                add_tokens(tokenizer, settings.base.new_tokens or ())
         except (OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:300]
             raise RecipeError(f"tokenizer of {address}", cause, "Name a model with a tokenizer beside it") from error

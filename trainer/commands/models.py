@@ -50,7 +50,7 @@ def _folder(address: str, scratch: Path) -> Path:
             )
         address = f"{address}/model"
     try:
-        return fetch_folder(address, scratch / "model")
+        return fetch_folder(address, scratch / "model", prefix=True)
     except RecipeError as error:  # it speaks of the recipe
         raise RecipeError(
             f"model {address}",
@@ -150,12 +150,19 @@ def fetch_tokenizer(address: str, revision: str | None, scratch: Path) -> Path:
 
 def _tokenizer_of_run(address: str, scratch: Path) -> Path:
     from trainer.config import read_settings
+    from trainer.data.tokenizer import add_tokens, load_tokenizer
     from trainer.prepare import TOKENIZER, open_tokenizer
 
     spec = open_run(address)
     settings, run = read_settings(spec.recipe), open_store(spec.root)
     if settings.base.model is not None:
-        return fetch_tokenizer(settings.base.model, settings.base.revision, scratch)
+        folder = fetch_tokenizer(settings.base.model, settings.base.revision, scratch)
+        if settings.base.new_tokens is None:
+            return folder
+        tokenizer = load_tokenizer(folder)
+        add_tokens(tokenizer, settings.base.new_tokens)
+        tokenizer.save_pretrained(scratch)
+        return scratch
     if run.stat(TOKENIZER) is None:
         raise RecipeError(f"run {address}", "its tokenizer is not trained yet", "Start it, or give another model")
     open_tokenizer(settings, "", run).save_pretrained(scratch)

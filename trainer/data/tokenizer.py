@@ -5,11 +5,11 @@ It is trained once per run and published by conditional PUT, so that all nodes a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dropforge.errors import DataError
+from dropforge.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -106,6 +106,31 @@ def load_tokenizer(folder: str | Path, revision: str | None = None) -> Any:
             "Set `eos_token` in its tokenizer_config.json",
         )
     return tokenizer
+
+
+def add_tokens(tokenizer: Any, names: Sequence[str]) -> None:
+    """Have a tokenizer read each of these as one token, wherever text has it.
+
+    They are no special tokens: decoded text shows them, as it must for a program that reads a model's answer.
+
+    :raises RecipeError: if one is a token already, whose row in the model was trained for what it means there.
+    """
+    from tokenizers import AddedToken
+
+    vocabulary = tokenizer.get_vocab()
+    there = [name for name in names if name in vocabulary]
+    if there:
+        raise RecipeError(
+            "recipe key `base.new_tokens`",
+            f"{there[0]!r} is token {vocabulary[there[0]]} of the base model already",
+            "Leave it out: it is one token as it is",
+        )
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
+
+
+def token_ids(tokenizer: Any, names: Sequence[str]) -> list[int]:
+    """The ids of tokens by their text."""
+    return [int(tokenizer.convert_tokens_to_ids(name)) for name in names]
 
 
 def core(tokenizer: Any) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -141,6 +141,16 @@ def collect(documents: Iterable[Document], facts: dict[str, Any]) -> Tokens:
         facts=facts,
         counts=np.array(counts, dtype=np.int64),
     )
+
+
+def occurring(ids: NDArray[np.int32], wanted: Sequence[int]) -> set[int]:
+    """Those of the wanted ids that are there; read piece by piece, for `ids` may be larger than the memory."""
+    missing = set(wanted)
+    for start in range(0, len(ids), _BUFFER):
+        if not missing:
+            break
+        missing -= set(np.intersect1d(ids[start : start + _BUFFER], list(missing)).tolist())
+    return set(wanted) - missing
 
 
 def _targets(document: Document) -> int:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -39,6 +40,7 @@ from trainer.model import deterministic
 from trainer.model.build import Built
 from trainer.model.fit import check_fit, rehearsal
 from trainer.model.loss import LossModel
+from trainer.model.prefix import bare
 from trainer.model.recompute import everything_kept, recomputed
 from trainer.model.shard import like, wrap
 from trainer.node.heart import Heart
@@ -374,17 +376,18 @@ class Loop:
         self.console.phase(f"evaluating {when}", step)
         self.heart.evaluation(step)
         model = self.wrapped.evaluator(precision)
-        found = measure(
-            model,
-            self.eval,
-            self.gang,
-            size=train.sequence_length,
-            micro=train.micro_batch,
-            pad=self.pad,
-            precision=precision,
-            stop=lambda: self.stop.asked,
-            tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
-        )
+        with nullcontext() if step else bare(model.model):
+            found = measure(
+                model,
+                self.eval,
+                self.gang,
+                size=train.sequence_length,
+                micro=train.micro_batch,
+                pad=self.pad,
+                precision=precision,
+                stop=lambda: self.stop.asked,
+                tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
+            )
         measured = time.perf_counter()
         answers = None
         if found is not None and self._asks():

@@ -15,8 +15,10 @@ BETAS: Final = (0.9, 0.95)
 
 
 def decays(name: str, parameter: torch.Tensor, embeddings: set[int]) -> bool:
-    """Whether weight decay applies: matrices only, and neither embeddings nor what is tied to them."""
-    return parameter.ndim >= 2 and id(parameter) not in embeddings and "norm" not in name.lower()
+    """Whether weight decay applies: matrices only, and neither embeddings, their new rows, nor what is tied to them."""
+    if id(parameter) in embeddings or "trainable_tokens" in name:
+        return False
+    return parameter.ndim >= 2 and "norm" not in name.lower()
 
 
 def make_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:

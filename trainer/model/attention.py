@@ -17,6 +17,7 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import AttentionName
 from trainer.gang import Gang
+from trainer.model.build import context_of
 from trainer.model.isolation import TOLERANCE, Isolation, check_isolation
 from trainer.model.loss import LossModel, Precision
 
@@ -188,7 +189,7 @@ def _plain_logits(model: Any, bf16: bool) -> torch.Tensor:
     """(64, V) logits of one document."""
     weight = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
-    context = getattr(model.config, "max_position_embeddings", None) or _PLAIN
+    context = context_of(model) or _PLAIN
     ids = torch.randint(0, weight.shape[0], (1, min(_PLAIN, context)), generator=generator).to(weight.device)
     training = model.training
     model.eval()

@@ -1,49 +1,60 @@
-"""The model to train: made from a config or loaded, in fp32, and with adapters if the recipe asks for them."""
+"""The model to train: made from a config or loaded, in fp32."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
-from trainer.config import Lora
+
+CONFIG: Final = "config.json"
+PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
 
 
 @dataclass
 class Built:
     """A model ready to train.
 
-    :param model: the Hugging Face model, adapters injected; its trainable weights are fp32.
+    :param model: the Hugging Face model, adapters injected; its trainable weights are fp32. With a prefix, which cannot
+        be injected, it is `whole`.
     :param whole: the peft model around it, if there are adapters.
     """
 
     model: Any
     whole: Any = None
 
+    def around(self, copied: Any) -> Built:
+        """The same parts of a copy of `whole`, or of the model where there are no adapters."""
+        if self.whole is None:
+            return Built(copied)
+        return Built(copied if self.model is self.whole else copied.get_base_model(), copied)
+
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Names and weights that the optimizer moves, tied ones once."""
         return [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
 
 
-def fetch_folder(uri: str, folder: Path) -> Path:
+def fetch_folder(uri: str, folder: Path, *, prefix: bool = False) -> Path:
     """Copy a model's folder from a store to this machine; a local folder stays where it is.
 
+    :param prefix: whether it may also be a prefix that names its base.
     :raises RecipeError: if nothing is there.
     """
     local = Path(uri.removeprefix("file://"))
+    configs = (CONFIG, *([PREFIX_CONFIG] if prefix else []))
     if not uri.startswith("s3://"):
-        if not (local / "config.json").is_file():
+        if not any((local / name).is_file() for name in configs):
             raise RecipeError("recipe key `base.model`", f"{uri} has no config.json", "Name a folder with a model")
         return local
     store = open_store(uri.rstrip("/"))
     names = [item.key for item in store.list() if "/" not in item.key]
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    if not set(configs) & set(names) or not any(name.endswith(".safetensors") for name in names):
         raise RecipeError(
             "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
         )
@@ -77,26 +88,6 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
         ) from error
 
 
-def add_adapters(model: Any, lora: Lora, seed: int) -> Built:
-    """Freeze the model and inject fp32 low-rank adapters, the same on every rank.
-
-    :raises RecipeError: if no module has such a name.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
-    )
-    torch.manual_seed(seed)
-    try:
-        whole = get_peft_model(model, config)
-    except ValueError as error:
-        cause = " ".join(str(error).split())[:300]
-        raise RecipeError("recipe key `train.lora.targets`", cause, "Use `all-linear` or the model's names") from error
-    return Built(whole.get_base_model(), whole)
-
-
 def check_vocabulary(model: Any, largest: int) -> None:
     """:raises RecipeError: if a token id lies outside the model's embedding."""
     rows = model.get_input_embeddings().weight.shape[0]
@@ -108,14 +99,27 @@ def check_vocabulary(model: Any, largest: int) -> None:
         )
 
 
+def prefix_length(model: Any) -> int:
+    """Places before each document that a prefix takes; 0 for a model without one."""
+    configs = (getattr(model, "peft_config", None) or {}).values()
+    return max((getattr(config, "num_virtual_tokens", 0) for config in configs), default=0)
+
+
+def context_of(model: Any) -> int | None:
+    """Longest row in tokens that the model takes, where its config tells: its context without a prefix's places."""
+    context = getattr(model.config, "max_position_embeddings", None)
+    return context - prefix_length(model) if isinstance(context, int) else None
+
+
 def check_context(model: Any, length: int) -> None:
     """:raises RecipeError: if rows would be longer than the model was made for."""
-    context = getattr(model.config, "max_position_embeddings", None)
+    context, prefix = context_of(model), prefix_length(model)
     if context is not None and length > context:
         raise RecipeError(
             "recipe key `train.sequence_length`",
-            f"{length} is longer than the base model's context of {context}",
-            f"Set it to {context} or less",
+            f"{length} is longer than the base model's context of {context + prefix}"
+            + (f" leaves beside a prefix of {prefix}" if prefix else ""),
+            f"Set it to {context} or less" if context > 0 else "Set `train.prefix.tokens` to less",
         )
 
 

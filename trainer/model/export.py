@@ -1,7 +1,7 @@
 """The final model: written as safetensors with its tokenizer, read back from where it was written, and compared.
 
-`model/` always holds the whole model, loadable without peft. With adapters, `model/adapter/` also holds them in
-peft's format, with the base model recorded in `adapter_config.json`.
+`model/` holds the whole model, loadable without peft. With low-rank adapters, `model/adapter/` also holds them in
+peft's format, with the base model recorded in `adapter_config.json`. A prefix cannot be merged: `model/` is just that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from dropforge.errors import DropforgeError
 from dropforge.store import Store
 from trainer.data.batch import Batch
 from trainer.model.attention import ON_GPU
-from trainer.model.build import Built, load_model
+from trainer.model.build import Built, prefix_length
+from trainer.model.prefix import open_model
 
 TOLERANCE: Final = 1e-3
 
@@ -47,13 +48,15 @@ class Exported:
         return asdict(self)
 
 
-def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe: Batch, base: str) -> Exported:
+def export_model(
+    built: Built, tokenizer: Any, store: Store, prefix: str, probe: Batch, base: str, revision: str | None = None
+) -> Exported:
     """Write the model under `prefix`, read it back and compare logits.
 
     The model that is read back takes the place of the live one: there is memory for one, where one trained.
 
     :param built: on any device; nothing is left of its weights afterwards.
-    :param base: the base model's address, recorded in the adapter.
+    :param base, revision: the base model's address and commit, recorded in the adapter.
     :raises ExportError: if what was read back is another model.
     """
     if built.model.config.get_text_config()._attn_implementation in ON_GPU:  # nor can they do fp32, or be on a CPU
@@ -65,12 +68,14 @@ def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe:
         model = built.model
         if built.whole is not None:
             for adapter in built.whole.peft_config.values():
-                adapter.base_model_name_or_path = base
-            built.whole.save_pretrained(folder / "adapter", safe_serialization=True, save_embedding_layers=False)
-            (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a template full of "more information needed"
-            model = built.whole.merge_and_unload()
-        model.config.use_cache = True
-        model.save_pretrained(folder)
+                adapter.base_model_name_or_path, adapter.revision = base, revision
+            place = folder if prefix_length(model) else folder / "adapter"
+            built.whole.save_pretrained(place, safe_serialization=True, save_embedding_layers=False)
+            (place / "README.md").unlink(missing_ok=True)  # a template full of "more information needed"
+        if not prefix_length(model):
+            model = model if built.whole is None else built.whole.merge_and_unload()
+            model.config.use_cache = True
+            model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         files = _upload(folder, store, prefix)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -78,7 +83,7 @@ def export_model(built: Built, tokenizer: Any, store: Store, prefix: str, probe:
         _download(Path(name), store, prefix, files)
         for weight in model.parameters():
             weight.data = torch.empty(0)  # whoever else holds it, its memory is free
-        again = _logits(load_model(name).to(device), probe.ids.to(device))
+        again = _logits(open_model(name).to(device), probe.ids.to(device))
     difference = float((live - again).abs().max()) if live.numel() else 0.0
     if not difference <= TOLERANCE * max(1.0, float(live.abs().max())):
         raise ExportError(

@@ -18,7 +18,7 @@ from torch.nn import functional
 from dropforge.errors import DropforgeError
 from trainer.compat import fused_cross_entropy
 from trainer.data.batch import Batch
-from trainer.model.build import takes_positions
+from trainer.model.build import context_of, takes_positions
 
 Precision = Literal["fp32", "bf16"]
 Way = Literal["fused", "places", "own"]
@@ -65,9 +65,9 @@ class LossModel(nn.Module):
         self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rows as the model takes them, without the padding that goes beyond its context."""
-        context = getattr(self.model.config, "max_position_embeddings", None)
+        context = context_of(self.model)
         width = ids.shape[1]
-        if isinstance(context, int) and width > context:  # rounded up; documents do not reach so far
+        if context is not None and width > context:  # rounded up; documents do not reach so far
             places = places // width * context + places % width
             ids, positions = ids[:, :context].contiguous(), positions[:, :context].contiguous()
         if self.packed and self._attention().startswith("flash"):
@@ -164,9 +164,10 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
         loss.way = "own"
         own, logits = float(loss(*inputs)), loss.logits(*inputs[:3])
         head = loss.model.get_output_embeddings()
-        ways: list[Way] = ["places"] if type(head) is nn.Linear and _decoder(loss.model) is not None else []
+        ways: list[Way] = ["places"] if isinstance(head, nn.Module) and _decoder(loss.model) is not None else []
         # Chunks pay only where the vocabulary is wider than the hidden state, and their sums are fp32.
-        if ways and loss._fused is not None and not bf16 and head.out_features > head.in_features:
+        wide = type(head) is nn.Linear and head.out_features > head.in_features
+        if ways and wide and loss._fused is not None and not bf16:
             ways.insert(0, "fused")
         for way in ways:
             loss.way = way

@@ -427,7 +427,7 @@ def _skeleton(built: Built) -> Built:
         for weight in built.model.parameters()
     }
     copied = copy.deepcopy(built.whole if built.whole is not None else built.model, empty)
-    return Built(copied) if built.whole is None else Built(copied.get_base_model(), copied)
+    return built.around(copied)
 
 
 def _filled(skeleton: Built, weights: Mapping[str, torch.Tensor], device: torch.device) -> Built:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from dropforge.shape import config_of, shape_of_config
 from trainer.model.build import is_hub_id
@@ -23,6 +24,14 @@ _METRICS: Final = (
 )
 _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step", "learning_rate", "schedule", "warmup",
                  "weight_decay", "clip", "precision", "loss_on", "seed", "export")  # fmt: skip
+
+
+_HOW: Final = {
+    "lora": "low-rank adapters, merged into it",
+    "dora": "low-rank adapters with magnitudes of their own (DoRA), merged into it",
+    "prefix": "a prefix of learned keys and values before each document, with no merged form: `model/` holds "
+    "the prefix alone, and peft's `AutoPeftModelForCausalLM` puts it on the base",
+}
 
 
 def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
@@ -55,13 +64,17 @@ _ASKED: Final = (
 def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
     base, train = spec.recipe["base"], spec.recipe["train"]
     model = base.get("model")
-    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
+    lines = [
+        f"library_name: {'peft' if train['method'] == 'prefix' else 'transformers'}",
+        "pipeline_tag: text-generation",
+    ]
     if model and is_hub_id(model):
         lines.append(f"base_model: {json.dumps(model)}")
-        lines.append("base_model_relation: finetune")
+        lines.append(f"base_model_relation: {'adapter' if train['method'] == 'prefix' else 'finetune'}")
     lines.append("tags:")
     lines += [
-        f"- {json.dumps(tag)}" for tag in ("dropforge", spec.family, *(["lora"] if train["method"] == "lora" else []))
+        f"- {json.dumps(tag)}"
+        for tag in ("dropforge", spec.family, *([train["method"]] if train["method"] in ADAPTERS else []))
     ]
     after = (report.get("eval") or {}).get("after") or {}
     figures = [(kind, name, after[key]) for key, name, kind in _METRICS if isinstance(after.get(key), int | float)]
@@ -92,7 +105,9 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
         origin = f"a new {config['model_type']} model{sizes}, trained from random weights"
     else:
         revision = base.get("revision")
-        how = "low-rank adapters, merged into it" if train["method"] == "lora" else "all weights"
+        how = _HOW.get(train["method"]) or _all_but(train.get("freeze"))
+        if base.get("new_tokens"):
+            how += f"; new tokens: {', '.join(f'`{name}`' for name in base['new_tokens'])}"
         at = f" at revision `{revision}`" if revision else " (no revision was pinned)"
         origin = f"`{base['model']}`{at}, fine-tuned: {how}"
     return (
@@ -101,6 +116,13 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
         + (f", git `{spec.git[:12]}`" if spec.git else "")
         + "."
     )
+
+
+def _all_but(freeze: Mapping[str, Any] | None) -> str:
+    if not freeze:
+        return "all weights"
+    blocks = [f"its first {freeze['blocks']} blocks"] if freeze["blocks"] else []
+    return f"all weights but {' and '.join([*blocks, *(['its embeddings'] if freeze['embeddings'] else [])])}"
 
 
 def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
@@ -144,7 +166,9 @@ def _training(report: Mapping[str, Any], train: Mapping[str, Any]) -> str:
         ),
     ]
     settings = [(f"`{key}`", f"`{train[key]}`") for key in _SHOWN if train.get(key) is not None]
-    if train["method"] == "lora":
+    if train["method"] == "prefix":
+        settings.append(("`prefix.tokens`", f"`{train['prefix']['tokens']}`"))
+    if train["method"] in LOW_RANK:
         settings += [(f"`lora.{key}`", f"`{value}`") for key, value in train["lora"].items()]
     return f"{_table(('', ''), rows)}\n\n{_table(('Recipe', ''), settings)}"
 

@@ -1,0 +1,33 @@
+"""Methods of training by name: those that add adapters, and those that are not done here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOW_RANK: Final = ("lora", "dora")  # adapters that can be merged into their base
+ADAPTERS: Final = (*LOW_RANK, "prefix")  # methods that leave the base's own weights alone
+
+_IN_TRL: Final = {
+    "cpo": "CPOTrainer",
+    "dpo": "DPOTrainer",
+    "grpo": "GRPOTrainer",
+    "ipo": "DPOTrainer",
+    "kto": "KTOTrainer",
+    "online-dpo": "OnlineDPOTrainer",
+    "orpo": "ORPOTrainer",
+    "ppo": "PPOTrainer",
+    "reward": "RewardTrainer",
+    "rloo": "RLOOTrainer",
+    "simpo": "CPOTrainer",
+}
+
+
+def refusal(method: object) -> tuple[str, str] | None:
+    """Cause and mend for a method that learns from preferences or rewards; None for any other value."""
+    trainer = _IN_TRL.get(method.lower().replace("_", "-")) if isinstance(method, str) else None
+    if trainer is None:
+        return None
+    return (
+        f"`{method}` learns from preferences or rewards, and here models learn from what rows say",
+        f"Fine-tune with `full` or `lora`, and give the model that the run exports to TRL's {trainer}",
+    )
