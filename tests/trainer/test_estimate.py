@@ -13,7 +13,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
 from dropforge.shape import KINDS, Shape, shape_of_config
 from trainer.config import Lora
-from trainer.model.build import add_adapters
+from trainer.model.adapters import add_adapters
 from trainer.model.loss import loss_model
 
 LENGTH = 80  # no width below

@@ -373,9 +373,9 @@ def test_a_prefix_is_exported_alone_and_measured_on_its_base(
     assert report["model"]["max_logit_difference"] < 1e-4
     assert "no merged form" in files.get("model/README.md").decode()
     assert report["packing"]["reason"] == "each document has its own prefix before it"
-    figures, _ = measured(uri, str(folder))
+    figures = measured(uri, str(folder)).figures
     assert figures["eval/loss"] == pytest.approx(report["eval"]["after"]["eval/loss"], rel=1e-6)
-    bases, _ = measured(uri, base)
+    bases = measured(uri, base).figures
     assert bases["eval/loss"] == pytest.approx(report["eval"]["before"]["eval/loss"], rel=1e-6)
     assert figures["eval/loss"] < bases["eval/loss"]
     found = safetensors.torch.load_file(folder / "adapter_model.safetensors")

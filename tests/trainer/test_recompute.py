@@ -18,7 +18,8 @@ from trainer.__main__ import main
 from trainer.config import Lora, read_settings
 from trainer.data.batch import make_batch
 from trainer.gang import Gang
-from trainer.model.build import Built, add_adapters
+from trainer.model.adapters import add_adapters
+from trainer.model.build import Built
 from trainer.model.fit import check_fit
 from trainer.model.loss import loss_model
 from trainer.model.recompute import everything_kept, policy, recompute
