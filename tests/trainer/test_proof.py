@@ -56,10 +56,10 @@ def test_a_changed_plan_is_refused_at_once(harm: str, words: str) -> None:
         offsets[-1] -= 1
     else:
         offsets = np.delete(offsets, 1)  # the first two packs in one
-    began = time.monotonic()
+    began = time.process_time()  # others may have the cores
     with pytest.raises(DataError, match=words):
         prove(plan(packs=Packs(documents, offsets)), Gang(), 2)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_document_of_a_source_that_is_left_out_is_refused() -> None:
