@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -127,8 +128,13 @@ class Gang:
         self.barrier()  # rank 0 may hold the store
 
     def leave(self) -> None:
-        """End the process group after success. After a failure nobody says goodbye: the peers may be gone."""
+        """End the process group after success. After a failure nobody says goodbye: the peers may be gone.
+
+        The process has nothing else to do: garbage is left alone from here on, because collecting what had belonged to
+        the group was once seen to wait for ever (torch 2.11).
+        """
         if self.world > 1 and dist.is_initialized():
+            gc.disable()
             dist.destroy_process_group()
 
 

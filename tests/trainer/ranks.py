@@ -141,11 +141,11 @@ def _rank(folder: Path, rank: int, world: int, work: Callable[..., Any], args: t
     try:
         gang = Gang(rank=rank, world=world, local_rank=rank, local_world=world)
         _join(folder, gang)
-        result = work(gang, *args)
+        result = pickle.dumps(work(gang, *args))
         if dist.is_initialized():
             gang.barrier()
             gang.leave()
-        (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
+        (folder / f"result-{rank}").write_bytes(result)
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
