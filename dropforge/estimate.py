@@ -41,7 +41,7 @@ class Shape:
         """Weights of a Llama-like decoder: embeddings, attention, gated MLP, norms, head; or those of GPT-2."""
         width = self.hidden
         tables = self.vocab * width * (1 if self.tied else 2)
-        if self.kind == "gpt2":  # a plain MLP, biases everywhere, learned positions
+        if self.kind in ("gpt2", "distilbert"):  # a plain MLP, biases everywhere, learned positions
             layer = 4 * width * width + 2 * width * self.mlp + self.mlp + 9 * width
             return self.layers * layer + tables + self.positions * width + 2 * width
         head = width // self.heads
@@ -127,7 +127,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None) -> Estimate:
         at_once = train.micro_batch * train.sequence_length
         width = 2 if train.precision == "bf16" else 4
         activation = at_once * shape.layers * (18 * shape.hidden + 4 * shape.mlp) * width
-        logits = at_once * 2 * 4 * shape.vocab
+        logits = at_once * 2 * 4 * shape.vocab if recipe.task == "causal-lm" else 0  # a row has one for each label
         checkpoint = 12 * trained
     return Estimate(
         parameters=parameters,

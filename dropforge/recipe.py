@@ -14,6 +14,7 @@ DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
 
 
+Task = Literal["causal-lm", "classification"]
 Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 
@@ -29,8 +30,8 @@ class Section(BaseModel):
 class Scratch(Section):
     """A model made from a config, with a tokenizer trained on the drop: for machines without a hub."""
 
-    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] = "llama"
-    """Model family."""
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2", "distilbert"] = "llama"
+    """Model family; `distilbert` is an encoder, for `task: classification`."""
     hidden_size: int = Field(default=128, ge=16, le=LARGEST, multiple_of=8)
     """Width of the residual stream."""
     layers: int = Field(default=4, ge=1, le=LARGEST)
@@ -45,7 +46,9 @@ class Scratch(Section):
     @property
     def mlp_size(self) -> int:
         """Width of the MLP as the trainer makes it: as many weights with a gate as without."""
-        return 4 * self.hidden_size if self.architecture == "gpt2" else -(-self.hidden_size * 8 // 3 // 16) * 16
+        if self.architecture in ("gpt2", "distilbert"):
+            return 4 * self.hidden_size
+        return -(-self.hidden_size * 8 // 3 // 16) * 16
 
 
 class Base(Section):
@@ -278,8 +281,11 @@ class Promote(Section):
 
     alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
     """Alias in MLflow's model registry."""
-    metric: Literal["eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte"] = "eval/loss"
-    """Deciding metric; between models of different tokenizers it is always bits per byte."""
+    metric: Literal["eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte", "eval/macro_f1"] = (
+        "eval/loss"
+    )
+    """Deciding metric. Between language models of different tokenizers it is always bits per byte; `eval/macro_f1` is
+    for `task: classification`, which has neither perplexity nor bits per byte."""
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     better_than_base: bool = True
@@ -289,6 +295,8 @@ class Promote(Section):
 class Recipe(Section):
     """What a person asks for."""
 
+    task: Task = "causal-lm"
+    """What the model learns: to continue text, or (`classification`) to give each row its `label`."""
     base: Base
     """The model to start from."""
     data: Data = Data()
