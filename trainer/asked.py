@@ -74,6 +74,7 @@ def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console
         raise DataError(
             f"checkpoint step-{order['step']} of {spec.run}", figures["problem"], "Ask for an older checkpoint"
         )
+    figures.pop("labels", None)
     return figures
 
 

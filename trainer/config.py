@@ -20,6 +20,7 @@ from trainer.interval import Interval
 MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
+Task = Literal["causal-lm", "classification"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 
@@ -28,7 +29,7 @@ AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_atte
 class Scratch:
     """A model made from a config, with a tokenizer trained on the dataset."""
 
-    architecture: Literal["llama", "qwen2", "mistral", "gpt2"]
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2", "distilbert"]
     hidden_size: int
     layers: int
     heads: int
@@ -131,6 +132,7 @@ class Train:
 class Settings:
     """What the trainer reads of a recipe.
 
+    :param task: what the model learns: to continue text, or a label for each row.
     :param max_left_out: largest share of training rows that may teach nothing.
     :param mix: for each source of rows the passes over it in an epoch; one where it is not named.
     :param eval_rows: most evaluation rows to use.
@@ -141,6 +143,7 @@ class Settings:
     :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
     """
 
+    task: Task
     base: Base
     train: Train
     max_left_out: float
@@ -163,7 +166,10 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("recipe", "it is not a mapping")
     base = _read(Base, recipe.get("base"), "base")
     train = _read(Train, recipe.get("train"), "train")
+    if "task" not in recipe:
+        raise _bad("task", "it is missing")
     settings = Settings(
+        task=_value(Task, recipe["task"], "task"),
         base=base,
         train=train,
         max_left_out=_value(float, _get(recipe, "data", "max_left_out"), "data.max_left_out"),
@@ -183,6 +189,10 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
             raise _bad("train.method", "adapters need a trained model, `base.scratch` has random weights")
         if base.scratch.context < train.sequence_length:
             raise _bad("train.sequence_length", f"it is longer than the model's context of {base.scratch.context}")
+    if settings.task == "classification" and train.loss_on != "answers":
+        raise _bad("train.loss_on", "a classifier learns the label of a row, and none of its tokens")
+    if settings.task == "causal-lm" and base.scratch is not None and base.scratch.architecture == "distilbert":
+        raise _bad("base.scratch.architecture", "`distilbert` is an encoder, it needs `task: classification`")
     _check_train(train)
     if train.attention in ("flash_attention_2", "flex_attention") and not settings.gpus:
         raise _bad("train.attention", f"`{train.attention}` needs a GPU, and `compute.gpus` is 0")

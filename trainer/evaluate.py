@@ -7,6 +7,10 @@ if they share the tokenizer (`same_tokenizer`); `eval/bits_per_byte` compares an
 evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": {"version", "model"} or null}`;
 the result is `evaluation.json` in the run's folder. Both models are measured in the recipe's `evaluate.precision`,
 which the result names. A model without a finite loss has `problem` in the place of its figures.
+
+Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
+their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
+`problem` in the place of its figures.
 """
 
 from __future__ import annotations
@@ -54,9 +58,20 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     candidate, mark = measure_model("candidate", order["candidate"], rows, settings, stop, console)
     champion: dict[str, Any] | None = None
     same = True
+    known = candidate.pop("labels", None)
     if order["champion"] is not None:
-        champion, other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
-        same = mark == other
+        if known is not None:
+            rows = [row for row in rows if row.label in known]
+        try:
+            champion, other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
+            same = mark == other
+        except OtherTaskError as error:
+            champion = {"problem": str(error)}
+        if champion.get("unseen_labels"):
+            champion = {"problem": f"it does not know the labels of {champion['unseen_labels']} of the rows"}
+        if "problem" in champion:
+            console.say(f"the champion has no figures: {champion['problem']}")
+    note = "tokenizers differ: compare eval/bits_per_byte, not eval/loss"
     result = {
         "precision": settings.eval_precision,
         "rows": candidate.pop("rows"),
@@ -67,10 +82,14 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         else {key: value for key, value in champion.items() if key.startswith("eval/") or key == "problem"},
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "same_tokenizer": same,
-        "metric_note": "" if same else "tokenizers differ: compare eval/bits_per_byte, not eval/loss",
+        "metric_note": "" if same or settings.task == "classification" else note,
     }
     open_store(spec.root).put(RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return result
+
+
+class OtherTaskError(RecipeError):
+    """A model that cannot be measured, because it was made for another task."""
 
 
 def read_order(uri: str) -> dict[str, Any]:
@@ -111,14 +130,18 @@ def measure_model(
 ) -> tuple[dict[str, Any], str]:
     """Figures of one model and a digest of its tokenizer. Without a finite loss, `problem` is in the place of figures.
 
+    Of a classifier also `labels`, which it knows, and `unseen_labels`, the rows left out for having another one.
+
     :param name: what it is called in messages. :param uri: its folder.
+    :raises OtherTaskError: if it is not for the task of `settings`.
     """
     from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
+    from trainer.data.labels import for_labels
     from trainer.data.tokenizer import load_tokenizer
     from trainer.gang import gang_from_env, set_threads
     from trainer.measure import measure
-    from trainer.model.build import Built, check_vocabulary, fetch_folder, load_model
+    from trainer.model.build import Built, check_vocabulary, fetch_folder, head_labels, load_classifier, load_model
     from trainer.model.loss import choose_way, loss_model
     from trainer.prepare import encode_eval
 
@@ -128,13 +151,20 @@ def measure_model(
     set_threads(1)
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
         folder = fetch_folder(uri, Path(temporary))
-        tokenizer = load_tokenizer(folder)
-        built = Built(load_model(folder).to(gang.device).eval())
+        labels = head_labels(folder)
+        if (labels is not None) != (settings.task == "classification"):
+            what = "no classifier" if labels is None else "a classifier, and no language model"
+            raise OtherTaskError(f"{name} {uri}", f"it is {what}", "Measure it on rows of its own task")
+        tokenizer = load_tokenizer(folder, ends=labels is None)
+        if labels is not None:
+            tokenizer = for_labels(tokenizer)
+        model = load_model(folder) if labels is None else load_classifier(folder)
+        built = Built(model.to(gang.device).eval())
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = getattr(built.model.config, "max_position_embeddings", None) or settings.train.sequence_length
     length = min(settings.train.sequence_length, longest)
     settings = replace(settings, train=replace(settings.train, sequence_length=length))
-    tokens = encode_eval(tokenizer, rows, settings)
+    tokens = encode_eval(tokenizer, rows, settings, labels)
     if not len(tokens):
         raise RecipeError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
     check_vocabulary(built.model, int(tokens.ids.max()))
@@ -163,6 +193,8 @@ def measure_model(
         stop.check()
     assert found is not None
     figures = found.plain()
+    if labels is not None:
+        figures |= {"labels": list(labels), "unseen_labels": tokens.facts["unseen_labels"]}
     if math.isfinite(found.loss):
         console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
     else:  # JSON has no such number, and none of the others means anything

@@ -360,8 +360,8 @@ class Loop:
             if self.board is not None:
                 self.board.scalars(found.metrics(), step)
             self.console.say(
-                f"eval {when}: loss {found.loss:.4f}  perplexity {found.perplexity:.2f}  accuracy {found.accuracy:.4f}"
-                f"  ({found.targets} tokens, {time.perf_counter() - began:.1f} s)"
+                f"eval {when}: {found}  ({found.targets} {'tokens' if found.macro_f1 is None else 'rows'}, "
+                f"{time.perf_counter() - began:.1f} s)"
             )
         self.timers.restart("evaluation")
         return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,6 +16,9 @@ from dropforge.errors import RecipeError
 from dropforge.store import open_store
 from trainer.config import Lora, Scratch
 from trainer.data.tokenizer import BOS, END, EOS, PAD
+
+_CLASSIFIER: Final = "ForSequenceClassification"
+_LAYER: Final = re.compile(r"\.\d+\.")
 
 
 @dataclass
@@ -70,8 +74,19 @@ def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
         "pad_token_id": special[PAD],
         "tie_word_embeddings": True,
     }
-    if scratch.architecture == "gpt2":
+    if scratch.architecture == "distilbert":
         own: dict[str, Any] = {
+            "dim": scratch.hidden_size,
+            "hidden_dim": 4 * scratch.hidden_size,
+            "n_layers": scratch.layers,
+            "n_heads": scratch.heads,
+            "max_position_embeddings": scratch.context,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "seq_classif_dropout": 0.0,
+        }
+    elif scratch.architecture == "gpt2":
+        own = {
             "n_embd": scratch.hidden_size,
             "n_layer": scratch.layers,
             "n_head": scratch.heads,
@@ -96,16 +111,113 @@ def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
     return AutoConfig.for_model(scratch.architecture, **common, **own)
 
 
-def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int) -> Built:
-    """A new model with weights from `seed`, the same on every rank."""
-    from transformers import AutoModelForCausalLM
+def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int, labels: Sequence[str] | None = None) -> Built:
+    """A new model with weights from `seed`, the same on every rank. :param labels: those of a classifier."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = scratch_config(scratch, special)
     torch.manual_seed(seed)
+    if labels is not None:
+        name_labels(config, labels, special[PAD])
+        return Built(AutoModelForSequenceClassification.from_config(config, dtype=torch.float32))  # type: ignore[no-untyped-call]
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     # A chat ends with its turn, a text with its end: generation stops at both.
     model.generation_config.eos_token_id = [special[EOS], special[END]]
     return Built(model)
+
+
+def is_classifier(model: Any) -> bool:
+    """Whether a model gives each row logits of labels, and not of the next token."""
+    return type(model).__name__.endswith(_CLASSIFIER)
+
+
+def name_labels(config: Any, labels: Sequence[str], pad: int) -> None:
+    """Write labels and padding into a config. :param pad: decoders pool the last token that is not this one."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+    config.get_text_config().pad_token_id = pad
+
+
+def head_labels(folder: str | Path, revision: str | None = None) -> tuple[str, ...] | None:
+    """The labels of a model that is a classifier, in the order of their numbers; None if it is none.
+
+    :raises RecipeError: if its config cannot be read.
+    """
+    config = _read_config(folder, revision)
+    if not any(str(name).endswith(_CLASSIFIER) for name in config.architectures or ()):
+        return None
+    return tuple(str(config.id2label[number]) for number in sorted(config.id2label))
+
+
+def _read_config(folder: str | Path, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`", f"{folder} has no config that can be read ({cause})", "Name another"
+        ) from error
+
+
+def load_classifier(
+    folder: str | Path,
+    revision: str | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    pad: int | None = None,
+    seed: int = 0,
+) -> Any:
+    """A model for sequence classification in fp32.
+
+    :param labels: those it is to know; a model without a head gets one from `seed`. Without them it must have one.
+    :param pad: id for padding, by which a decoder finds the last token of a row; without it the model's own counts.
+    :raises RecipeError: if it cannot be loaded so, or weights besides the head are missing.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config = _read_config(folder, revision)
+    if labels is not None:
+        assert pad is not None
+        name_labels(config, labels, pad)
+    torch.manual_seed(seed)
+    try:
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            str(folder),
+            config=config,
+            revision=revision,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} cannot be loaded for sequence classification with safetensors ({cause})",
+            "Name a model that transformers knows for `AutoModelForSequenceClassification`",
+        ) from error
+    new = () if labels is None else tuple(f"{name}." for name in head_modules(model))
+    missing = sorted(name for name in loaded["missing_keys"] if not name.startswith(new) or _LAYER.search(name))
+    if missing:
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} lacks {len(missing)} of its weights, as {missing[0]}",
+            "Name a model whose files are whole" if labels is not None else "Name a model with a head for its labels",
+        )
+    return model
+
+
+def head_modules(model: Any) -> list[str]:
+    """Names of the parts of a classifier that stand above its base model, and are new where a base gets a head."""
+    return [
+        name
+        for name, part in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in part.parameters())
+    ]
 
 
 def load_model(folder: str | Path, revision: str | None = None) -> Any:
@@ -116,7 +228,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             str(folder), revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -126,18 +238,31 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
             f"{folder} cannot be loaded as a causal language model with safetensors ({cause})",
             "Name such a model, and see that this machine can reach it",
         ) from error
+    if any(str(name).endswith(_CLASSIFIER) for name in model.config.architectures or ()):
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} is a classifier, whose head gives labels and no text",
+            "Set `task: classification`, or name a language model",
+        )
+    return model
 
 
 def add_adapters(model: Any, lora: Lora, seed: int) -> Built:
-    """Freeze the model and inject fp32 low-rank adapters, the same on every rank.
+    """Freeze the model and inject fp32 low-rank adapters, the same on every rank. A classifier's head is trained whole.
 
     :raises RecipeError: if no module has such a name.
     """
     from peft import LoraConfig, get_peft_model
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    head = head_modules(model) if is_classifier(model) else None
     config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
+        modules_to_save=head,  # a head is new: adapters on random weights would leave them random
     )
     torch.manual_seed(seed)
     try:

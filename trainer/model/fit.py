@@ -170,6 +170,10 @@ def rehearsal(data: Tokens, length: int, share: float, packed: bool, rows: int =
     :param share: of its places, that predict a target. :param packed: it has two documents, so that masks are made.
     """
     ids = torch.from_numpy(np.resize(data.ids, length).astype(np.int64))[None]
+    if data.labels is not None:
+        end = torch.tensor([length - 1])
+        target = torch.from_numpy(data.labels[:1].astype(np.int64))
+        return Batch(ids, torch.arange(length)[None], end, target, torch.zeros_like(end), length, labelled=True)
     border = length // 2 if packed else length
     positions = torch.cat([torch.arange(border), torch.arange(length - border)])[None]
     count = max(1, round(share * (length - 1)))

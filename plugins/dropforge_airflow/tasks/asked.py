@@ -193,5 +193,7 @@ def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any])
 
 
 def _shown(figures: Mapping[str, Any]) -> str:
-    names: Sequence[str] = [name for name in ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/macro_f1") if name in figures]
+    names: Sequence[str] = [
+        name for name in ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/macro_f1") if name in figures
+    ]
     return ", ".join(f"{name.removeprefix('eval/')} {float(figures[name]):.4f}" for name in names)
