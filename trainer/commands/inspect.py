@@ -127,7 +127,11 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
             if arguments.packed:
                 raise RecipeError("option --packed", "without a tokenizer no row has a length", "Give --model as well")
             facts["notes"].append("no tokenizer is known, so the mask is shown by turns: give --model")
-            samples = [sample_of_row(arguments.start + i, row, subject.loss_on) for i, row in enumerate(rows)]
+            labelled = subject.task == "classification"
+            samples = [
+                sample_of_row(arguments.start + i, row, subject.loss_on, labelled=labelled)
+                for i, row in enumerate(rows)
+            ]
             return facts | {"samples": samples}
         counts: dict[str, Any] = {}
         length = subject.length or _WHOLE

@@ -102,15 +102,16 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def sample_of_row(row: int, content: Row, loss_on: str) -> Sample:
-    """A row by its turns, for want of a tokenizer."""
+def sample_of_row(row: int, content: Row, loss_on: str, *, labelled: bool = False) -> Sample:
+    """A row by its turns, for want of a tokenizer. :param labelled: whether its label is its only target."""
+    key, label = content.key.hex(), content.label if labelled else None
     if content.text is not None:
-        return Sample(row, content.key.hex(), 0, 0, (Segment("target", content.text, 0),))
+        return Sample(row, key, 0, 0, (Segment("context" if labelled else "target", content.text, 0),), label)
     segments = []
     for role, text in content.messages or ():
-        kind: Kind = "target" if loss_on == "all" or role == "assistant" else "context"
+        kind: Kind = "target" if not labelled and (loss_on == "all" or role == "assistant") else "context"
         segments += [Segment("context", f"{role}: ", 0), Segment(kind, text, 0), Segment("context", "\n", 0)]
-    return Sample(row, content.key.hex(), 0, 0, tuple(segments))
+    return Sample(row, key, 0, 0, tuple(segments), label)
 
 
 def show(sample: Sample, paint: Paint, most: int) -> str:
