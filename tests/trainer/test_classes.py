@@ -27,6 +27,7 @@ from trainer.evaluate import evaluate
 from trainer.gang import Gang
 from trainer.measure import macro_f1, measure
 from trainer.model.build import head_labels, load_classifier, load_model
+from trainer.model.fit import rehearsal
 from trainer.model.loss import LabelLoss, choose_way, loss_model, shortened
 from trainer.prepare import await_prepared, prepare
 from trainer.report.console import Console
@@ -374,3 +375,11 @@ def test_a_classifier_learns_and_transformers_alone_uses_it(bases: dict[str, str
         else:
             problem = "does not know the labels of 5 of the rows" if name == "less" else "no classifier"
             assert problem in result["champion"]["problem"]
+
+
+def test_a_rehearsal_has_a_label_at_the_end_of_each_row(bases: dict[str, str]) -> None:
+    loss, tokenizer = classifier(bases["llama"])
+    batch = rehearsal(data_of(tokenizer, 5), 16, 1.0, False, 3)
+    assert batch.ids.shape == batch.positions.shape == (3, 16)
+    assert (batch.places.tolist(), batch.tokens, batch.labelled) == ([15, 31, 47], 48, True)
+    assert torch.isfinite(loss(batch.ids, batch.positions, batch.places, batch.targets))

@@ -171,9 +171,12 @@ def rehearsal(data: Tokens, length: int, share: float, packed: bool, rows: int =
     """
     ids = torch.from_numpy(np.resize(data.ids, length).astype(np.int64))[None]
     if data.labels is not None:
-        end = torch.tensor([length - 1])
-        target = torch.from_numpy(data.labels[:1].astype(np.int64))
-        return Batch(ids, torch.arange(length)[None], end, target, torch.zeros_like(end), length, labelled=True)
+        ends = torch.arange(1, rows + 1) * length - 1
+        targets = torch.full((rows,), int(data.labels[0]))
+        positions = torch.arange(length).repeat(rows, 1)
+        return Batch(
+            ids.repeat(rows, 1), positions, ends, targets, torch.zeros_like(ends), rows * length, labelled=True
+        )
     border = length // 2 if packed else length
     positions = torch.cat([torch.arange(border), torch.arange(length - border)])[None]
     count = max(1, round(share * (length - 1)))
