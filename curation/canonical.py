@@ -63,8 +63,12 @@ class Row(NamedTuple):
     invisible: bool
 
 
-def canonical(fields: Mapping[str, Any], text_column: str = "text") -> Row:
-    """Map a row's fields. :raises RejectError: if they hold no usable text."""
+def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool = False) -> Row:
+    """Map a row's fields.
+
+    :param labels: whether the row is there for its label: it needs one, and a conversation needs no answer.
+    :raises RejectError: if they hold no usable text.
+    """
     messages = _messages(fields, text_column)
     text = fields.get(text_column) if messages is None else None
     if messages is None and text is None:
@@ -80,6 +84,8 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text") -> Row:
     touched = 0
     unseen = False
     label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
+    if labels and label is None:
+        raise RejectError(Reason.NO_LABEL, "no `label`")
     group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
     if messages is None:
         if not isinstance(text, str):
@@ -88,7 +94,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text") -> Row:
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
         clean, touched = _clean(text)
         return Row((), (), clean, label, source, group, touched, invisible(clean))
-    roles, contents = zip(*_ordered(messages), strict=True)
+    roles, contents = zip(*_ordered(messages, answered=not labels), strict=True)
     cleaned = []
     for content in contents:
         clean, count = _clean(content)
@@ -161,8 +167,11 @@ def _content(value: Any, name: str) -> str:
     raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")
 
 
-def _ordered(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Check the order that chat templates ask for, and join neighbours of one role."""
+def _ordered(messages: list[tuple[str, str]], answered: bool = True) -> list[tuple[str, str]]:
+    """Check the order that chat templates ask for, and join neighbours of one role.
+
+    :param answered: whether there must be an answer.
+    """
     joined: list[tuple[str, str]] = []
     for role, content in messages:
         if not content.strip():
@@ -177,10 +186,10 @@ def _ordered(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
             joined.append((role, content))
     roles = [role for role, _ in joined]
     body = roles[1:] if roles[:1] == ["system"] else roles
-    if "assistant" not in body:
+    if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
-    if body[0] != "user":
-        raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}")
+    if body[:1] != ["user"]:
+        raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")
     if "system" in body:
         raise RejectError(Reason.BAD_ORDER, "a system message in the middle")
     return joined

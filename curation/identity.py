@@ -50,6 +50,11 @@ def names(row: Row) -> tuple[bytes, bytes, int]:
         raise RejectError(Reason.LONE_SURROGATE, "half of a surrogate pair") from None
 
 
+def labelled(key: bytes, label: str | None) -> bytes:
+    """The content key of a row whose label is part of what it says (16 bytes)."""
+    return _hash(b"l" + key + (label or "").encode())
+
+
 def rank(exact: bytes, file: int, position: int) -> bytes:
     """The order among rows of one key, unique per input row (28 bytes): the smallest survives."""
     return exact + file.to_bytes(4, "big") + position.to_bytes(8, "big")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from curation.canonical import Row, canonical
 from curation.columns import binaries, booleans, integers, offsets, strings
-from curation.identity import names, rank, salt_bytes, unit
+from curation.identity import labelled, names, rank, salt_bytes, unit
 from curation.readers import read
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
@@ -57,14 +57,23 @@ _FLUSH_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class Rules:
-    """What shapes rows and split. Integers and text only: it is part of the digest."""
+    """What shapes rows and split. Integers and text only: it is part of the digest.
+
+    :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates.
+    """
 
     eval_per_million: int
     split_salt: str
     text_column: str
     max_row_bytes: int
     exact_duplicates: str
+    task: str = "causal-lm"
     version: int = VERSION
+
+    def facts(self) -> dict[str, Any]:
+        """JSON values for the digest; what is as it was before there were tasks is not named."""
+        values = asdict(self)
+        return values if values["task"] != "causal-lm" else {key: values[key] for key in values if key != "task"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,7 @@ Curated = tuple[int, Row, bytes, bytes, bytes, int]
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
     """Each input row once: (position, row, key, rank, unit, words), or the fault that it ends in."""
     rules, salt = task.rules, salt_bytes(task.rules.split_salt)
+    labels = rules.task == "classification"
     records = read(task.split, max_row_bytes=rules.max_row_bytes, text_column=rules.text_column, limits=task.limits)
     for record in records:
         if isinstance(record, Blank):
@@ -155,7 +165,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             yield record
             continue
         try:
-            row = canonical(record.fields, rules.text_column)
+            row = canonical(record.fields, rules.text_column, labels)
             key, exact, words = names(row)
         except RejectError as error:
             report.faults += 1
@@ -164,7 +174,9 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         report.rows += 1
         report.neutralised += row.neutralised > 0
         report.invisible += row.invisible
-        yield record.position, row, key, rank(exact, task.file, record.position), unit(row, key, salt), words
+        side = unit(row, key, salt)  # of the text alone: the same words never stand on both sides
+        key = labelled(key, row.label) if labels else key
+        yield record.position, row, key, rank(exact, task.file, record.position), side, words
 
 
 def _head(record: Found) -> bytes:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,7 +92,7 @@ def _curate(
     with Exchange(work, workdir / "spill", rules.exact_duplicates, memory or Memory()) as exchange:
         exchange.settle(rules.eval_per_million)
         counts = exchange.counts()
-        facts = {**asdict(rules), "exact": _exact(exchange)}
+        facts = {**rules.facts(), "exact": _exact(exchange)}
         digest = dataset.digest({split: _keys(exchange, split) for split in SPLITS}, counts, facts)
         tell("settle", 1, 1)
         found = find(store, drop.family, digest)

@@ -31,6 +31,7 @@ def make_rules(recipe: Recipe) -> Rules:
         text_column=data.text_column,
         max_row_bytes=data.max_row_bytes,
         exact_duplicates=recipe.curation.exact_duplicates,
+        task=recipe.task,
     )
 
 

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     UNKNOWN_ROLE = "unknown_role"
     BAD_ORDER = "bad_order"
     NO_ANSWER = "no_answer"
+    NO_LABEL = "no_label"
     TORN_FILE = "torn_file"
     BOMB = "compression_bomb"
     BAD_FORMAT = "bad_format"
@@ -54,6 +55,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.UNKNOWN_ROLE: "Use the roles system, user, assistant and tool",
     Reason.BAD_ORDER: "Begin with at most one system message, then a user's",
     Reason.NO_ANSWER: "Give every conversation an answer of the assistant",
+    Reason.NO_LABEL: "Give every row a `label`, as `task: classification` learns nothing from others",
     Reason.TORN_FILE: "Compress and upload the file again",
     Reason.BOMB: "Compress the file with an ordinary ratio, or split it",
     Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet or text, plain, gzip or zstd",

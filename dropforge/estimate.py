@@ -181,7 +181,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
         host=host,
         checkpoint_bytes=None if trained is None else state_bytes(recipe) * trained,
         most_rows=most,
-        exact=shape is not None and shape.exact,
+        exact=shape is not None and shape.exact and recipe.task == "causal-lm",
     )
 
 
@@ -223,6 +223,8 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     activations, logits = passes_bytes(recipe, shape, rows, targets)
     weights = (whole + 4 * adapters) // shards
     evaluates_whole = sharded and bf16 and recipe.evaluate.precision == "fp32"
+    # A row of a classifier has a logit for each label, not one of each token.
+    told = 0 if recipe.task == "classification" else 8 * int(rows * train.sequence_length * targets) * shape.vocab
     found = Memory(
         weights=weights,
         gradients=4 * trained // shards,
@@ -232,7 +234,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
         logits=logits,
         copy=state_bytes(recipe) * trained // _copies(recipe) if on_cpu else 0,
         whole=0,
-        evaluation=8 * int(rows * train.sequence_length * targets) * shape.vocab + (whole if evaluates_whole else 0),
+        evaluation=told + (whole if evaluates_whole else 0),
         heap=0,
         runtime=RUNTIME_BYTES,
     )
@@ -270,6 +272,8 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     one = 0 if train.activation_checkpointing == "none" else each  # the block that is computed again
     kept = tokens * (shape.layers * min(again, each) + one)
     within = tokens * 4 * (2 * shape.mlp * max(1, shape.chosen) + 3 * shape.hidden)  # of the last block's backward pass
+    if recipe.task == "classification":
+        return kept + within, 0
     if arithmetic == "fp32" and shape.vocab > shape.hidden:  # in chunks
         head = 4 * shape.vocab * shape.hidden if train.method == "full" else 0
         return kept + within, head
@@ -344,6 +348,8 @@ def _room(recipe: Recipe) -> float | None:
 def unknown_memory(recipe: Recipe, figures: Estimate) -> str | None:
     """Why the memory of a rank cannot be held against what it may take; None where it can."""
     if figures.rank_bytes is None:
+        if recipe.task == "classification":
+            return "unknown for an encoder, and until the base model's config is here"
         return "unknown until the base model's config is here"
     return "on its GPU, whose memory `compute.gpu_memory_gb` would name" if _room(recipe) is None else None
 
@@ -416,8 +422,17 @@ def size_text(count: int) -> str:
 def shape_of(recipe: Recipe) -> Shape | None:
     """The base model's shape: from `base.scratch`, from the `config.json` of a local folder, or as it was published.
 
+    A classifier has its base's, without a head of tokens; of an encoder nothing is known, for it is no Llama.
+
     :raises RecipeError: for a config that cannot be read, or with sizes that no model has.
     """
+    shape = _base_shape(recipe)
+    if shape is None or recipe.task == "causal-lm":
+        return shape
+    return replace(shape, tied=True) if shape.exact else None
+
+
+def _base_shape(recipe: Recipe) -> Shape | None:
     scratch, model = recipe.base.scratch, recipe.base.model or ""
     if scratch is not None:
         return _checked("recipe key `base.scratch`", config_of(scratch.model_dump()), "its sizes")

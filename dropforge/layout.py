@@ -18,6 +18,7 @@
     runs/RUN/best/step-N-DIGEST.safetensors  weights of the best evaluations that a checkpoint may still export
     runs/RUN/failures/POD/START/             stacks and last collectives of an attempt that failed
     runs/RUN/unsent-metrics/, unsent-tags/   what MLflow did not take
+    runs/RUN/labels.json                     labels of a classifier, in the order of their numbers
     runs/RUN/plan/IDENTITY/plan.json         tokens and packs, made once; the manifest is written last
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     runs/RUN/answers/step-N.json             what the model answered in an evaluation; candidate.json and champion.json

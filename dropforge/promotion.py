@@ -63,19 +63,22 @@ class Verdict:
         return "\n".join([head, *rows])
 
 
-def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool) -> Policy:
+def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "causal-lm") -> Policy:
     """The policy that a recipe's `promote` section asks for.
 
-    Losses and accuracies count tokens, so between models of different tokenizers they say nothing: bits per byte of
-    text decide then. Generated answers are texts (`gen/...`), and compare whatever they are made of.
+    Losses and accuracies of language models count tokens, so between different tokenizers they say nothing: bits per
+    byte of text decide then. Generated answers are texts (`gen/...`), and compare whatever they are made of; figures of
+    classifiers count rows, whatever the tokens.
+
+    :param task: the recipe's.
     """
     metric = str(promote["metric"])
     answers = metric.startswith("gen/")
-    if not same_tokenizer and not answers:
+    if not (same_tokenizer or answers or task == "classification"):
         metric = "eval/bits_per_byte"
     return Policy(
         metric=metric,
-        direction="higher" if answers or metric == "eval/accuracy" else "lower",
+        direction="higher" if answers or metric in ("eval/accuracy", "eval/macro_f1") else "lower",
         min_improvement=float(promote["min_improvement"]),
         better_than_base=bool(promote["better_than_base"]),
     )

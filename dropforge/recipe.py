@@ -19,6 +19,7 @@ DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
 
 
+Task = Literal["causal-lm", "classification"]
 Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
@@ -37,8 +38,9 @@ class Scratch(Section):
     """A model with random weights and a tokenizer trained on the drop: for machines without a hub. Its sizes, or the
     config of any causal language model of transformers."""
 
-    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] | None = None
-    """Model family; `llama` if neither it nor `config` is given."""
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2", "distilbert"] | None = None
+    """Model family; `llama` if neither it nor `config` is given. `distilbert` is an encoder, for
+    `task: classification`."""
     hidden_size: int | None = Field(default=None, ge=16, le=LARGEST, multiple_of=8)
     """Width of the residual stream; 128 without `config`."""
     layers: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -394,12 +396,15 @@ class Promote(Section):
         "eval/perplexity",
         "eval/accuracy",
         "eval/bits_per_byte",
+        "eval/macro_f1",
         "gen/exact-match",
         "gen/token-f1",
         "gen/rouge-l",
         "gen/valid-json",
     ] = "eval/loss"
-    """Deciding metric; in the place of one that counts tokens, bits per byte decide between different tokenizers."""
+    """Deciding metric. In the place of one that counts tokens, bits per byte decide between language models of
+    different tokenizers. `eval/macro_f1` is for `task: classification`, which has neither perplexity nor bits per byte
+    nor `gen/...`."""
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     better_than_base: bool = True
@@ -409,6 +414,8 @@ class Promote(Section):
 class Recipe(Section):
     """What a person asks for."""
 
+    task: Task = "causal-lm"
+    """What the model learns: to continue text, or (`classification`) to give each row its `label`."""
     base: Base
     """The model to start from."""
     data: Data = Data()

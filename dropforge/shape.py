@@ -135,7 +135,7 @@ class Shape:
 
 def mlp_width(architecture: str, hidden: int) -> int:
     """Width of the MLP of a new model: SwiGLU with 8/3 of the hidden size has as many weights as a plain one with 4."""
-    return 4 * hidden if architecture == "gpt2" else -(-hidden * 8 // 3 // 16) * 16
+    return 4 * hidden if architecture in ("gpt2", "distilbert") else -(-hidden * 8 // 3 // 16) * 16
 
 
 def config_of(scratch: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,6 +144,17 @@ def config_of(scratch: Mapping[str, Any]) -> dict[str, Any]:
         return dict(scratch["config"])
     architecture, hidden = str(scratch["architecture"]), int(scratch["hidden_size"])
     common = {"model_type": architecture, "vocab_size": scratch["vocab_size"], "tie_word_embeddings": True}
+    if architecture == "distilbert":
+        return common | {
+            "dim": hidden,
+            "hidden_dim": mlp_width(architecture, hidden),
+            "n_layers": scratch["layers"],
+            "n_heads": scratch["heads"],
+            "max_position_embeddings": scratch["context"],
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "seq_classif_dropout": 0.0,
+        }
     if architecture == "gpt2":
         return common | {
             "n_embd": hidden,

@@ -25,6 +25,8 @@ from trainer.model.build import (
     check_router,
     check_vocabulary,
     context_of,
+    is_classifier,
+    load_classifier,
     load_model,
     prefix_length,
 )
@@ -111,7 +113,8 @@ def assemble(
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     proof = prove(plan, gang, settings.train.micro_batch)
     expected = probe_loss(loss, probe)
-    if settings.base.scratch is not None:  # a checkpoint's weights come later
+    # A checkpoint's weights come later. Of a classifier two rows are too few to tell a guess.
+    if settings.base.scratch is not None and prepared.labels is None:
         check_first_loss(expected, len(probe.targets), loss.place()[1])
     return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof, frozen_digest(built))
 
@@ -121,10 +124,18 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
     if settings.base.scratch is not None:
         vocabulary = prepared.tokenizer.get_vocab()
         built = make_scratch(
-            settings.base.scratch, {token: vocabulary[token] for token in SPECIAL}, settings.train.seed
+            settings.base.scratch,
+            {token: vocabulary[token] for token in SPECIAL},
+            settings.train.seed,
+            prepared.labels,
         )
     else:
-        model = load_model(prepared.base, settings.base.revision)
+        base, revision, labels = prepared.base, settings.base.revision, prepared.labels
+        if labels is None:
+            model = load_model(base, revision)
+        else:
+            pad = pad_id(prepared.tokenizer)
+            model = load_classifier(base, revision, labels=labels, pad=pad, seed=settings.train.seed)
         check_router(model)
         new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
         add_rows(model, new)
@@ -133,7 +144,8 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_vocabulary(built.model, largest)
     built.model.to(gang.device)
-    built.model.config.use_cache = False
+    if not is_classifier(built.model):
+        built.model.config.use_cache = False
     return built
 
 
@@ -268,6 +280,13 @@ def describe(
         ),
         ("merged_at_border", "answers begin in a token that also ends their prompt"),
         ("split_texts", "texts are longer than a row and are split"),
+        ("cut_rows", "rows are longer than a row of the model and are cut"),
     ):
         if facts.get(key):
             console.say(f"{facts[key]} {text}")
+    if prepared.labels is not None:
+        console.say(
+            f"{len(prepared.labels)} labels: " + ", ".join(f"{k} ({n})" for k, n in facts["labels"].items())[:500]
+        )
+        if prepared.eval.facts["unseen_labels"]:
+            console.say(f"{prepared.eval.facts['unseen_labels']} evaluation rows have labels that no training row has")

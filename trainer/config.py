@@ -25,6 +25,7 @@ DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens
 Section = TypeVar("Section")
 Recompute = Literal["none", "selective", "full"]
 OptimizerName = Literal["adamw", "adamw-bf16", "sgd"]
+Task = Literal["causal-lm", "classification"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 
@@ -33,7 +34,7 @@ AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_atte
 class Scratch:
     """A model made from a config, with a tokenizer trained on the dataset: its sizes, or a whole config instead."""
 
-    architecture: Literal["llama", "qwen2", "mistral", "gpt2"] | None
+    architecture: Literal["llama", "qwen2", "mistral", "gpt2", "distilbert"] | None
     hidden_size: int | None
     layers: int | None
     heads: int | None
@@ -179,6 +180,7 @@ class Generation:
 class Settings:
     """What the trainer reads of a recipe.
 
+    :param task: what the model learns: to continue text, or a label for each row.
     :param max_left_out: largest share of training rows that may teach nothing.
     :param mix: for each source of rows the passes over it in an epoch; one where it is not named.
     :param eval_rows: most evaluation rows to use.
@@ -190,6 +192,7 @@ class Settings:
     :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
     """
 
+    task: Task
     base: Base
     train: Train
     max_left_out: float
@@ -215,7 +218,10 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     if (refused := refusal(_get(recipe, "train", "method"))) is not None:
         raise RecipeError("recipe key `train.method`", *refused)
     train = _read(Train, recipe.get("train"), "train")
+    if "task" not in recipe:
+        raise _bad("task", "it is missing")
     settings = Settings(
+        task=_value(Task, recipe["task"], "task"),
         base=base,
         train=train,
         max_left_out=_value(float, _get(recipe, "data", "max_left_out"), "data.max_left_out"),
@@ -240,6 +246,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         context = context_of(base.scratch.plain)
         if context is not None and context < train.sequence_length:
             raise _bad("train.sequence_length", f"it is longer than the model's context of {context}")
+    _check_task(settings, recipe.get("promote"))
     _check_train(train)
     _check_new_tokens(base, train)
     if train.attention in ("flash_attention_2", "flex_attention") and not settings.gpus:
@@ -261,6 +268,23 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         if not 0 <= passes <= MOST_PASSES:
             raise _bad(f"data.mix, source {source!r}", f"{passes:g} passes are not from 0 to {MOST_PASSES}")
     return settings
+
+
+def _check_task(settings: Settings, promote: Any) -> None:
+    """What has no meaning for the task."""
+    train, scratch = settings.train, settings.base.scratch
+    if settings.task == "causal-lm":
+        if scratch is not None and scratch.architecture == "distilbert":
+            raise _bad("base.scratch.architecture", "`distilbert` is an encoder, it needs `task: classification`")
+        return
+    if train.loss_on != "answers":
+        raise _bad("train.loss_on", "a classifier learns the label of a row, and none of its tokens")
+    if settings.generation is not None:
+        raise _bad("evaluate.generation", "a classifier gives labels, and writes no answers")
+    if isinstance(promote, Mapping) and str(promote.get("metric")).startswith("gen/"):
+        raise _bad("promote.metric", "it is of generated answers, and a classifier writes none")
+    if train.method == "prefix":
+        raise _bad("train.method", "a classifier's head is new, and a prefix is all that would be trained")
 
 
 def _check_scratch(scratch: Scratch) -> None:

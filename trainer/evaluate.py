@@ -9,6 +9,10 @@ the result is `evaluation.json` in the run's folder. Both models are measured in
 which the result names. A model without a finite loss has `problem` in the place of its figures. With
 `evaluate.generation` each model answers the same rows (`gen/...`), which compare whatever the tokenizers are; what it
 answered is `answers/candidate.json` and `answers/champion.json` in the run's folder and among its artifacts.
+
+Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
+their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
+`problem` in the place of its figures.
 """
 
 from __future__ import annotations
@@ -64,9 +68,19 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     champion: dict[str, Any] | None = None
     same = True
     if order["champion"] is not None:
-        other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
-        champion, same = other.figures, measured.tokenizer == other.tokenizer
-        tables["champion"] = other.answers
+        if measured.labels is not None:
+            rows = [row for row in rows if row.label in measured.labels]
+        try:
+            other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
+            champion, same = other.figures, measured.tokenizer == other.tokenizer
+            tables["champion"] = other.answers
+        except OtherTaskError as error:
+            champion = {"problem": str(error)}
+        if champion.get("unseen_labels"):
+            champion = {"problem": f"it does not know the labels of {champion['unseen_labels']} of the rows"}
+        if "problem" in champion:
+            console.say(f"the champion has no figures: {champion['problem']}")
+    note = "tokenizers differ: compare eval/bits_per_byte, not eval/loss"
     result = {
         "precision": settings.eval_precision,
         "rows": candidate.pop("rows"),
@@ -77,7 +91,7 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         else {key: value for key, value in champion.items() if key.startswith(("eval/", "gen/")) or key == "problem"},
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "same_tokenizer": same,
-        "metric_note": "" if same else "tokenizers differ: compare eval/bits_per_byte, not eval/loss",
+        "metric_note": "" if same or settings.task == "classification" else note,
     }
     found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
     if found:
@@ -88,11 +102,17 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """What came of one model. :param figures: as JSON values. :param tokenizer: a digest of its tokenizer."""
+    """What came of one model. :param figures: as JSON values; of a classifier also `unseen_labels`, the rows left out
+    for a label that it does not know. :param tokenizer: a digest of its tokenizer. :param labels: those it knows."""
 
     figures: dict[str, Any]
     tokenizer: str
     answers: Answers | None = None
+    labels: tuple[str, ...] | None = None
+
+
+class OtherTaskError(RecipeError):
+    """A model that cannot be measured, because it was made for another task."""
 
 
 def read_order(uri: str) -> dict[str, Any]:
@@ -134,15 +154,17 @@ def measure_model(
     """Measure one model. Without a finite loss, `problem` is in the place of figures.
 
     :param name: what it is called in messages. :param uri: its folder.
+    :raises OtherTaskError: if it is not for the task of `settings`.
     """
     from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
+    from trainer.data.labels import for_labels
     from trainer.data.prompts import make_prompts
     from trainer.data.tokenizer import load_tokenizer
     from trainer.gang import gang_from_env, set_threads
     from trainer.generate import generate
     from trainer.measure import measure
-    from trainer.model.build import Built, check_vocabulary, context_of, fetch_folder
+    from trainer.model.build import Built, check_vocabulary, context_of, fetch_folder, head_labels, load_classifier
     from trainer.model.loss import choose_way, loss_model
     from trainer.model.prefix import open_model
     from trainer.prepare import encode_eval
@@ -153,13 +175,20 @@ def measure_model(
     set_threads(1)
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
         folder = fetch_folder(uri, Path(temporary), prefix=True)
-        tokenizer = load_tokenizer(folder)
-        built = Built(open_model(folder).to(gang.device).eval())
+        labels = head_labels(folder)
+        if (labels is not None) != (settings.task == "classification"):
+            what = "no classifier" if labels is None else "a classifier, and no language model"
+            raise OtherTaskError(f"{name} {uri}", f"it is {what}", "Measure it on rows of its own task")
+        tokenizer = load_tokenizer(folder, ends=labels is None)
+        if labels is not None:
+            tokenizer = for_labels(tokenizer)
+        model = open_model(folder) if labels is None else load_classifier(folder)
+        built = Built(model.to(gang.device).eval())
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = context_of(built.model) or settings.train.sequence_length
     length = min(settings.train.sequence_length, longest)
     settings = replace(settings, train=replace(settings.train, sequence_length=length))
-    tokens = encode_eval(tokenizer, rows, settings)
+    tokens = encode_eval(tokenizer, rows, settings, labels)
     if not len(tokens):
         raise RecipeError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
     check_vocabulary(built.model, int(tokens.ids.max()))
@@ -189,15 +218,17 @@ def measure_model(
     assert found is not None
     figures = found.plain()
     digest = hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
+    if labels is not None:
+        figures["unseen_labels"] = tokens.facts["unseen_labels"]
     if math.isfinite(found.loss):
         console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
     else:  # JSON has no such number, and none of the others means anything
         problem = f"its loss on these rows is {found.loss}"
         figures = {**{key: value for key, value in figures.items() if not key.startswith("eval/")}, "problem": problem}
         console.say(f"{name} {uri}: {problem}")
-        return MeasuredModel(figures, digest)
+        return MeasuredModel(figures, digest, labels=labels)
     if settings.generation is None:
-        return MeasuredModel(figures, digest)
+        return MeasuredModel(figures, digest, labels=labels)
     console.phase(f"the {name} answers")
     answers = generate(
         loss,

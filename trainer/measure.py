@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ class Measured:
 
     :param loss: nats per target token of the model's own tokenizer.
     :param bits_per_byte: by the bytes of the rows' own text, so comparable between tokenizers; None if not known.
+    :param macro_f1: of a classifier, see `macro_f1`; its loss is in nats per row, and it has no perplexity.
     :param precision: arithmetic of the forward pass; figures of two precisions do not compare.
     """
 
@@ -34,6 +35,7 @@ class Measured:
     accuracy: float
     bits_per_byte: float | None
     precision: Precision = "fp32"
+    macro_f1: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -41,10 +43,16 @@ class Measured:
 
     def metrics(self) -> dict[str, float]:
         """Names as in MLflow."""
+        if self.macro_f1 is not None:
+            return {"eval/loss": self.loss, "eval/accuracy": self.accuracy, "eval/macro_f1": self.macro_f1}
         values = {"eval/loss": self.loss, "eval/perplexity": self.perplexity, "eval/accuracy": self.accuracy}
         if self.bits_per_byte is not None:
             values["eval/bits_per_byte"] = self.bits_per_byte
         return values
+
+    def __str__(self) -> str:
+        last = f"perplexity {self.perplexity:.2f}" if self.macro_f1 is None else f"macro F1 {self.macro_f1:.4f}"
+        return f"loss {self.loss:.4f}  {last}  accuracy {self.accuracy:.4f}"
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -81,6 +89,9 @@ def measure(
     loss.bf16 = precision == "bf16"
     # Loss, right ones and targets; they stay on the device, so that batches do not wait for each other.
     sums = torch.zeros(3, dtype=torch.float64, device=gang.device)
+    # Of each label the rows that are rightly given it, those that are given it, and those that have it.
+    count = 0 if tokens.labels is None else int(loss.model.config.num_labels)
+    labels = torch.zeros(3, count, dtype=torch.float64, device=gang.device)
     try:
         turns = -(-len(batches) // gang.world)
         for turn in range(turns):
@@ -90,7 +101,12 @@ def measure(
             with collective():
                 logits = loss.logits(batch.ids, batch.positions, batch.places)
             each = functional.cross_entropy(logits, batch.targets, reduction="none")
-            right = logits.argmax(-1) == batch.targets
+            guess = logits.argmax(-1)
+            right = guess == batch.targets
+            if count:
+                labels[0].index_add_(0, batch.targets, right.double())
+                for row, found in ((1, guess), (2, batch.targets)):
+                    labels[row].index_add_(0, found, torch.ones_like(right, dtype=torch.float64))
             sums += torch.stack([each.double().sum(), right.sum().double(), torch.ones_like(each).double().sum()])
             asked = stop()
             if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(asked)])[0]:
@@ -99,7 +115,21 @@ def measure(
     finally:
         loss.train(training)
         loss.bf16 = bf16
-    return _measured(tokens, gang.sum(sums.tolist()), precision)
+    total = gang.sum([*sums.tolist(), *labels.flatten().tolist()])
+    scores = total[3:]
+    f1 = macro_f1(*(scores[row * count : (row + 1) * count] for row in range(3))) if count else None
+    return _measured(tokens, total[:3], precision, f1)
+
+
+def macro_f1(right: Sequence[float], given: Sequence[float], there: Sequence[float]) -> float:
+    """The mean of F1 over the labels that are given or there: each counts alike, however rare it is.
+
+    As `f1_score(average="macro")` of scikit-learn; NaN without a row.
+
+    :param right, given, there: for each label the rows that are rightly given it, are given it, and have it.
+    """
+    each = [2 * a / (b + c) for a, b, c in zip(right, given, there, strict=True) if b + c]
+    return math.fsum(each) / len(each) if each else math.nan
 
 
 def _batches(loss: LossModel, tokens: Tokens, size: int, micro: int) -> list[list[Pack]]:
@@ -108,12 +138,12 @@ def _batches(loss: LossModel, tokens: Tokens, size: int, micro: int) -> list[lis
     return [packs[index : index + micro] for index in range(0, len(packs), micro)]
 
 
-def _measured(tokens: Tokens, sums: list[float], precision: Precision) -> Measured:
+def _measured(tokens: Tokens, sums: list[float], precision: Precision, f1: float | None) -> Measured:
     """:param sums: nats, right ones and targets over all ranks."""
     nats, right, targets = sums
     rows = int(tokens.facts.get("rows", 0))
     if not targets:
-        return Measured(rows, 0, math.nan, math.nan, None, precision)
+        return Measured(rows, 0, math.nan, math.nan, None, precision, f1)
     spelled = tokens.facts.get("target_bytes")
     bits = nats / math.log(2) / spelled if spelled else None
-    return Measured(rows, int(targets), nats / targets, right / targets, bits, precision)
+    return Measured(rows, int(targets), nats / targets, right / targets, bits, precision, f1)

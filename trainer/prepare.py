@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropforge.dataset import Manifest
-from dropforge.errors import DataError
+from dropforge.errors import DataError, RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.compat import versions
 from trainer.config import Settings
-from trainer.data.chat import check_left_out, documents, make_encoder
+from trainer.data.chat import Document, check_left_out, documents, make_encoder
 from trainer.data.hub import fetch_from_hub
+from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, labelled_documents, read_labels
 from trainer.data.mix import Mix, make_mix
 from trainer.data.packing import Packs
 from trainer.data.plan import make_packs
@@ -38,7 +39,7 @@ from trainer.data.prompts import Prompt, held_out, make_prompts, read_prompts, w
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
-from trainer.model.build import fetch_folder, is_hub_id
+from trainer.model.build import fetch_folder, head_labels, is_hub_id
 from trainer.model.scratch import check_scratch, longest
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
@@ -69,6 +70,7 @@ class Prepared:
     :param mix: the sources of the documents, if the recipe mixes them.
     :param packs: the packed plan's packs; None if the recipe packs nothing. Padded, each document is its own.
     :param prompts: of the evaluation by generation, if the recipe asks for one.
+    :param labels: of a classifier, in the order of their numbers; None for other tasks.
     """
 
     train: Tokens
@@ -80,6 +82,7 @@ class Prepared:
     mix: Mix | None = None
     packs: Packs | None = None
     prompts: Sequence[Prompt] = ()
+    labels: tuple[str, ...] | None = None
 
 
 def prepare(
@@ -106,12 +109,17 @@ def prepare(
     end = time.monotonic() + (0.0 if first or not keep else patience)
     base = ""
     if settings.base.scratch is not None:
-        check_scratch(settings.base.scratch)
+        check_scratch(settings.base.scratch, settings.task)
     if settings.base.model is not None:
         model = settings.base.model
         hub = is_hub_id(model)
         base = str(fetch_from_hub(model, settings.base.revision) if hub else fetch_folder(model, scratch / "base"))
-    elif not _comes(lambda: run.stat(TOKENIZER) is not None, end, check):
+    labels = None
+    if settings.task == "classification":
+        if not _comes(lambda: run.stat(LABELS) is not None, end, check):
+            _publish_labels(run, data, manifest, settings, base)
+        labels = read_labels(run)
+    if not base and not _comes(lambda: run.stat(TOKENIZER) is not None, end, check):
         say("training the tokenizer")
         _publish_tokenizer(run, lambda: texts(read_rows(data, manifest, "train"), TRAINING_CHARACTERS), settings)
     check()
@@ -119,20 +127,20 @@ def prepare(
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
-    stored = PlanStore(run, identity(spec, settings, tokenizer))
+    stored = PlanStore(run, identity(spec, settings, tokenizer, labels))
     if keep and _comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
     else:
         staging = scratch / f".{_PLAN}"
         shutil.rmtree(staging, ignore_errors=True)
-        _make(spec, settings, manifest, tokenizer, staging, check, say)
+        _make(spec, settings, manifest, tokenizer, labels, staging, check, say)
         check()
         staging.rename(folder)
         if keep:
             stored.keep(folder)
     train, evaluation = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
     _check(spec, settings, train, evaluation)
-    names = ("ids", "trained", "offsets")
+    names = ["ids", "trained", "offsets", *(["labels"] if labels else [])]
     content = [_sha256(folder / "train" / f"{name}.npy") for name in names] + [_fingerprint(tokenizer)]
     ready = {"base": base, "content": hashlib.sha256("".join(content).encode()).hexdigest()}
     temporary = scratch / f".{_READY}"
@@ -148,23 +156,33 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
     ready = json.loads((scratch / _READY).read_text())
     folder = scratch / _PLAN
     train = Tokens.load(folder / "train")
+    run = open_store(spec.root)
     return Prepared(
         train=train,
         eval=Tokens.load(folder / "eval"),
-        tokenizer=open_tokenizer(settings, ready["base"], open_store(spec.root)),
+        tokenizer=open_tokenizer(settings, ready["base"], run),
         base=ready["base"],
         plan_content=ready["content"],
         row_keys=np.load(folder / _KEYS, mmap_mode="r"),
         mix=_mix(settings, folder, train),
-        packs=Packs.load(folder / "packs") if settings.train.packing != "off" else None,
+        packs=Packs.load(folder / "packs") if _packs(settings) else None,
         prompts=read_prompts(folder / _PROMPTS) if settings.generation is not None else (),
+        labels=read_labels(run) if settings.task == "classification" else None,
     )
 
 
-def identity(spec: RunSpec, settings: Settings, tokenizer: Any) -> dict[str, Any]:
+def _packs(settings: Settings) -> bool:
+    """Whether documents may share a row."""
+    return settings.train.packing != "off" and settings.task == "causal-lm"
+
+
+def identity(
+    spec: RunSpec, settings: Settings, tokenizer: Any, labels: tuple[str, ...] | None = None
+) -> dict[str, Any]:
     """Everything that tokens and packs follow from, as JSON values."""
     train, found = settings.train, versions()
     special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
+    names = (*_CODE, *(["labels"] if labels else []))
     return {
         "dataset": spec.dataset_digest,
         "tokenizer": _fingerprint(tokenizer),
@@ -177,7 +195,8 @@ def identity(spec: RunSpec, settings: Settings, tokenizer: Any) -> dict[str, Any
         "eval_rows": settings.eval_rows,
         "mix": settings.mix,
         "prompts": None if settings.generation is None else settings.generation.rows,
-        "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in _CODE)).hexdigest(),
+        "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in names)).hexdigest(),
+        **({"labels": list(labels)} if labels else {}),
         "versions": {key: found[key] for key in sorted(found) if key in ("tokenizers", "transformers")},
     }
 
@@ -187,6 +206,7 @@ def _make(
     settings: Settings,
     manifest: Manifest,
     tokenizer: Any,
+    labels: tuple[str, ...] | None,
     folder: Path,
     check: Callable[[], None],
     say: Callable[[str], None],
@@ -197,7 +217,7 @@ def _make(
     sources: dict[str, int] = {}
     folder.mkdir(parents=True)
     say(f"tokenising {manifest.rows('train')} rows")
-    encoder = make_encoder(tokenizer, settings.train.loss_on)
+    length = settings.train.sequence_length
     with ExitStack() as stack:
         columns = {split: Column(path, "V16") for split, path in keys.items()}
         of_row = Column(folder / "row_sources.npy", np.int32)
@@ -219,8 +239,8 @@ def _make(
             taken: Iterator[Row] = islice(rows, most)
             if split == "eval" and settings.generation is not None:
                 taken = _asking(tokenizer, taken, settings.generation.rows, folder / _PROMPTS)
-            found = documents(encoder, taken, settings.train.sequence_length, facts)
-            write_tokens(found, folder / split, facts)
+            found = _documents(tokenizer, labels, taken, settings.train.loss_on, length, facts)
+            write_tokens(found, folder / split, facts, labelled=labels is not None)
             for _ in rows:  # the rest is read for its keys
                 pass
     (folder / _SOURCES).write_text(json.dumps(list(sources)))
@@ -229,7 +249,7 @@ def _make(
     train, evaluation = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
     _check(spec, settings, train, evaluation)
     mix = _mix(settings, folder, train)
-    if settings.train.packing != "off":
+    if _packs(settings):
         make_packs(train.lengths, settings.train.sequence_length, True, mix).save(folder / "packs")
 
 
@@ -250,6 +270,8 @@ def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens)
     check_left_out(f"training rows of {spec.dataset}", train.facts, settings.max_left_out)
     if not len(evaluation):
         raise _no_target(spec.dataset, "evaluation", evaluation.facts)
+    if settings.task == "classification":  # what is left out there makes the figures better than the model
+        check_left_out(f"evaluation rows of {spec.dataset}", evaluation.facts, settings.max_left_out)
 
 
 def _mix(settings: Settings, folder: Path, train: Tokens) -> Mix | None:
@@ -282,20 +304,49 @@ def _comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> b
     return True
 
 
-def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings) -> Tokens:
-    """Evaluation rows as documents."""
+def _documents(
+    tokenizer: Any,
+    labels: tuple[str, ...] | None,
+    rows: Iterable[Row],
+    loss_on: str,
+    length: int,
+    facts: dict[str, Any],
+) -> Iterator[Document]:
+    """Rows as the task has the model read them."""
+    if labels is not None:
+        return labelled_documents(tokenizer, labels, rows, length, facts)
+    return documents(make_encoder(tokenizer, loss_on), rows, length, facts)
+
+
+def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings, labels: tuple[str, ...] | None = None) -> Tokens:
+    """Evaluation rows as documents. :param labels: of a classifier, in the order of their numbers."""
     facts: dict[str, Any] = {}
-    encoder = make_encoder(tokenizer, settings.train.loss_on)
-    return collect(documents(encoder, rows, settings.train.sequence_length, facts), facts)
+    train = settings.train
+    found = _documents(tokenizer, labels, rows, train.loss_on, train.sequence_length, facts)
+    return collect(found, facts, labelled=labels is not None)
 
 
 def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
-    """The run's tokenizer: the published one of a model from a config, or the base model's own."""
+    """The run's tokenizer: the published one of a model from a config, or the base model's own.
+
+    :raises RecipeError: if a classifier's rows would be longer than it is made for.
+    """
+    classifies = settings.task == "classification"
     if settings.base.scratch is not None:
-        return wrap_tokenizer(run.get(TOKENIZER), longest(settings.base.scratch))
-    tokenizer = load_tokenizer(base, settings.base.revision)
-    add_tokens(tokenizer, settings.base.new_tokens or ())
-    return tokenizer
+        tokenizer = wrap_tokenizer(run.get(TOKENIZER), longest(settings.base.scratch))
+    else:
+        tokenizer = load_tokenizer(base, settings.base.revision, ends=not classifies)
+        add_tokens(tokenizer, settings.base.new_tokens or ())
+    if not classifies:
+        return tokenizer
+    if settings.train.sequence_length > tokenizer.model_max_length:  # less than the embeddings of some encoders
+        raise RecipeError(
+            "recipe key `train.sequence_length`",
+            f"{settings.train.sequence_length} is longer than the {tokenizer.model_max_length} tokens that the base "
+            "model's tokenizer is made for",
+            f"Set it to {tokenizer.model_max_length} or less",
+        )
+    return for_labels(tokenizer)
 
 
 def _no_target(dataset: str, split: str, facts: dict[str, Any]) -> DataError:
@@ -303,11 +354,19 @@ def _no_target(dataset: str, split: str, facts: dict[str, Any]) -> DataError:
     return DataError(dataset, f"no {split} row has a token to learn from{first}", "Check the roles in the drop")
 
 
+def _publish_labels(run: Store, data: Store, manifest: Manifest, settings: Settings, base: str) -> None:
+    # Of all training rows, so that a smoke run on few of them makes the same model.
+    head = head_labels(base, settings.base.revision) if base else None
+    found = find_labels(read_rows(data, manifest, "train"), f"train split of {manifest.family}/{manifest.digest[:12]}")
+    run.put_if_absent(LABELS, json.dumps(choose_labels(found, head), ensure_ascii=False).encode())
+
+
 def _publish_tokenizer(run: Store, source: Callable[[], Iterator[str]], settings: Settings) -> None:
     # Whoever comes second takes what is there: all nodes and attempts share the same bytes.
     assert settings.base.scratch is not None
     if run.stat(TOKENIZER) is None:
-        run.put_if_absent(TOKENIZER, train_tokenizer(source(), settings.base.scratch.vocabulary))
+        framed = settings.task == "classification"
+        run.put_if_absent(TOKENIZER, train_tokenizer(source(), settings.base.scratch.vocabulary, framed=framed))
 
 
 def _sha256(path: Path) -> str:

@@ -20,6 +20,7 @@ from trainer.compat import quiet_libraries
 from trainer.config import read_settings
 from trainer.data.batch import Batch
 from trainer.data.hub import fetch_from_hub
+from trainer.data.labels import read_labels
 from trainer.data.tokenizer import load_tokenizer
 from trainer.data.tokens import collect
 from trainer.gang import Gang
@@ -97,7 +98,8 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
     except MissingObjectError:
         raise DataError(f"run {spec.run}", f"its {TOKENIZER} is gone", "Without it the model says nothing") from None
     none = collect([], {})
-    built = build(settings, Prepared(none, none, tokenizer, base, "", np.empty(0, np.void)), Gang())
+    labels = read_labels(open_store(spec.root)) if settings.task == "classification" else None
+    built = build(settings, Prepared(none, none, tokenizer, base, "", np.empty(0, np.void), labels=labels), Gang())
     named = dict(built.trainable())
     kept = {name.removeprefix(WEIGHT): found.size for name, found in reader.tensors.items() if name.startswith(WEIGHT)}
     if FROZEN in seal.recipe:
@@ -158,7 +160,7 @@ def _probe(built: Built) -> Batch:
 
 def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     """:raises DataError: if the tokenizer that was written reads or renders other text than the run's."""
-    again = load_tokenizer(folder)
+    again = load_tokenizer(folder, ends=tokenizer.eos_token_id is not None)
     text = "Grüße, 世界 <|im_end|>\n\tx = 1"
     if again.chat_template != tokenizer.chat_template or again(text)["input_ids"] != tokenizer(text)["input_ids"]:
         raise DataError(f"tokenizer in {folder}", "read back, it is another one", "Report this with the run's log")

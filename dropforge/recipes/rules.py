@@ -28,6 +28,7 @@ def check_startable(recipe: Recipe) -> Recipe:
 def check_combinations(recipe: Recipe) -> None:
     """:raises RecipeError: for the first combination that cannot work."""
     base, train, compute = recipe.base, recipe.train, recipe.compute
+    _check_task(recipe)
     if (base.model is None) == (base.scratch is None):
         given = "both are given" if base.model else "neither is given"
         raise RecipeError("recipe keys `base.model` and `base.scratch`", given, "Give exactly one of them")
@@ -158,6 +159,53 @@ def _check_method(recipe: Recipe) -> None:
             "recipe key `base.new_tokens`",
             "with `train.freeze.embeddings` their rows would stay as they begin",
             "Freeze blocks only, or use tokens that the model knows",
+        )
+
+
+def _check_task(recipe: Recipe) -> None:
+    """:raises RecipeError: for what the task has no use for, or nothing to measure by."""
+    scratch, metric = recipe.base.scratch, recipe.promote.metric
+    if recipe.task == "causal-lm":
+        if scratch is not None and scratch.architecture == "distilbert":
+            raise RecipeError(
+                "recipe key `base.scratch.architecture`",
+                "`distilbert` is an encoder, which cannot continue a text",
+                "Set `task: classification`, or choose another architecture",
+            )
+        if metric == "eval/macro_f1":
+            raise RecipeError(
+                "recipe key `promote.metric`",
+                "`eval/macro_f1` is a mean over labels, and a language model has none",
+                "Use `eval/loss`, or `task: classification`",
+            )
+        return
+    if recipe.train.loss_on == "all":
+        raise RecipeError(
+            "recipe key `train.loss_on`",
+            "a classifier learns the label of a row, and none of its tokens",
+            "Leave it out with `task: classification`",
+        )
+    if metric in ("eval/perplexity", "eval/bits_per_byte"):
+        raise RecipeError(
+            "recipe key `promote.metric`",
+            f"`{metric}` counts text that a model continues, and a classifier continues none",
+            "Use `eval/loss`, `eval/accuracy` or `eval/macro_f1`",
+        )
+    if metric.startswith("gen/"):
+        raise RecipeError(
+            "recipe key `promote.metric`",
+            f"`{metric}` is of generated answers, and a classifier writes none",
+            "Use `eval/loss`, `eval/accuracy` or `eval/macro_f1`",
+        )
+    if recipe.evaluate.generation is not None:
+        raise RecipeError(
+            "recipe key `evaluate.generation`", "a classifier gives labels, and writes no answers", "Remove it"
+        )
+    if recipe.train.method == "prefix":
+        raise RecipeError(
+            "recipe key `train.method`",
+            "a classifier's head is new, and a prefix is all that would be trained",
+            "Use `lora`, `dora` or `full` with `task: classification`",
         )
 
 

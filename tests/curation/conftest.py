@@ -36,8 +36,9 @@ def upload(store: FolderStore) -> Callable[..., Drop]:
     return upload
 
 
-def _recipe(data: Mapping[str, Any] | None = None, **curation_values: Any) -> Recipe:
-    return load_recipe("tiny", {"data": dict(data or {}), "curation": {"workers": 1, **curation_values}})
+def _recipe(data: Mapping[str, Any] | None = None, task: str = "causal-lm", **curation_values: Any) -> Recipe:
+    values = {"task": task, "data": dict(data or {}), "curation": {"workers": 1, **curation_values}}
+    return load_recipe("tiny", values)
 
 
 @pytest.fixture

@@ -249,6 +249,31 @@ def test_digest_sees_data_and_rules(make: Make, texts: Texts) -> None:
     assert make({"other-name.jsonl": join(good[::-1])}, "d7").digest == digests[0]
 
 
+def test_rows_with_labels(make: Make, rows: Rows, ledger: Any) -> None:
+    """A label is a column of its own and a part of what a row is; the words alone decide the side of the split."""
+    good = [{"text": f"the row {number}", "label": ("spam", 3, True)[number % 3]} for number in range(60)]
+    twins = [{"text": f"the  row {number}", "label": "other"} for number in range(60)]
+    asked = {"messages": [{"role": "user", "content": "only a question"}], "label": "spam"}
+    bad = [{"text": "no label"}, {"text": "null label", "label": None}, {"messages": [], "label": "x"}]
+    lines = [json.dumps(row).encode() for row in [*good, *twins, good[0], asked, *bad]]
+    manifest = make({"a.jsonl": join(lines)}, task="classification", data={"eval_fraction": 0.3})
+    found = rows(manifest)
+    assert curation.quarantined(manifest.counts) == {"no_label": 2, "bad_messages": 1}
+    assert manifest.counts["duplicate"] == 1
+    assert Counter(row["label"] for row in found) == {"spam": 21, "3": 20, "true": 20, "other": 60}
+    assert len({row["key"] for row in found}) == len(found) == 121
+    sides: dict[str, set[str]] = {}
+    for row in found:
+        sides.setdefault(" ".join((row["text"] or "").split()), set()).add(row["split"])
+    assert all(len(side) == 1 for side in sides.values())
+    assert {split for side in sides.values() for split in side} == {"train", "eval"}
+    # The same file for the other task is another dataset version; and that one is what it was before there were tasks.
+    other = make({"a.jsonl": join(lines)}, "d2", data={"eval_fraction": 0.3})
+    assert other.digest != manifest.digest
+    assert "task" not in other.rules
+    assert manifest.rules["task"] == "classification"
+
+
 # --- publishing ---
 
 

@@ -89,3 +89,12 @@ def test_figures_of_two_precisions_do_not_compare() -> None:
     assert "measured in bf16, the candidate in fp32" in verdict.reason
     assert decide(loss(2.0) | {"precision": "bf16"}, None, loss(3.0) | {"precision": "bf16"}, Policy()).promote  # type: ignore[operator]
     assert decide(loss(2.0) | {"precision": "fp32"}, None, loss(3.0), Policy()).promote  # type: ignore[operator]
+
+
+def test_classifiers_compare_whatever_their_tokenizers() -> None:
+    promote = {"metric": "eval/macro_f1", "min_improvement": 0.0, "better_than_base": False}
+    policy = policy_of(promote, same_tokenizer=False, task="classification")
+    assert (policy.metric, policy.direction) == ("eval/macro_f1", "higher")
+    assert decide({"eval/macro_f1": 0.8}, {"eval/macro_f1": 0.7}, None, policy).promote
+    assert not decide({"eval/macro_f1": 0.6}, {"eval/macro_f1": 0.7}, None, policy).promote
+    assert policy_of(promote, same_tokenizer=False).metric == "eval/bits_per_byte"

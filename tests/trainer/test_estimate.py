@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dropforge.estimate import passes_bytes
+from dropforge.estimate import check_memory, estimate, memory_text, passes_bytes
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
+from dropforge.recipes.load import build_recipe
 from dropforge.shape import KINDS, Shape, shape_of_config
 from trainer.config import Lora
 from trainer.model.adapters import add_adapters
@@ -114,3 +115,17 @@ def test_what_a_block_keeps_is_what_the_estimate_says(kind: str, method: str, pr
     recipe = recipe_of(method, precision)
     said = passes_bytes(recipe, shape(three), 1)[0] - passes_bytes(recipe, shape(two), 1)[0]
     assert said == pytest.approx(seen, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "distilbert"])
+def test_a_classifier_has_no_logits_of_tokens_and_an_encoder_no_figures(kind: str) -> None:
+    asked = {"base": {"scratch": {"architecture": kind}}, "task": "classification", "promote": {"metric": "eval/loss"}}
+    recipe = build_recipe(asked)
+    found = estimate(recipe, 10_000)
+    check_memory(recipe, found)
+    if kind == "distilbert":
+        assert (found.parameters, found.memory) == (None, None)
+        assert memory_text(recipe, found).startswith("unknown for an encoder")
+        return
+    assert found.memory is not None
+    assert (found.memory.logits, found.memory.evaluation, found.exact) == (0, 0, False)

@@ -15,12 +15,12 @@ from typing import Any, Final
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
-from trainer.assembly import examine, make_plan, width
-from trainer.config import Settings
+from trainer.assembly import examine, make_plan, pad_id, width
+from trainer.config import Settings, Task
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.model.attention import ON_GPU, Attention
-from trainer.model.build import Built, check_context, check_router, check_vocabulary
+from trainer.model.build import Built, check_context, check_router, check_vocabulary, name_labels
 from trainer.model.method import apply_method
 from trainer.model.scratch import scratch_config
 from trainer.model.shard import blocks_to_recompute
@@ -65,9 +65,11 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     prepare(spec, settings, scratch, lambda: None, say, keep=False)
     prepared = await_prepared(settings, spec, scratch, lambda: None)
     config = _config(settings, prepared)
+    if prepared.labels is not None:
+        name_labels(config, prepared.labels, pad_id(prepared.tokenizer))
     new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
     parameters, trained = count_weights(config, settings, new)
-    small, layers = _shortened(config)
+    small, layers = _shortened(config, settings.task)
     add_rows(small, new)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_router(small)
@@ -107,19 +109,19 @@ def count_weights(config: Any, settings: Settings, new: Sequence[int]) -> tuple[
     """All weights, and those that the optimizer moves; counted on torch's meta device, so nothing is allocated.
 
     :param new: ids of new tokens.
-    :raises RecipeError: if the model has not what the recipe's method names, or is no causal language model.
+    :raises RecipeError: if the model has not what the recipe's method names, or is of another kind than the task's.
     """
     import torch
 
     with torch.device("meta"):
-        model = make_model(config)
+        model = make_model(config, settings.task)
         add_rows(model, new)
         parameters = sum(weight.numel() for weight in model.parameters())
         built = Built(model) if settings.base.scratch else apply_method(model, settings.train, new)
     return parameters, sum(weight.numel() for _, weight in built.trainable())
 
 
-def _shortened(config: Any) -> tuple[Any, int]:
+def _shortened(config: Any, task: Task) -> tuple[Any, int]:
     """A model of the config with few layers, but each kind of layer that it has."""
     import copy
 
@@ -134,19 +136,21 @@ def _shortened(config: Any) -> tuple[Any, int]:
         if kinds:
             short.layer_types = kinds[:keep]
     torch.manual_seed(0)
-    return make_model(short).eval(), keep or whole
+    return make_model(short, task).eval(), keep or whole
 
 
-def make_model(config: Any) -> Any:
-    """A causal language model of a config, with random weights.
+def make_model(config: Any, task: Task = "causal-lm") -> Any:
+    """A causal language model of a config, or a classifier, with random weights.
 
     :raises RecipeError: if the config is of another kind.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    kind: Any = AutoModelForCausalLM if task == "causal-lm" else AutoModelForSequenceClassification
     try:
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (ValueError, KeyError) as error:
         cause = " ".join(str(error).split())[:300]
-        raise RecipeError("recipe key `base.model`", f"it is no causal language model ({cause})", "Name one") from error
+        what = "no causal language model" if task == "causal-lm" else "no model for sequence classification"
+        raise RecipeError("recipe key `base.model`", f"it is {what} ({cause})", "Name one") from error

@@ -19,13 +19,17 @@ from trainer.commands.terminal import safe
 from trainer.config import Generation, Settings, read_settings
 from trainer.scores import PREFIX, SCORES
 
+_COLUMNS = (
+    "eval/loss", "eval/perplexity", "eval/accuracy", "eval/macro_f1", "eval/bits_per_byte", "rows", "target_tokens"
+)  # fmt: skip
 _EPILOG = """\
 A MODEL is a folder or s3://... of one; a run that is done, or RUN/checkpoints/step-N; models:/NAME/VERSION or
 models:/NAME@champion of the MLflow server of MLFLOW_TRACKING_URI; or an id of the Hugging Face hub, with @REVISION.
 
 With --run, rows, sequence length, mask and packing are those of the run, and its own evaluation gives the same
 figures. Each model reads the rows with its own tokenizer: eval/loss compares two models only where they share it,
-eval/bits_per_byte any two. The arithmetic is the recipe's evaluate.precision, which is fp32 if nobody says otherwise.
+eval/bits_per_byte any two. Classifiers are measured by the rows whose label they know, and say how many they leave out.
+The arithmetic is the recipe's evaluate.precision, which is fp32 if nobody says otherwise.
 
 With --answers N, or where the run's recipe has evaluate.generation, the models answer the first N rows whose own last
 answer is held out, greedily, and gen/... are means of how like both are, from 0 to 1. --json has all answers.
@@ -130,12 +134,17 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> 
     from trainer.commands.models import fetch_model
     from trainer.compat import quiet_libraries
     from trainer.evaluate import measure_model
+    from trainer.model.build import head_labels
     from trainer.report.console import Console
     from trainer.state.stop import StopSignal
 
     quiet_libraries()
     with tempfile.TemporaryDirectory(prefix="dropforge-evaluate-") as name:
         folder = fetch_model(model, Path(name), lambda text: print(text, file=sys.stderr))
+        if not spec.run:  # a dataset version alone has no task: the model's own
+            settings = replace(settings, task="causal-lm" if head_labels(folder) is None else "classification")
+        if settings.generation is not None and settings.task == "classification":
+            raise RecipeError("option --answers", f"{model} is a classifier, which writes no text", "Leave it out")
         measured = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True))
     about = {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None}
     table = None if measured.answers is None else measured.answers.table()
@@ -144,7 +153,8 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> 
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> str:
-    names = ["eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte", "rows", "target_tokens"]
+    told = {name for item in found for name in item}
+    names = [name for name in _COLUMNS if name in told or ("eval/macro_f1" not in told and name != "eval/macro_f1")]
     names += dict.fromkeys(name for item in found for name in item if name.startswith(PREFIX))
     width = max(5, *(len(safe(str(item["model"]))) for item in found))
     lines = [f"{'model':<{width}}  " + "  ".join(f"{name:>{max(len(name), 10)}}" for name in names)]

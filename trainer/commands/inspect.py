@@ -19,7 +19,7 @@ from dropforge.store import open_store
 from trainer.commands.addresses import is_dataset, open_dataset, open_run, spec_of
 from trainer.commands.arguments import natural, positive, subparser
 from trainer.commands.terminal import Paint
-from trainer.config import Settings, read_settings
+from trainer.config import Settings, Task, read_settings
 
 _WHOLE = 1 << 40  # tokens: nothing is cut
 _SHOWN = 600  # characters of a stretch
@@ -67,6 +67,7 @@ class Subject:
     settings: Settings | None
     length: int | None
     loss_on: str
+    task: Task = "causal-lm"
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -92,13 +93,19 @@ def _subject(arguments: argparse.Namespace) -> Subject:
         spec = open_run(arguments.target)
         settings = read_settings(spec.recipe)
     length = arguments.length or (settings.train.sequence_length if settings else None)
-    return Subject(spec, settings, length, arguments.loss_on or (settings.train.loss_on if settings else "answers"))
+    loss_on = arguments.loss_on or (settings.train.loss_on if settings else "answers")
+    task = settings.task if settings else "causal-lm"
+    if task == "classification" and (arguments.loss_on or arguments.packed):
+        name = "--loss-on" if arguments.loss_on else "--packed"
+        raise RecipeError(f"option {name}", "a classifier reads one document a row, for its label", "Leave it out")
+    return Subject(spec, settings, length, loss_on, task)
 
 
 def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rows as they lie in the dataset, or packed among themselves."""
     from trainer.commands.segments import sample_of_row, sample_of_tokens
     from trainer.data.chat import documents, make_encoder
+    from trainer.data.labels import labelled_documents
     from trainer.data.rows import load_manifest
     from trainer.data.tokens import collect
 
@@ -120,25 +127,40 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
             if arguments.packed:
                 raise RecipeError("option --packed", "without a tokenizer no row has a length", "Give --model as well")
             facts["notes"].append("no tokenizer is known, so the mask is shown by turns: give --model")
-            samples = [sample_of_row(arguments.start + i, row, subject.loss_on) for i, row in enumerate(rows)]
+            labelled = subject.task == "classification"
+            samples = [
+                sample_of_row(arguments.start + i, row, subject.loss_on, labelled=labelled)
+                for i, row in enumerate(rows)
+            ]
             return facts | {"samples": samples}
         counts: dict[str, Any] = {}
-        tokens = collect(
-            documents(make_encoder(tokenizer, subject.loss_on), rows, subject.length or _WHOLE, counts), counts
-        )
+        length = subject.length or _WHOLE
+        if subject.task == "classification":
+            labels = sorted({row.label for row in rows if row.label is not None})
+            found = labelled_documents(tokenizer, labels, rows, min(length, tokenizer.model_max_length), counts)
+            tokens = collect(found, counts, labelled=True)
+        else:
+            tokens = collect(documents(make_encoder(tokenizer, subject.loss_on), rows, length, counts), counts)
         for key, text in (
             ("cut_conversations", "of the conversations are longer than a row, so they are cut"),
             ("unrolled_conversations", "of the conversations are unrolled, a document for each answer"),
             ("split_texts", "of the texts are longer than a row, so they are split"),
+            ("cut_rows", "of the rows are longer than a row of the model, so they are cut"),
         ):
-            if counts[key]:
+            if counts.get(key):
                 facts["notes"].append(f"{counts[key]} {text}")
         facts["notes"] += [f"row with key {item['row']} is left out: {item['reason']}" for item in counts["left_out"]]
         samples = []
         for index in range(len(tokens)):
             row = int(tokens.rows[index])
             samples.append(
-                sample_of_tokens(arguments.start + row, rows[row].key.hex(), *tokens.document(index), tokenizer)
+                sample_of_tokens(
+                    arguments.start + row,
+                    rows[row].key.hex(),
+                    *tokens.document(index),
+                    tokenizer,
+                    None if tokens.labels is None else rows[row].label,
+                )
             )
     if not arguments.packed:
         return facts | {"samples": samples}
@@ -163,6 +185,7 @@ def _of_step(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dropforge-inspect-") as name:
         made = rehearse(subject.spec, subject.settings, Path(name), lambda text: print(text, file=sys.stderr))
         plan, tokens, tokenizer = made.plan, made.prepared.train, made.prepared.tokenizer
+        labels = made.prepared.labels
         if arguments.step > plan.steps:
             raise RecipeError("option --step", f"the run has {plan.steps} steps", f"Give 1 to {plan.steps}")
         packs = plan.step(arguments.step - 1)
@@ -170,7 +193,16 @@ def _of_step(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         packed = [
             _pack(
                 plan.size,
-                [sample_of_tokens(int(tokens.rows[i]), None, *tokens.document(int(i)), tokenizer) for i in pack],
+                [
+                    sample_of_tokens(
+                        int(tokens.rows[i]),
+                        None,
+                        *tokens.document(int(i)),
+                        tokenizer,
+                        None if labels is None or tokens.labels is None else labels[int(tokens.labels[i])],
+                    )
+                    for i in pack
+                ],
             )
             for pack in shown
         ]
@@ -210,6 +242,7 @@ def _rows(spec: RunSpec, manifest: Any, split: str, start: int, count: int) -> I
 @contextmanager
 def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
     """The tokenizer that is asked for, or the run's; None if there is none yet."""
+    from trainer.data.labels import for_labels
     from trainer.data.tokenizer import add_tokens, load_tokenizer
     from trainer.prepare import TOKENIZER, open_tokenizer
 
@@ -227,9 +260,11 @@ def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
 
         folder = fetch_tokenizer(address, settings.base.revision if settings and not model else None, Path(name))
         try:
-            tokenizer = load_tokenizer(folder)
+            tokenizer = load_tokenizer(folder, ends=subject.task == "causal-lm")
             if settings and not model:
                 add_tokens(tokenizer, settings.base.new_tokens or ())
+            if subject.task == "classification":
+                tokenizer = for_labels(tokenizer)
         except (OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:300]
             raise RecipeError(f"tokenizer of {address}", cause, "Name a model with a tokenizer beside it") from error

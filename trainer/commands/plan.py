@@ -180,6 +180,8 @@ def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None)
     evaluated, saved = Interval.parse(train.eval_every), Interval.parse(train.checkpoint_every)
     counts = {key: value for key, value in made.prepared.train.facts.items() if isinstance(value, int)}
     return {
+        "task": settings.task,
+        "labels": None if made.prepared.labels is None else made.prepared.train.facts["labels"],
         "train": counts,
         "eval": {key: value for key, value in made.prepared.eval.facts.items() if isinstance(value, int)},
         "packing": {
@@ -302,6 +304,17 @@ def _answers(asked: dict[str, int] | None) -> list[tuple[str, str]]:
     return [("answers", told + refused)]
 
 
+def _labels(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The labels that a classifier learns, with their rows, and what is left out for another one."""
+    if facts["labels"] is None:
+        return []
+    named = [f"{safe(label)} ({rows:,})" for label, rows in facts["labels"].items()]
+    told = ", ".join(named[:_SOURCES]) + (f" and {len(named) - _SOURCES} more" if len(named) > _SOURCES else "")
+    if facts["eval"]["unseen_labels"]:
+        told += f"\n{facts['eval']['unseen_labels']:,} evaluation rows have others, and are left out"
+    return [("labels", told)]
+
+
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     train, packing, step, model = facts["train"], facts["packing"], facts["step"], facts["model"]
     notes = [
@@ -310,6 +323,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ("without_targets", "rows teach nothing and are left out"),
             ("cut_conversations", "conversations are longer than a row and are cut"),
             ("split_texts", "texts are longer than a row and are split"),
+            ("cut_rows", "rows are longer than a row of the model and are cut"),
         )
         if train.get(key)
     ]
@@ -354,6 +368,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             "eval rows",
             f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets{often(facts['evaluations'])}",
         ),
+        *_labels(facts),
         *_answers(facts["answers"]),
         ("attention", attends),
         ("packing", told),

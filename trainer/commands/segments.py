@@ -41,6 +41,7 @@ class Sample:
 
     :param row: index of the row in its split. :param key: its content key in hexadecimal; None where it is not known.
     :param tokens, targets: counts; 0 where no tokenizer was used.
+    :param label: what a classifier is to say of it.
     """
 
     row: int
@@ -48,6 +49,7 @@ class Sample:
     tokens: int
     targets: int
     segments: tuple[Segment, ...]
+    label: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """JSON values."""
@@ -55,13 +57,20 @@ class Sample:
 
 
 def sample_of_tokens(
-    row: int, key: str | None, ids: NDArray[np.int32], trained: NDArray[np.bool_], tokenizer: Any
+    row: int,
+    key: str | None,
+    ids: NDArray[np.int32],
+    trained: NDArray[np.bool_],
+    tokenizer: Any,
+    label: str | None = None,
 ) -> Sample:
-    """:param ids: (T,) token ids, :param trained: (T,) whether each is a target."""
+    """:param ids: (T,) token ids, :param trained: (T,) whether each is a target.
+
+    :param label: of the row, if that is its target.
+    """
     special = tokenizer.all_special_ids
-    return Sample(
-        row, key, len(ids), int(trained.sum()), tuple(split(ids.tolist(), trained.tolist(), special, tokenizer))
-    )
+    parts = tuple(split(ids.tolist(), trained.tolist(), special, tokenizer))
+    return Sample(row, key, len(ids), int(trained.sum()), parts, label)
 
 
 def split(ids: list[int], trained: list[bool], special: Sequence[int], tokenizer: Any) -> Iterable[Segment]:
@@ -93,15 +102,16 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def sample_of_row(row: int, content: Row, loss_on: str) -> Sample:
-    """A row by its turns, for want of a tokenizer."""
+def sample_of_row(row: int, content: Row, loss_on: str, *, labelled: bool = False) -> Sample:
+    """A row by its turns, for want of a tokenizer. :param labelled: whether its label is its only target."""
+    key, label = content.key.hex(), content.label if labelled else None
     if content.text is not None:
-        return Sample(row, content.key.hex(), 0, 0, (Segment("target", content.text, 0),))
+        return Sample(row, key, 0, 0, (Segment("context" if labelled else "target", content.text, 0),), label)
     segments = []
     for role, text in content.messages or ():
-        kind: Kind = "target" if loss_on == "all" or role == "assistant" else "context"
+        kind: Kind = "target" if not labelled and (loss_on == "all" or role == "assistant") else "context"
         segments += [Segment("context", f"{role}: ", 0), Segment(kind, text, 0), Segment("context", "\n", 0)]
-    return Sample(row, content.key.hex(), 0, 0, tuple(segments))
+    return Sample(row, key, 0, 0, tuple(segments), label)
 
 
 def show(sample: Sample, paint: Paint, most: int) -> str:
@@ -121,6 +131,8 @@ def show(sample: Sample, paint: Paint, most: int) -> str:
 def head(sample: Sample) -> str:
     """One line about a sample."""
     told = f"row {sample.row}" + (f", key {sample.key}" if sample.key else "")
+    if sample.label is not None:
+        return f"{told}, {sample.tokens:,} tokens, label {safe(sample.label)}"
     return told + (f", {sample.tokens:,} tokens, {sample.targets:,} targets" if sample.tokens else "")
 
 

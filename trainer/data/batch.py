@@ -21,10 +21,12 @@ class Batch:
 
     :param ids: (B, L) int64 token ids.
     :param positions: (B, L) int64; they begin anew with each document, and with the padding.
-    :param places: (N,) int64 indices into the flattened (B * L) places that predict a target.
-    :param targets: (N,) int64 the ids to predict there.
+    :param places: (N,) int64 indices into the flattened (B * L) places that predict a target; where rows have labels,
+        the last place of each row that is not padding.
+    :param targets: (N,) int64 the ids to predict there, or the numbers of the rows' labels.
     :param documents: (N,) int64 index of each target's document, for evaluation.
     :param tokens: tokens that are not padding.
+    :param labelled: whether targets are labels of whole rows.
     """
 
     ids: torch.Tensor
@@ -33,6 +35,7 @@ class Batch:
     targets: torch.Tensor
     documents: torch.Tensor
     tokens: int
+    labelled: bool = False
 
     def to(self, device: torch.device) -> Batch:
         if device.type == "cpu":
@@ -48,6 +51,7 @@ class Batch:
             move(self.targets),
             move(self.documents),
             self.tokens,
+            self.labelled,
         )
 
 
@@ -64,9 +68,14 @@ def make_batch(tokens: Tokens, packs: list[Pack], pad: int) -> Batch:
             content, trained = tokens.document(int(index))
             ids[row, place : place + len(content)] = content
             positions[row, place : place + len(content)] = np.arange(len(content))
-            wanted = np.flatnonzero(trained)
-            places.append(row * width + place + wanted - 1)
-            targets.append(content[wanted].astype(np.int64))
+            if tokens.labels is None:
+                wanted = np.flatnonzero(trained)
+                places.append(row * width + place + wanted - 1)
+                targets.append(content[wanted].astype(np.int64))
+            else:
+                wanted = np.zeros(1, dtype=np.int64)
+                places.append(np.array([row * width + place + len(content) - 1]))
+                targets.append(tokens.labels[index : index + 1].astype(np.int64))
             documents.append(np.full(len(wanted), index, dtype=np.int64))
             place += len(content)
         positions[row, place:] = np.arange(width - place)
@@ -78,4 +87,5 @@ def make_batch(tokens: Tokens, packs: list[Pack], pad: int) -> Batch:
         torch.from_numpy(np.concatenate(targets) if targets else none),
         torch.from_numpy(np.concatenate(documents) if documents else none),
         sum(lengths),
+        tokens.labels is not None,
     )

@@ -22,7 +22,7 @@ from trainer.data.template import ChatTemplate, Message, Rendered, UnusableChatE
 from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours
 
 _BATCH: Final = 512
-_EXAMPLES: Final = 5  # rows that a report names
+EXAMPLES: Final = 5  # rows that a report names
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,13 @@ class Document:
     """One row's tokens. `trained[i]` says that token i is a target, predicted from the tokens before it.
 
     :param row: index of the row; a long text and an unrolled conversation give several documents.
+    :param label: number of the row's label, which then is the only target.
     """
 
     row: int
     ids: NDArray[np.int32]
     trained: NDArray[np.bool_]
+    label: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def _chats(rows: Sequence[Row], found: list[list[Rendered] | str]) -> Iterator[R
             yield from items
 
 
-_COUNTS: Final = (
+COUNTS: Final = (
     "rows",
     "documents",
     "tokens",
@@ -217,7 +219,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
         `unrolled_conversations, merged_at_border, without_targets` (rows that teach nothing) and, of those,
         `refused_by_template`; and under `left_out` the first few of them with the reason.
     """
-    for key in _COUNTS:
+    for key in COUNTS:
         facts.setdefault(key, 0)
     left_out: list[dict[str, str]] = facts.setdefault("left_out", [])
     source = iter(rows)
@@ -241,7 +243,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
                     yield document
             if not made:
                 facts["without_targets"] += 1
-                if len(left_out) < _EXAMPLES:
+                if len(left_out) < EXAMPLES:
                     left_out.append({"row": row.key.hex(), "reason": reason})
             index += 1
 

@@ -25,12 +25,14 @@ class Row:
     """A conversation (pairs of role and content) or a plain text, with its 16-byte content key.
 
     :param source: what the row says of where it comes from, else the file it came in.
+    :param label: what a classifier is to say of it.
     """
 
     key: bytes
     messages: tuple[tuple[str, str], ...] | None
     text: str | None
     source: str = ""
+    label: str | None = None
 
 
 def load_manifest(spec: RunSpec) -> Manifest:
@@ -120,7 +122,7 @@ def _rows_of(store: Store, shard: Shard, local: BinaryIO) -> Iterator[Row]:
         if missing:
             raise DataError(name, f"column {missing[0]!r} is missing", "Curate the drop with this version")
         rows = 0
-        for batch in file.iter_batches(batch_size=_ROWS, columns=["key", "messages", "text", "source"]):
+        for batch in file.iter_batches(batch_size=_ROWS, columns=["key", "messages", "text", "source", "label"]):
             for values in batch.to_pylist():
                 yield _row(values)
                 rows += 1
@@ -137,7 +139,7 @@ def _row(values: dict[str, Any]) -> Row:
     if (messages is None) == (text is None):
         raise DataError(f"row {values['key'].hex()}", "it needs exactly one of messages and text", "Curate again")
     pairs = None if messages is None else tuple((item["role"], item["content"]) for item in messages)
-    return Row(values["key"], pairs, text, values["source"] or "")
+    return Row(values["key"], pairs, text, values["source"] or "", values["label"])
 
 
 def texts(rows: Iterator[Row], limit: int, seen: Callable[[Row], None] = lambda _: None) -> Iterator[str]:

@@ -46,12 +46,13 @@ def plain_template(tokenizer: Any) -> str:
     return "{{ bos_token }}" + PLAIN_TEMPLATE
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, framed: bool = False) -> bytes:
     """Train byte-level BPE; the content of `tokenizer.json`, the same for the same texts.
 
+    :param framed: whether the tokenizer itself puts a text between begin and end token, as those of encoders do.
     :param vocab_size: at least 261: 256 bytes and 5 special tokens; fewer merges are made if the text has no more.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -64,6 +65,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    if framed:
+        ends = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=ends)
     return str(tokenizer.to_str()).encode()
 
 
@@ -84,9 +88,10 @@ def wrap_tokenizer(data: bytes, context: int | None) -> Any:
     )
 
 
-def load_tokenizer(folder: str | Path, revision: str | None = None) -> Any:
+def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: bool = True) -> Any:
     """The tokenizer beside a model.
 
+    :param ends: whether it needs an end token, as text that a model is to continue does.
     :raises DataError: if there is none, or none that a model could be trained with.
     """
     from transformers import AutoTokenizer
@@ -99,7 +104,7 @@ def load_tokenizer(folder: str | Path, revision: str | None = None) -> Any:
         raise DataError(name, cause, "Name a base model with a tokenizer beside it") from error
     if not tokenizer.is_fast:
         raise DataError(name, "it has no fast form", "Save it with a tokenizer.json")
-    if tokenizer.eos_token_id is None:
+    if ends and tokenizer.eos_token_id is None:
         raise DataError(
             name,
             "it has no end token, so a model could not learn to stop",

@@ -18,6 +18,7 @@ from trainer.data.chat import Document
 
 _HEADER: Final = 128  # bytes of an .npy file before its values; room for any length
 _FACTS: Final = "facts.json"
+LABELS: Final = "labels.npy"
 _BUFFER: Final = 1 << 20  # bytes that a column holds before it writes them
 
 
@@ -31,6 +32,7 @@ class Tokens:
     :param rows: for each document, the index of its row.
     :param facts: counts, for the report.
     :param counts: target tokens of each document, where they were counted as it was written.
+    :param labels: (D,) number of each document's label, its only target; None for text that is continued.
     """
 
     ids: NDArray[np.int32]
@@ -39,6 +41,7 @@ class Tokens:
     rows: NDArray[np.int64]
     facts: dict[str, Any] = field(default_factory=dict)
     counts: NDArray[np.int64] | None = None
+    labels: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,7 +70,9 @@ class Tokens:
         ids, trained, offsets, rows, counts = (
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "trained", "offsets", "rows", "targets")
         )
-        return cls(ids, trained, offsets, rows, json.loads((folder / _FACTS).read_text()), counts)
+        path = folder / LABELS
+        labels = np.load(path, mmap_mode="r") if path.exists() else None
+        return cls(ids, trained, offsets, rows, json.loads((folder / _FACTS).read_text()), counts, labels)
 
 
 class Column:
@@ -98,10 +103,11 @@ class Column:
         self._file.close()
 
 
-def write_tokens(documents: Iterable[Document], folder: Path, facts: dict[str, Any]) -> None:
+def write_tokens(documents: Iterable[Document], folder: Path, facts: dict[str, Any], *, labelled: bool = False) -> None:
     """Write documents as they come; none of them is kept in memory.
 
     :param facts: written last, as they are once the documents are read.
+    :param labelled: whether each document has a label.
     :raises DataError: for a document without a target, or whose first token is one.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +120,7 @@ def write_tokens(documents: Iterable[Document], folder: Path, facts: dict[str, A
 
         ids, trained, rows = column("ids", np.int32), column("trained", np.bool_), column("rows", np.int64)
         offsets, targets = column("offsets", np.int64), column("targets", np.int64)
+        labels = column(LABELS.removesuffix(".npy"), np.int32) if labelled else None
         offsets.append(0)
         for document in documents:
             count = _targets(document)
@@ -122,11 +129,15 @@ def write_tokens(documents: Iterable[Document], folder: Path, facts: dict[str, A
             rows.append(document.row)
             offsets.append(ids.length)
             targets.append(count)
+            if labels is not None:
+                labels.append(_label(document))
     (folder / _FACTS).write_text(json.dumps(facts))
 
 
-def collect(documents: Iterable[Document], facts: dict[str, Any]) -> Tokens:
+def collect(documents: Iterable[Document], facts: dict[str, Any], *, labelled: bool = False) -> Tokens:
     """Documents in memory, for a few of them; `facts` is kept as it is once the documents are read.
+
+    :param labelled: whether each document has a label.
 
     :raises DataError: for a document without a target, or whose first token is one.
     """
@@ -140,6 +151,7 @@ def collect(documents: Iterable[Document], facts: dict[str, Any]) -> Tokens:
         rows=np.array([item.row for item in found], dtype=np.int64),
         facts=facts,
         counts=np.array(counts, dtype=np.int64),
+        labels=np.array([_label(item) for item in found], dtype=np.int32) if labelled else None,
     )
 
 
@@ -153,9 +165,17 @@ def occurring(ids: NDArray[np.int32], wanted: Sequence[int]) -> set[int]:
     return set(wanted) - missing
 
 
+def _label(document: Document) -> int:
+    if document.label is None:
+        raise DataError(f"document of row {document.row}", "it has no label", "Leave it out")
+    return document.label
+
+
 def _targets(document: Document) -> int:
     """Its target tokens. :raises DataError: if there is none, or the first token is one: no token leads to it."""
     name = f"document of row {document.row}"
+    if document.label is not None and len(document.ids):
+        return 1
     if len(document.ids) and document.trained[0]:
         raise DataError(
             name, "its first token is a target, and nothing stands before it to predict it from", "Begin with a context"

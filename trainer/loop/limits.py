@@ -28,4 +28,6 @@ def first_batches(tokens: Tokens, batches: int, *, micro: int, size: int, packed
         offsets=np.concatenate([[0], np.cumsum(tokens.lengths[chosen])]).astype(np.int64),
         rows=rows,
         facts={**facts, "rows": len(np.unique(rows))},
+        counts=tokens.targets[chosen],
+        labels=None if tokens.labels is None else tokens.labels[chosen],
     )

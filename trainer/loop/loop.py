@@ -407,8 +407,8 @@ class Loop:
             if self.board is not None:
                 self.board.scalars(metrics, step)
             self.console.say(
-                f"eval {when}: loss {found.loss:.4f}  perplexity {found.perplexity:.2f}  accuracy {found.accuracy:.4f}"
-                f"  ({found.targets} tokens, {measured - began:.1f} s)"
+                f"eval {when}: {found}  ({found.targets} {'tokens' if found.macro_f1 is None else 'rows'}, "
+                f"{measured - began:.1f} s)"
             )
             if answers is not None:
                 self.console.say(f"answers {when}: {answers}  ({time.perf_counter() - measured:.1f} s)")

@@ -10,13 +10,13 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from trainer.config import Lora
-from trainer.model.build import Built
+from trainer.model.build import Built, head_modules, is_classifier
 
 _TARGETS: Final = "recipe key `train.lora.targets`"
 
 
 def add_adapters(model: Any, lora: Lora, seed: int, *, dora: bool = False, new: Sequence[int] = ()) -> Built:
-    """Freeze the model and inject fp32 low-rank adapters, the same on every rank.
+    """Freeze the model and inject fp32 low-rank adapters, the same on every rank. A classifier's head is trained whole.
 
     :param dora: weights' magnitudes are learned apart from their directions (https://arxiv.org/abs/2402.09353).
     :param new: ids of new tokens, whose rows in the embedding, and in a head that is not tied to it, are trained too.
@@ -25,6 +25,7 @@ def add_adapters(model: Any, lora: Lora, seed: int, *, dora: bool = False, new: 
     from peft import LoraConfig, get_peft_model
 
     check_targets(model, lora.targets)
+    head = head_modules(model) if is_classifier(model) else None
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -32,7 +33,8 @@ def add_adapters(model: Any, lora: Lora, seed: int, *, dora: bool = False, new: 
         target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
         use_dora=dora,
         trainable_token_indices={name: list(new) for name in _tables(model)} if new else None,
-        task_type="CAUSAL_LM",
+        task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
+        modules_to_save=head,  # a head is new: adapters on random weights would leave them random
     )
     torch.manual_seed(seed)
     try:

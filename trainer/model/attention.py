@@ -17,9 +17,9 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import AttentionName
 from trainer.gang import Gang
-from trainer.model.build import context_of
+from trainer.model.build import context_of, is_classifier
 from trainer.model.isolation import TOLERANCE, Isolation, check_isolation
-from trainer.model.loss import LossModel, Precision
+from trainer.model.loss import LabelLoss, LossModel, Precision, loss_model
 
 Packing = Literal["positions", "mask", "padded"]
 ON_GPU: Final = ("flash_attention_2", "flex_attention")  # neither has a backward pass on a CPU
@@ -140,6 +140,9 @@ def agree_packing(gang: Gang, attention: Attention) -> Attention:
 def _packing(
     model: Any, name: str, length: int, pack: bool, bf16: bool, deviation: float | None, over: tuple[str, ...]
 ) -> Attention:
+    if is_classifier(model):
+        isolation = Isolation(False, 0.0, "a classifier reads one document a row")
+        return Attention(name, "padded", isolation, deviation, over)
     if not pack:
         return Attention(name, "padded", Isolation(False, 0.0, "the recipe says so"), deviation, over)
     found = check_isolation(LossModel(model, True, bf16), length)
@@ -186,7 +189,7 @@ def _name(model: Any) -> str:
 
 @torch.no_grad()
 def _plain_logits(model: Any, bf16: bool) -> torch.Tensor:
-    """(64, V) logits of one document."""
+    """(64, V) logits of one document, or its (64, H) hidden states where a head would make one of them all."""
     weight = model.get_input_embeddings().weight
     generator = torch.Generator().manual_seed(0)
     context = context_of(model) or _PLAIN
@@ -194,8 +197,11 @@ def _plain_logits(model: Any, bf16: bool) -> torch.Tensor:
     training = model.training
     model.eval()
     try:
+        loss = loss_model(model, False, bf16)
+        if isinstance(loss, LabelLoss):
+            return loss.states(ids)
         places = torch.arange(ids.numel(), device=ids.device)
-        return LossModel(model, False, bf16).logits(ids, places[None], places)
+        return loss.logits(ids, places[None], places)
     finally:
         model.train(training)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +17,9 @@ from dropforge.store import open_store
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
+
+_CLASSIFIER: Final = "ForSequenceClassification"
+_LAYER: Final = re.compile(r"\.\d+\.")
 
 
 @dataclass
@@ -68,6 +73,102 @@ def is_hub_id(model: str) -> bool:
     return not model.startswith(("s3://", "file://", "/", "./", "../")) and not Path(model).is_dir()
 
 
+def is_classifier(model: Any) -> bool:
+    """Whether a model gives each row logits of labels, and not of the next token."""
+    return type(model).__name__.endswith(_CLASSIFIER)
+
+
+def name_labels(config: Any, labels: Sequence[str], pad: int) -> None:
+    """Write labels and padding into a config. :param pad: decoders pool the last token that is not this one."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+    config.get_text_config().pad_token_id = pad
+
+
+def head_labels(folder: str | Path, revision: str | None = None) -> tuple[str, ...] | None:
+    """The labels of a model that is a classifier, in the order of their numbers; None if it is none.
+
+    :raises RecipeError: if its config cannot be read.
+    """
+    if (Path(folder) / PREFIX_CONFIG).is_file() and not (Path(folder) / CONFIG).is_file():
+        return None  # a prefix, which a classifier cannot have
+    config = _read_config(folder, revision)
+    if not any(str(name).endswith(_CLASSIFIER) for name in config.architectures or ()):
+        return None
+    return tuple(str(config.id2label[number]) for number in sorted(config.id2label))
+
+
+def _read_config(folder: str | Path, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`", f"{folder} has no config that can be read ({cause})", "Name another"
+        ) from error
+
+
+def load_classifier(
+    folder: str | Path,
+    revision: str | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    pad: int | None = None,
+    seed: int = 0,
+) -> Any:
+    """A model for sequence classification in fp32.
+
+    :param labels: those it is to know; a model without a head gets one from `seed`. Without them it must have one.
+    :param pad: id for padding, by which a decoder finds the last token of a row; without it the model's own counts.
+    :raises RecipeError: if it cannot be loaded so, or weights besides the head are missing.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config = _read_config(folder, revision)
+    if labels is not None:
+        assert pad is not None
+        name_labels(config, labels, pad)
+    torch.manual_seed(seed)
+    try:
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            str(folder),
+            config=config,
+            revision=revision,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} cannot be loaded for sequence classification with safetensors ({cause})",
+            "Name a model that transformers knows for `AutoModelForSequenceClassification`",
+        ) from error
+    new = () if labels is None else tuple(f"{name}." for name in head_modules(model))
+    missing = sorted(name for name in loaded["missing_keys"] if not name.startswith(new) or _LAYER.search(name))
+    if missing:
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} lacks {len(missing)} of its weights, as {missing[0]}",
+            "Name a model whose files are whole" if labels is not None else "Name a model with a head for its labels",
+        )
+    return model
+
+
+def head_modules(model: Any) -> list[str]:
+    """Names of the parts of a classifier that stand above its base model, and are new where a base gets a head."""
+    return [
+        name
+        for name, part in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in part.parameters())
+    ]
+
+
 def load_model(folder: str | Path, revision: str | None = None) -> Any:
     """A causal language model in fp32, whatever the files hold: bf16 weights swallow small updates.
 
@@ -76,7 +177,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             str(folder), revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -86,6 +187,13 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
             f"{folder} cannot be loaded as a causal language model with safetensors ({cause})",
             "Name such a model, and see that this machine can reach it",
         ) from error
+    if any(str(name).endswith(_CLASSIFIER) for name in model.config.architectures or ()):
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} is a classifier, whose head gives labels and no text",
+            "Set `task: classification`, or name a language model",
+        )
+    return model
 
 
 def check_vocabulary(model: Any, largest: int) -> None:

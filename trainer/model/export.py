@@ -20,7 +20,7 @@ from dropforge.errors import DropforgeError
 from dropforge.store import Store
 from trainer.data.batch import Batch
 from trainer.model.attention import ON_GPU
-from trainer.model.build import Built, prefix_length
+from trainer.model.build import Built, is_classifier, load_classifier, prefix_length
 from trainer.model.prefix import open_model
 
 TOLERANCE: Final = 1e-3
@@ -74,7 +74,8 @@ def export_model(
             (place / "README.md").unlink(missing_ok=True)  # a template full of "more information needed"
         if not prefix_length(model):
             model = model if built.whole is None else built.whole.merge_and_unload()
-            model.config.use_cache = True
+            if not is_classifier(model):
+                model.config.use_cache = True
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         files = _upload(folder, store, prefix)
@@ -83,7 +84,8 @@ def export_model(
         _download(Path(name), store, prefix, files)
         for weight in model.parameters():
             weight.data = torch.empty(0)  # whoever else holds it, its memory is free
-        again = _logits(open_model(name).to(device), probe.ids.to(device))
+        load = load_classifier if is_classifier(model) else open_model
+        again = _logits(load(name).to(device), probe.ids.to(device))
     difference = float((live - again).abs().max()) if live.numel() else 0.0
     if not difference <= TOLERANCE * max(1.0, float(live.abs().max())):
         raise ExportError(
@@ -121,6 +123,7 @@ def _sha256(path: Path) -> str:
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     training = model.training
     model.eval()
-    found = model(input_ids=ids, use_cache=False).logits.float()
+    cache = {} if is_classifier(model) else {"use_cache": False}
+    found = model(input_ids=ids, **cache).logits.float()
     model.train(training)
     return found  # type: ignore[no-any-return]

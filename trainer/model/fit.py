@@ -170,6 +170,13 @@ def rehearsal(data: Tokens, length: int, share: float, packed: bool, rows: int =
     :param share: of its places, that predict a target. :param packed: it has two documents, so that masks are made.
     """
     ids = torch.from_numpy(np.resize(data.ids, length).astype(np.int64))[None]
+    if data.labels is not None:
+        ends = torch.arange(1, rows + 1) * length - 1
+        targets = torch.full((rows,), int(data.labels[0]))
+        positions = torch.arange(length).repeat(rows, 1)
+        return Batch(
+            ids.repeat(rows, 1), positions, ends, targets, torch.zeros_like(ends), rows * length, labelled=True
+        )
     border = length // 2 if packed else length
     positions = torch.cat([torch.arange(border), torch.arange(length - border)])[None]
     count = max(1, round(share * (length - 1)))

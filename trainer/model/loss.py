@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
 from trainer.compat import fused_cross_entropy
 from trainer.data.batch import Batch
-from trainer.model.build import context_of, takes_positions
+from trainer.model.build import context_of, is_classifier, takes_positions
 
 Precision = Literal["fp32", "bf16"]
 Way = Literal["fused", "places", "own"]
@@ -43,6 +43,10 @@ class LossModel(nn.Module):
         self.bf16 = bf16
         self.way: Way = way
         self._fused = fused_cross_entropy()
+
+    def like(self, model: Any) -> LossModel:
+        """The same loss, in the weights' own arithmetic, of another copy of the model."""
+        return LossModel(model, self.packed, False, self.way, masked=self.masked)
 
     def place(self) -> tuple[torch.device, int]:
         """Where inputs go, and the rows of the embedding."""
@@ -149,6 +153,67 @@ class LossModel(nn.Module):
         return torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
 
+class LabelLoss(LossModel):
+    """A classifier and its loss: each row has one target, the number of its label; rows are padded at the right.
+
+    Where a row ends is told by its place. What pools a row is the model's own forward, so that the model does in use
+    what it does here.
+    """
+
+    def __init__(self, model: Any, bf16: bool = False) -> None:
+        super().__init__(model, False, bf16)
+        self._cached = "use_cache" in inspect.signature(model.forward).parameters
+
+    def like(self, model: Any) -> LossModel:
+        return LabelLoss(model)
+
+    def states(self, ids: torch.Tensor) -> torch.Tensor:
+        """(B * L, H) fp32 hidden states below the head, of rows without padding."""
+        with self._arithmetic(ids):
+            found = getattr(self.model, self.model.base_model_prefix)(input_ids=ids)[0]
+        return found.reshape(-1, found.shape[-1]).float()  # type: ignore[no-any-return]
+
+    def _mask(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """(B, L) 1 up to each row's place, 0 behind it; a row without a target is one of padding, and sees itself."""
+        width = ids.shape[1]
+        ends = torch.full((len(ids),), width - 1, device=ids.device)
+        ends[places // width] = places % width
+        return (torch.arange(width, device=ids.device) <= ends[:, None]).long()
+
+    def _logits(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """(N, labels) fp32 logits of the rows that have a place."""
+        del positions
+        inputs = {"input_ids": ids, "attention_mask": self._mask(ids, places)}
+        if self._cached:
+            inputs["use_cache"] = False  # type: ignore[assignment]
+        with self._arithmetic(ids):
+            found = self.model(**inputs).logits
+        return found[places // ids.shape[1]].float()  # type: ignore[no-any-return]
+
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Sum of the loss over rows with a label, fp32; 0 without one, and still a function of every weight."""
+        logits = self._logits(*self._rows(ids, positions, places))
+        return functional.cross_entropy(logits, targets, reduction="sum")
+
+    @torch.no_grad()
+    def check(self, batch: Batch) -> None:
+        """Compare the loss with the model's own.
+
+        :param batch: rows with a label each. :raises RecipeError: if the model learns by another one.
+        """
+        ids, positions, places = self._rows(batch.ids, batch.positions, batch.places)
+        own = self.model(input_ids=ids, attention_mask=self._mask(ids, places), labels=batch.targets).loss
+        mine, theirs = float(self(ids, positions, places, batch.targets)), float(own) * len(batch.targets)
+        if not abs(mine - theirs) <= TOLERANCE * max(1.0, abs(theirs)):
+            raise RecipeError(
+                "recipe key `base.model`",
+                f"its own loss is not the cross entropy of its labels ({theirs:.6g}, and that is {mine:.6g})",
+                "Choose another model",
+            )
+
+
 @torch.no_grad()
 def choose_way(loss: LossModel, batch: Batch) -> Way:
     """Set and return the cheapest way whose loss and logits agree with the model's own, in fp32.
@@ -160,6 +225,9 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
     loss.eval()
     loss.bf16 = False
     try:
+        if isinstance(loss, LabelLoss):
+            loss.check(batch)
+            return "own"
         inputs = (batch.ids, batch.positions, batch.places, batch.targets)
         loss.way = "own"
         own, logits = float(loss(*inputs)), loss.logits(*inputs[:3])
@@ -203,6 +271,16 @@ def shortened(batch: Batch) -> Batch:
     width = batch.ids.shape[1]
     keep = min(_PROBE, width)
     row, column = batch.places // width, batch.places % width
+    if batch.labelled:
+        return Batch(
+            ids=batch.ids[:2, :keep].contiguous(),
+            positions=batch.positions[:2, :keep].contiguous(),
+            places=(row * keep + column.clamp(max=keep - 1))[row < 2],
+            targets=batch.targets[row < 2],
+            documents=batch.documents[row < 2],
+            tokens=min(batch.tokens, 2 * keep),
+            labelled=True,
+        )
     near = column[row < 2]
     # From a little before the first target on: a row may begin with a long prompt.
     start = min(max(0, int(near.min()) - 32), width - keep) if len(near) else 0
@@ -218,7 +296,9 @@ def shortened(batch: Batch) -> Batch:
 
 
 def loss_model(model: Any, packed: bool, bf16: bool, masked: bool = False) -> LossModel:
-    """Wrap a model; rows are packed only if something keeps their documents apart."""
+    """Wrap a model; rows are packed only if something keeps their documents apart, and those of a classifier never."""
+    if is_classifier(model):
+        return LabelLoss(model, bf16)
     return LossModel(model, packed and (masked or takes_positions(model)), bf16, masked=masked)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
-from trainer.config import Scratch
+from trainer.config import Scratch, Task
 from trainer.data.tokenizer import BOS, END, EOS, PAD
-from trainer.model.build import Built, check_router
+from trainer.model.build import Built, check_router, name_labels
 
 _KEY: Final = "recipe key `base.scratch.config"
 # Keys of every config that say nothing of how a model is built, or that belong to somebody else, with who decides.
@@ -58,16 +58,23 @@ def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
         raise RecipeError(f"{_KEY}`", f"{kind} does not take it ({cause})", "Mend the value") from error
 
 
-def check_scratch(scratch: Scratch) -> None:
+def check_scratch(scratch: Scratch, task: Task = "causal-lm") -> None:
     """See that a new model can be what the recipe says, before anything is made of it.
 
-    :raises RecipeError: for a config that is unknown, no causal language model's, or wrong.
+    :raises RecipeError: for a config that is unknown, of no model for the task, or wrong.
     """
     if scratch.config is None:
         return
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
 
     config = scratch_config(scratch, {token: index for index, token in enumerate((PAD, BOS, EOS, END))})
+    if task == "classification":
+        if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+            raise RecipeError(f"{_KEY}.model_type`", f"{config.model_type} is made for no labels", "Name another")
+        return
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise RecipeError(f"{_KEY}.model_type`", f"{config.model_type} is no causal language model", "Name one")
 
@@ -81,19 +88,24 @@ def longest(scratch: Scratch) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int) -> Built:
+def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int, labels: Sequence[str] | None = None) -> Built:
     """A new model with weights from `seed`, the same on every rank.
 
+    :param labels: those of a classifier.
     :raises RecipeError: if its kind does not do for training: see `scratch_config`, or it looks ahead.
     :raises DropforgeError: if the library left a weight as the memory was.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = scratch_config(scratch, special)
+    kind: Any = AutoModelForCausalLM
+    if labels is not None:
+        name_labels(config, labels, special[PAD])
+        kind = AutoModelForSequenceClassification
     torch.manual_seed(seed)
     try:
         with _marked_memory():
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+            model = kind.from_config(config, dtype=torch.float32)
     except Exception as error:
         if scratch.config is None:
             raise
@@ -104,7 +116,10 @@ def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int) -> Bui
     check_initialised(model)
     if scratch.config is not None:
         check_router(model)
-        check_causal(model)
+        if labels is None:
+            check_causal(model)
+    if labels is not None:
+        return Built(model)
     # A chat ends with its turn, a text with its end: generation stops at both.
     model.generation_config.eos_token_id = [special[EOS], special[END]]
     return Built(model)

@@ -247,7 +247,7 @@ class Sharded(Wrapped):
                 for name, weight in self.built.model.named_parameters()
             }
         built = _filled(self._skeleton, weights, self.gang.device)
-        return LossModel(built.model, self.loss.packed, False, self.loss.way, masked=self.loss.masked)
+        return self.loss.like(built.model)
 
     def prove(self, batch: Batch, expected: float) -> None:
         with collective():

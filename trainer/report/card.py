@@ -22,6 +22,11 @@ _METRICS: Final = (
     ("gen/rouge-l", "ROUGE-L of generated answers", "rouge"),
     ("gen/valid-json", "Generated answers that are JSON", "valid_json"),
 )
+_OF_LABELS: Final = (
+    ("eval/loss", "Loss, nats per row", "loss"),
+    ("eval/accuracy", "Accuracy", "accuracy"),
+    ("eval/macro_f1", "Macro F1", "f1"),
+)
 _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step", "learning_rate", "schedule", "warmup",
                  "weight_decay", "clip", "precision", "loss_on", "seed", "export")  # fmt: skip
 
@@ -40,33 +45,45 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     :param report: the content of `report.json`.
     """
     base, train = spec.recipe["base"], spec.recipe["train"]
+    asked = _ASKED if _language(spec) else _ASKED.replace("continues rows", "labels rows").replace(_TRUE, _TRUE_LABELS)
     sections = [
         ("", _front_matter(spec, report)),
         (f"# {spec.family}", _what(spec, base, train)),
-        ("## Use and limits", _ASKED),
+        ("## Use and limits", asked),
         ("## Data", _data(spec, report)),
         ("## Training", _training(report, train)),
-        ("## Evaluation", _evaluation(report)),
+        ("## Evaluation", _evaluation(report, _metrics(spec))),
         ("## Checks", _checks(report)),
         ("## Environment", _environment(report)),
     ]
     return "\n\n".join(part for heading, text in sections for part in (heading, text) if part) + "\n"
 
 
+def _language(spec: RunSpec) -> bool:
+    return bool(spec.recipe.get("task", "causal-lm") == "causal-lm")
+
+
+def _metrics(spec: RunSpec) -> tuple[tuple[str, str, str], ...]:
+    return _METRICS if _language(spec) else _OF_LABELS
+
+
+_TRUE: Final = "whether what it says is true, safe or fair."
+_TRUE_LABELS: Final = "whether the labels of other rows come out right, or of whom they come out wrong."
 _ASKED: Final = (
     "<!-- Only you know this. Intended use; uses that are out of scope; whom the data speaks of and for; known bias; "
     "licence (`license:` above). -->\n"
     "Not stated. The figures below say how well the model continues rows like those it was measured on, and nothing "
-    "about whether what it says is true, safe or fair."
+    f"about {_TRUE}"
 )
 
 
 def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
     base, train = spec.recipe["base"], spec.recipe["train"]
     model = base.get("model")
+    kind_of = "text-generation" if _language(spec) else "text-classification"
     lines = [
         f"library_name: {'peft' if train['method'] == 'prefix' else 'transformers'}",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {kind_of}",
     ]
     if model and is_hub_id(model):
         lines.append(f"base_model: {json.dumps(model)}")
@@ -77,14 +94,16 @@ def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
         for tag in ("dropforge", spec.family, *([train["method"]] if train["method"] in ADAPTERS else []))
     ]
     after = (report.get("eval") or {}).get("after") or {}
-    figures = [(kind, name, after[key]) for key, name, kind in _METRICS if isinstance(after.get(key), int | float)]
+    figures = [
+        (kind, name, after[key]) for key, name, kind in _metrics(spec) if isinstance(after.get(key), int | float)
+    ]
     if figures:
         lines += [
             "model-index:",
             f"- name: {json.dumps(spec.family)}",
             "  results:",
             "  - task:",
-            "      type: text-generation",
+            f"      type: {kind_of}",
             "    dataset:",
             f"      name: {json.dumps(f'{spec.family}, evaluation split')}",
             f"      type: {json.dumps(spec.family)}",
@@ -111,7 +130,7 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
         at = f" at revision `{revision}`" if revision else " (no revision was pinned)"
         origin = f"`{base['model']}`{at}, fine-tuned: {how}"
     return (
-        f"A causal language model: {origin}.\n\n"
+        f"{'A causal language model' if _language(spec) else 'A classifier of texts'}: {origin}.\n\n"
         f"It was made by the run `{spec.run}` of Dropforge, code `{spec.code[:12]}`"
         + (f", git `{spec.git[:12]}`" if spec.git else "")
         + "."
@@ -140,9 +159,14 @@ def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
         ("without_targets", "Rows that teach nothing, left out"),
         ("cut_conversations", "Conversations cut to the length of a row"),
         ("split_texts", "Texts split into several rows"),
+        ("cut_rows", "Rows cut to what the model reads"),
     ):
         if train.get(key):
             rows.append((words, _count(train[key])))
+    for label, number in (train.get("labels") or {}).items():
+        rows.append((f"Label `{label}`, training and evaluation rows", f"{number:,}, {held['labels'][label]:,}"))
+    if held.get("unseen_labels"):
+        rows.append(("Evaluation rows left out, whose label no training row has", _count(held["unseen_labels"])))
     return _table(("", ""), rows)
 
 
@@ -173,14 +197,14 @@ def _training(report: Mapping[str, Any], train: Mapping[str, Any]) -> str:
     return f"{_table(('', ''), rows)}\n\n{_table(('Recipe', ''), settings)}"
 
 
-def _evaluation(report: Mapping[str, Any]) -> str:
+def _evaluation(report: Mapping[str, Any], metrics: tuple[tuple[str, str, str], ...]) -> str:
     sides = [(report.get("eval") or {}).get(side) or {} for side in ("before", "after")]
     before, after = sides
     if not after:
         return "Not measured."
     rows = [
         (name, _figure(before.get(key)), _figure(after.get(key)))
-        for key, name, _ in _METRICS
+        for key, name, _ in metrics
         if after.get(key) is not None
     ]
     how = f"{_count(after.get('rows'))} rows, {_count(after.get('target_tokens'))} targets; "

@@ -193,6 +193,6 @@ def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any])
 
 
 def _shown(figures: Mapping[str, Any]) -> str:
-    names = [name for name in ("eval/loss", "eval/perplexity", "eval/accuracy") if name in figures]
+    names = [name for name in ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/macro_f1") if name in figures]
     names += sorted(name for name in figures if name.startswith("gen/"))
     return ", ".join(f"{name.removeprefix('eval/')} {float(figures[name]):.4f}" for name in names)

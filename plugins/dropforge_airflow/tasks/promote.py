@@ -60,7 +60,11 @@ def judge(store: Store, run: str) -> tuple[RunSpec, dict[str, Any], dict[str, An
     evaluation = read_json(store, layout.evaluation_key(run))
     report = read_json(store, layout.report_key(run))
     # A family's first candidate has nobody to share a tokenizer with.
-    policy = promotion.policy_of(spec.recipe["promote"], same_tokenizer=evaluation.get("same_tokenizer") is not False)
+    policy = promotion.policy_of(
+        spec.recipe["promote"],
+        same_tokenizer=evaluation.get("same_tokenizer") is not False,
+        task=spec.recipe.get("task", "causal-lm"),
+    )
     base = (report.get("eval") or {}).get("before")
     return (
         spec,

@@ -1,0 +1,195 @@
+"""Rows become documents with a label: what a classifier reads, and which of the known labels it is to give.
+
+Texts are tokenised as a pipeline of transformers does it, special tokens and truncation included, so that the model
+reads in use what it has read in training. Conversations are rendered by the tokenizer's chat template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from dropforge.errors import DataError, RecipeError
+from dropforge.store import MissingObjectError, Store
+from trainer.data.chat import COUNTS, EXAMPLES, Document
+from trainer.data.rows import Row
+from trainer.data.template import ChatTemplate, UnusableChatError
+
+LABELS: Final = "labels.json"  # in the run's folder
+_BATCH: Final = 512
+_TOLD: Final = 5  # labels that a message names
+_ROLES: Final = (
+    "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] + '\\n' }}{% endfor %}"
+)
+
+
+def find_labels(rows: Iterable[Row], name: str) -> tuple[str, ...]:
+    """The labels of training rows, in the order of their code points: the same for any order of the rows.
+
+    :param name: of the rows, for messages.
+    :raises DataError: if there are not at least two, or so many that nothing tells what they have in common.
+    """
+    found = Counter(row.label for row in rows if row.label is not None)
+    if len(found) < 2:
+        cause = f"all of its rows have the label {_told(found)}" if found else "none of its rows has a label"
+        raise DataError(name, cause, "Give rows a `label`, at least two different ones")
+    if max(found.values()) == 1:
+        raise DataError(
+            name,
+            f"each of its {len(found)} rows has a label of its own ({_told(sorted(found))}), so there are no classes",
+            "Give rows of a kind the same `label`",
+        )
+    return tuple(sorted(found))
+
+
+def choose_labels(found: Sequence[str], head: Sequence[str] | None) -> tuple[str, ...]:
+    """The labels of the model: those of the rows, or those of the head that the base model brings, in its order.
+
+    :param head: labels of the base model's own head, if it is a classifier already.
+    :raises RecipeError: if the head does not know a label of the rows.
+    """
+    if head is None:
+        return tuple(found)
+    strange = sorted(set(found) - set(head))
+    if strange:
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"it is a classifier that knows the labels {_told(head)}, and {len(strange)} label(s) of the training rows "
+            f"are not among them: {_told(strange)}",
+            "Name rows as its config's `id2label` does, or name the base model without a head",
+        )
+    return tuple(head)
+
+
+def _told(labels: Iterable[str]) -> str:
+    names = list(labels)
+    more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+    return ", ".join(repr(name[:60]) for name in names[:_TOLD]) + more
+
+
+def read_labels(run: Store) -> tuple[str, ...] | None:
+    """The labels in a run's folder, in the order of their numbers; None if there are none."""
+    try:
+        return tuple(json.loads(run.get(LABELS)))
+    except MissingObjectError:
+        return None
+
+
+def for_labels(tokenizer: Any) -> Any:
+    """A tokenizer as a classifier uses and saves it: padding at the right, and a way to write a conversation.
+
+    :raises DataError: if it has nothing to pad with: a decoder could not tell where its text ends.
+    """
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise DataError(
+                f"tokenizer of {tokenizer.name_or_path or 'the base model'}",
+                "it has neither a padding token nor an end token, so the last token of a text could not be told",
+                "Set `pad_token` in its tokenizer_config.json",
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _ROLES
+    return tokenizer
+
+
+def labelled_documents(
+    tokenizer: Any, labels: Sequence[str], rows: Iterable[Row], length: int, facts: dict[str, Any]
+) -> Iterator[Document]:
+    """One document for each row that has a known label, cut to `length` tokens as the tokenizer cuts.
+
+    :param facts: gains what `trainer.data.chat.documents` counts; `cut_rows`, which are longer than a row;
+        `unseen_labels`, the rows left out because no training row has their label; and under `labels` the rows of each.
+    """
+    numbers = {label: number for number, label in enumerate(labels)}
+    for key in (*COUNTS, "cut_rows", "unseen_labels"):
+        facts.setdefault(key, 0)
+    each: dict[str, int] = facts.setdefault("labels", dict.fromkeys(labels, 0))
+    left_out: list[dict[str, str]] = facts.setdefault("left_out", [])
+    reader = _Reader(tokenizer, length)
+    source = iter(rows)
+    index = 0
+    while chunk := list(islice(source, _BATCH)):
+        for row, found in zip(chunk, reader.read(chunk), strict=True):
+            facts["rows"] += 1
+            reason = ""
+            if row.label is None:
+                reason = "it has no label"
+            elif row.label not in numbers:
+                reason = f"no training row has its label {row.label[:60]!r}"
+                facts["unseen_labels"] += 1
+            elif isinstance(found, str):
+                reason = found
+                facts["refused_by_template"] += 1
+            elif not len(found.ids):
+                reason = "it has no token"
+            else:
+                assert row.label is not None
+                facts["documents"] += 1
+                facts["tokens"] += len(found.ids)
+                facts["targets"] += 1
+                facts["cut_rows"] += found.cut
+                each[row.label] += 1
+                nothing = np.zeros(len(found.ids), dtype=np.bool_)
+                yield Document(index, found.ids, nothing, numbers[row.label])
+            if reason:
+                facts["without_targets"] += 1
+                if len(left_out) < EXAMPLES:
+                    left_out.append({"row": row.key.hex(), "reason": reason})
+            index += 1
+
+
+class _Read:
+    """A row's ids, and whether there were more of them."""
+
+    def __init__(self, ids: Sequence[int], cut: bool) -> None:
+        self.ids, self.cut = np.array(ids, dtype=np.int32), cut
+
+
+class _Reader:
+    """Rows to ids, many at a time."""
+
+    def __init__(self, tokenizer: Any, length: int) -> None:
+        self.tokenizer, self.length = tokenizer, length
+        self.template: ChatTemplate | None = None
+
+    def read(self, rows: Sequence[Row]) -> list[_Read | str]:
+        """For each row its ids, or why it has none."""
+        texts: dict[bool, list[tuple[int, str]]] = {True: [], False: []}  # by whether the tokenizer adds its tokens
+        found: list[_Read | str] = [""] * len(rows)
+        for place, row in enumerate(rows):
+            if row.text is not None:
+                texts[True].append((place, row.text))
+                continue
+            try:
+                texts[False].append((place, self._render(row)))  # templates write special tokens themselves
+            except UnusableChatError as error:
+                found[place] = str(error)
+        for special, some in texts.items():
+            for (place, _), one in zip(some, self._tokenise([text for _, text in some], special), strict=True):
+                found[place] = one
+        return found
+
+    def _render(self, row: Row) -> str:
+        if self.template is None:  # looked at with the first conversation, because plain text needs none
+            self.template = ChatTemplate(self.tokenizer)
+        return self.template.whole([{"role": role, "content": content} for role, content in row.messages or ()])
+
+    def _tokenise(self, texts: list[str], special: bool) -> list[_Read]:
+        if not texts:
+            return []
+        found = self.tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+        long = [place for place, ids in enumerate(found) if len(ids) > self.length]
+        cut = {}
+        if long:
+            shorter = self.tokenizer(
+                [texts[place] for place in long], add_special_tokens=special, truncation=True, max_length=self.length
+            )
+            cut = dict(zip(long, shorter["input_ids"], strict=True))
+        return [_Read(cut.get(place, ids), place in cut) for place, ids in enumerate(found)]
