@@ -18,6 +18,8 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 # As in a rank (trainer.launch), and before torch is imported: threads that spin while they wait take the others' cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+RANKS = "tests/trainer/test_ranks"  # one server of ranks for all of them
+
 # Where the time goes, the longest first: a worker that begins one of these late ends last. A folder is run whole by one
 # worker, because its files share services that take long to start; each line of a folder has services of its own.
 _LONGEST = (
@@ -31,7 +33,7 @@ _LONGEST = (
     "tests/kubeflow_training/examples/",
     "tests/kubeflow_training/contract/test_elastic.py",
     "tests/trainer/test_loop.py",
-    "tests/trainer/test_ranks",  # one server of ranks for all of them
+    RANKS,
     "tests/curation/test_memory.py",
     "tests/kubeflow_training/test_provider.py",
     "tests/dags/",
@@ -54,7 +56,9 @@ class ByPlace(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope(nodeid)
+        found = scope(nodeid)
+        # Each of these files takes minutes there: one worker for all of them would end long after the others.
+        return nodeid.partition("::")[0] if found == RANKS and self.config.option.markexpr == "exact" else found
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
