@@ -79,6 +79,8 @@ def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console
 
 
 def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    from trainer.model.build import upload_folder
+
     store = open_store(order["to"])
     try:
         facts: dict[str, Any] = json.loads(store.get(_FACTS))
@@ -90,10 +92,7 @@ def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[s
     with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
         folder = Path(name) / "model"
         written = _write(spec, order, folder, console)
-        last = (folder / "config.json", folder / "adapter_config.json")  # without it nobody takes it for a model
-        for path in sorted(folder.rglob("*"), key=lambda path: path in last):
-            if path.is_file():
-                store.upload(path, path.relative_to(folder).as_posix())
+        upload_folder(folder, store)
     facts = {**written, "uri": order["to"], "checkpoint": order["digest"]}
     store.put(_FACTS, json.dumps(facts, indent=1).encode())
     console.say(f"model {order['to']}: {facts['bytes'] / 1e6:.1f} MB")

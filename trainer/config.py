@@ -410,8 +410,6 @@ def _read(kind: type[Section], values: Any, path: str) -> Section:
         raise _bad(path, "it is missing or not a mapping")
     hints = typing.get_type_hints(kind)
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if kind is Scratch:  # runs that were made before it was known have none
-        values = {"config": None, **values}
     for key in values:
         if key not in known:
             raise _bad(f"{path}.{key}", "the trainer does not know it, and will not ignore what is asked for")

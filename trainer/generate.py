@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -43,6 +44,7 @@ class Answers:
     answers: Sequence[Answer | None]
     names: Sequence[str]
 
+    @cached_property
     def scores(self) -> list[dict[str, float]]:
         """For each prompt its scores by name; they are 0 where there is no answer."""
         return [
@@ -52,7 +54,7 @@ class Answers:
 
     def metrics(self) -> dict[str, float]:
         """Means over all prompts, by their names in MLflow."""
-        scores, count = self.scores(), len(self.prompts)
+        scores, count = self.scores, len(self.prompts)
         found = {PREFIX + name: math.fsum(row[name] for row in scores) / count for name in self.names}
         found[PREFIX + "ended"] = sum(answer is not None and answer.ended for answer in self.answers) / count
         found[PREFIX + "tokens"] = sum(0 if answer is None else answer.tokens for answer in self.answers) / count
@@ -75,7 +77,7 @@ class Answers:
         """All rows as MLflow reads a table: `columns` and `data`. :param step: of the weights, for a column."""
         columns = [*(["step"] if step is not None else []), "row", "prompt", "reference", "answer", "ended"]
         rows = []
-        for prompt, answer, scores in zip(self.prompts, self.answers, self.scores(), strict=True):
+        for prompt, answer, scores in zip(self.prompts, self.answers, self.scores, strict=True):
             text, ended = ("", False) if answer is None else (answer.text, answer.ended)
             first = [step] if step is not None else []
             rows.append([*first, prompt.row, prompt.text, prompt.answer, text, ended, *scores.values()])

@@ -53,6 +53,8 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.step not in (None, step) or (arguments.best and step is not None):
         raise RecipeError(f"address {arguments.run}", "it names a checkpoint already", "Leave --step and --best out")
     spec = open_run(address)
+    from dropforge.store import open_store
+    from trainer.model.build import upload_folder
     from trainer.restore import Choice, export
 
     def say(text: str) -> None:
@@ -64,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
         _refuse_taken(target)
         with tempfile.TemporaryDirectory(prefix="dropforge-export-") as name:
             seal, exported = export(spec, choice, Path(name) / "model", say)
-            _upload(Path(name) / "model", target)
+            upload_folder(Path(name) / "model", open_store(target))
     else:
         seal, exported = export(spec, choice, Path(target).absolute(), say)
     facts = exported.plain() | {
@@ -99,14 +101,3 @@ def _refuse_taken(target: str) -> None:
 
     if next(iter(open_store(target).list()), None) is not None:
         raise RecipeError(f"folder {target}", "something lies there", "Name a new folder, or remove what is in it")
-
-
-def _upload(folder: Path, target: str) -> None:
-    """Copy a model into a store, its config last: without it no reader takes the folder for a model."""
-    from dropforge.store import open_store
-
-    store = open_store(target)
-    last = (folder / "config.json", folder / "adapter_config.json")
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    for path in sorted(paths, key=lambda path: path in last):
-        store.upload(path, path.relative_to(folder).as_posix())

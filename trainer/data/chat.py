@@ -7,11 +7,11 @@ a padding token that equals the end token hides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
-from typing import Any, Final, Protocol
+from itertools import accumulate, count, islice
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from trainer.data.template import ChatTemplate, Message, Rendered, UnusableChatE
 from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours
 
 _BATCH: Final = 512
-EXAMPLES: Final = 5  # rows that a report names
+Found = TypeVar("Found")
+_EXAMPLES: Final = 5  # rows that a report names
 
 
 @dataclass(frozen=True)
@@ -221,31 +222,43 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
     """
     for key in COUNTS:
         facts.setdefault(key, 0)
-    left_out: list[dict[str, str]] = facts.setdefault("left_out", [])
+    facts.setdefault("left_out", [])
+    for index, row, found in in_batches(rows, encoder.encode):
+        facts["rows"] += 1
+        reason = "no token of it is a target"
+        whole: list[Encoded] = []
+        if isinstance(found, str):
+            reason = found
+            facts["refused_by_template"] += 1
+        else:
+            whole = found
+            facts["unrolled_conversations"] += len(found) > 1
+        made = 0
+        for item in whole:
+            facts["merged_at_border"] += item.merged
+            for document in _cut(row, index, item, length, facts):
+                made += 1
+                yield document
+        if not made:
+            leave_out(row, reason, facts)
+
+
+def in_batches(
+    rows: Iterable[Row], read: Callable[[Sequence[Row]], Sequence[Found]]
+) -> Iterator[tuple[int, Row, Found]]:
+    """Each row with its index and what is read of it. :param read: takes many at a time, because that is faster."""
     source = iter(rows)
-    index = 0
+    index = count()
     while chunk := list(islice(source, _BATCH)):
-        for row, found in zip(chunk, encoder.encode(chunk), strict=True):
-            facts["rows"] += 1
-            reason = "no token of it is a target"
-            whole: list[Encoded] = []
-            if isinstance(found, str):
-                reason = found
-                facts["refused_by_template"] += 1
-            else:
-                whole = found
-                facts["unrolled_conversations"] += len(found) > 1
-            made = 0
-            for item in whole:
-                facts["merged_at_border"] += item.merged
-                for document in _cut(row, index, item, length, facts):
-                    made += 1
-                    yield document
-            if not made:
-                facts["without_targets"] += 1
-                if len(left_out) < EXAMPLES:
-                    left_out.append({"row": row.key.hex(), "reason": reason})
-            index += 1
+        for row, found in zip(chunk, read(chunk), strict=True):
+            yield next(index), row, found
+
+
+def leave_out(row: Row, reason: str, facts: dict[str, Any]) -> None:
+    """Count a row that teaches nothing, and keep the first few with the reason."""
+    facts["without_targets"] += 1
+    if len(facts["left_out"]) < _EXAMPLES:
+        facts["left_out"].append({"row": row.key.hex(), "reason": reason})
 
 
 def check_left_out(name: str, facts: Mapping[str, Any], share: float) -> None:

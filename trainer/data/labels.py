@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from dropforge.errors import DataError, RecipeError
 from dropforge.store import MissingObjectError, Store
-from trainer.data.chat import COUNTS, EXAMPLES, Document
+from trainer.data.chat import COUNTS, Document, in_batches, leave_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
 
 LABELS: Final = "labels.json"  # in the run's folder
-_BATCH: Final = 512
 _TOLD: Final = 5  # labels that a message names
 _ROLES: Final = (
     "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] + '\\n' }}{% endfor %}"
@@ -111,38 +109,27 @@ def labelled_documents(
     for key in (*COUNTS, "cut_rows", "unseen_labels"):
         facts.setdefault(key, 0)
     each: dict[str, int] = facts.setdefault("labels", dict.fromkeys(labels, 0))
-    left_out: list[dict[str, str]] = facts.setdefault("left_out", [])
-    reader = _Reader(tokenizer, length)
-    source = iter(rows)
-    index = 0
-    while chunk := list(islice(source, _BATCH)):
-        for row, found in zip(chunk, reader.read(chunk), strict=True):
-            facts["rows"] += 1
-            reason = ""
-            if row.label is None:
-                reason = "it has no label"
-            elif row.label not in numbers:
-                reason = f"no training row has its label {row.label[:60]!r}"
-                facts["unseen_labels"] += 1
-            elif isinstance(found, str):
-                reason = found
-                facts["refused_by_template"] += 1
-            elif not len(found.ids):
-                reason = "it has no token"
-            else:
-                assert row.label is not None
-                facts["documents"] += 1
-                facts["tokens"] += len(found.ids)
-                facts["targets"] += 1
-                facts["cut_rows"] += found.cut
-                each[row.label] += 1
-                nothing = np.zeros(len(found.ids), dtype=np.bool_)
-                yield Document(index, found.ids, nothing, numbers[row.label])
-            if reason:
-                facts["without_targets"] += 1
-                if len(left_out) < EXAMPLES:
-                    left_out.append({"row": row.key.hex(), "reason": reason})
-            index += 1
+    facts.setdefault("left_out", [])
+    for index, row, found in in_batches(rows, _Reader(tokenizer, length).read):
+        facts["rows"] += 1
+        if row.label is None:
+            leave_out(row, "it has no label", facts)
+        elif row.label not in numbers:
+            facts["unseen_labels"] += 1
+            leave_out(row, f"no training row has its label {row.label[:60]!r}", facts)
+        elif isinstance(found, str):
+            facts["refused_by_template"] += 1
+            leave_out(row, found, facts)
+        elif not len(found.ids):
+            leave_out(row, "it has no token", facts)
+        else:
+            facts["documents"] += 1
+            facts["tokens"] += len(found.ids)
+            facts["targets"] += 1
+            facts["cut_rows"] += found.cut
+            each[row.label] += 1
+            nothing = np.zeros(len(found.ids), dtype=np.bool_)
+            yield Document(index, found.ids, nothing, numbers[row.label])
 
 
 class _Read:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dropforge.errors import RecipeError
-from dropforge.store import open_store
+from dropforge.store import Store, open_store
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
@@ -66,6 +66,14 @@ def fetch_folder(uri: str, folder: Path, *, prefix: bool = False) -> Path:
     for name in names:
         store.download(name, folder / name)
     return folder
+
+
+def upload_folder(folder: Path, store: Store) -> None:
+    """Copy a model's folder into a store, its config last: without it no reader takes the folder for a model."""
+    last = (folder / CONFIG, folder / PREFIX_CONFIG)
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    for path in sorted(paths, key=lambda path: path in last):
+        store.upload(path, path.relative_to(folder).as_posix())
 
 
 def is_hub_id(model: str) -> bool:

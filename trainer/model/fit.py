@@ -139,9 +139,9 @@ def check_fit(
         found = loads(max(0.0, measured(tokens, count) - fixed) / count)
     lacking = shortage(found, rows, together)
     if lacking:
-        most = next((fewer for fewer in range(rows - 1, 0, -1) if shortage(found, fewer, together) is None), 0)
-        while most > 1 and shortage(found, most, together, _ADVISED * _SPARE):
-            most -= 1
+        least = int(rows > 1 and shortage(found, 1, together) is None)
+        spare = _ADVISED * _SPARE
+        most = next((some for some in range(rows - 1, 1, -1) if shortage(found, some, together, spare) is None), least)
         mend = (
             f"Set `train.micro_batch` to {most}" if most else _shorter(lengths[-2] if len(lengths) > 1 else tokens // 2)
         )

@@ -49,9 +49,8 @@ def add_prefix(model: Any, prefix: Prefix, seed: int) -> Built:
 
 
 def _built(whole: Any) -> Built:
-    whole.base_model_prefix = (
-        ""  # what lies below the head is not all: whoever asked it alone would leave out the prefix
-    )
+    # What lies below the head is not all: whoever asked it alone would leave out the prefix.
+    whole.base_model_prefix = ""
     return Built(whole, whole)
 
 

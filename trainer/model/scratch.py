@@ -32,6 +32,7 @@ _NOT_HERE: Final = {
     "transformers_version": "it does not shape a model",
 }
 _OLD_ROPE: Final = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # taken wherever there are rope_parameters
+_ANY: Final = {token: index for index, token in enumerate((PAD, BOS, EOS, END))}  # where ids do not matter
 _LOOK: Final = 12  # tokens of the row that shows whether a model looks ahead
 
 
@@ -49,9 +50,7 @@ def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
     tokens = {"bos_token_id": special[BOS], "eos_token_id": special[EOS], "pad_token_id": special[PAD]}
     try:
         return AutoConfig.for_model(kind, **plain, **tokens)
-    except (
-        Exception
-    ) as error:  # the library has its own errors for a value of the wrong type, and more of them by release
+    except Exception as error:  # the library has errors of its own for a wrong type, and more of them by release
         if scratch.config is None:
             raise
         cause = " ".join(str(error).split())[:300]
@@ -70,7 +69,7 @@ def check_scratch(scratch: Scratch, task: Task = "causal-lm") -> None:
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
 
-    config = scratch_config(scratch, {token: index for index, token in enumerate((PAD, BOS, EOS, END))})
+    config = scratch_config(scratch, _ANY)
     if task == "classification":
         if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
             raise RecipeError(f"{_KEY}.model_type`", f"{config.model_type} is made for no labels", "Name another")
@@ -83,7 +82,7 @@ def longest(scratch: Scratch) -> int | None:
     """Longest sequence in tokens that the new model is made for; None where its kind has no limit."""
     if scratch.config is None:
         return scratch.context
-    config = scratch_config(scratch, {token: index for index, token in enumerate((PAD, BOS, EOS, END))})
+    config = scratch_config(scratch, _ANY)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) else None
 
@@ -118,10 +117,8 @@ def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int, labels
         check_router(model)
         if labels is None:
             check_causal(model)
-    if labels is not None:
-        return Built(model)
-    # A chat ends with its turn, a text with its end: generation stops at both.
-    model.generation_config.eos_token_id = [special[EOS], special[END]]
+    if labels is None:  # a chat ends with its turn, a text with its end: generation stops at both
+        model.generation_config.eos_token_id = [special[EOS], special[END]]
     return Built(model)
 
 
