@@ -29,7 +29,6 @@ from dropforge.store import Store, open_store
 from trainer.compat import versions
 from trainer.config import Settings
 from trainer.data.chat import Document, check_left_out, documents, make_encoder
-from trainer.data.hub import fetch_from_hub
 from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, labelled_documents, read_labels
 from trainer.data.mix import Mix, make_mix
 from trainer.data.packing import Packs
@@ -39,7 +38,7 @@ from trainer.data.prompts import Prompt, held_out, make_prompts, read_prompts, w
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
-from trainer.model.build import fetch_folder, head_labels, is_hub_id
+from trainer.model.build import fetch_base, head_labels
 from trainer.model.scratch import check_scratch, longest
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
@@ -111,9 +110,7 @@ def prepare(
     if settings.base.scratch is not None:
         check_scratch(settings.base.scratch, settings.task)
     if settings.base.model is not None:
-        model = settings.base.model
-        hub = is_hub_id(model)
-        base = str(fetch_from_hub(model, settings.base.revision) if hub else fetch_folder(model, scratch / "base"))
+        base = str(fetch_base(settings.base.model, settings.base.revision, scratch / "base"))
     labels = None
     if settings.task == "classification":
         if not _comes(lambda: run.stat(LABELS) is not None, end, check):

@@ -19,12 +19,11 @@ from trainer.assembly import build, frozen_digest
 from trainer.compat import quiet_libraries
 from trainer.config import read_settings
 from trainer.data.batch import Batch
-from trainer.data.hub import fetch_from_hub
 from trainer.data.labels import read_labels
 from trainer.data.tokenizer import load_tokenizer
 from trainer.data.tokens import collect
 from trainer.gang import Gang
-from trainer.model.build import Built, fetch_folder, is_hub_id
+from trainer.model.build import Built, fetch_base
 from trainer.model.export import Exported, export_model
 from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
 from trainer.state.checkpoint import WEIGHT, Checkpoints, Seal
@@ -91,8 +90,7 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
         raise _broken(thing, error) from error
     base = settings.base.model or ""
     if base:
-        hub = is_hub_id(base)
-        base = str(fetch_from_hub(base, settings.base.revision) if hub else fetch_folder(base, scratch / "base"))
+        base = str(fetch_base(base, settings.base.revision, scratch / "base"))
     try:
         tokenizer = open_tokenizer(settings, base, open_store(spec.root))
     except MissingObjectError:

@@ -14,6 +14,7 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from dropforge.store import Store, open_store
+from trainer.data.hub import fetch_from_hub
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
@@ -79,6 +80,14 @@ def upload_folder(folder: Path, store: Store) -> None:
 def is_hub_id(model: str) -> bool:
     """Whether a base model is the name of a repository on the Hugging Face hub, not an address of a folder."""
     return not model.startswith(("s3://", "file://", "/", "./", "../")) and not Path(model).is_dir()
+
+
+def fetch_base(model: str, revision: str | None, folder: Path) -> Path:
+    """The folder of a base model on this machine, from the hub or from an address. :param folder: for a store's copy.
+
+    :raises RecipeError, UnreachableError: if it is not there, or the hub does not answer.
+    """
+    return fetch_from_hub(model, revision) if is_hub_id(model) else fetch_folder(model, folder)
 
 
 def is_classifier(model: Any) -> bool:

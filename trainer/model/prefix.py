@@ -16,8 +16,7 @@ import torch
 
 from dropforge.errors import RecipeError
 from trainer.config import Prefix
-from trainer.data.hub import fetch_from_hub
-from trainer.model.build import PREFIX_CONFIG, Built, fetch_folder, is_hub_id, load_model, prefix_length
+from trainer.model.build import PREFIX_CONFIG, Built, fetch_base, load_model, prefix_length
 
 _SPREAD: Final = 0.02  # of the first values, as of the weights of most models: at 1, peft's own, they drown the text
 _LOOK: Final = 8  # tokens that show whether the model attends to a prefix
@@ -95,6 +94,6 @@ def open_model(folder: str | Path) -> Any:
             f"model {folder}", f"its {PREFIX_CONFIG} is no prefix's ({error})", "Export it anew"
         ) from error
     with tempfile.TemporaryDirectory(prefix="dropforge-base-") as name:
-        local = fetch_from_hub(base, revision) if is_hub_id(base) else fetch_folder(base, Path(name))
+        local = fetch_base(base, revision, Path(name))
         whole = PeftModel.from_pretrained(load_model(local, revision), str(folder))
     return _built(whole).model
