@@ -18,13 +18,15 @@ pytestmark = pytest.mark.dist
 # By the kind of the model: an encoder and a decoder from a folder, with all weights or adapters, and a new encoder.
 BASES = {"encoder": "distilbert", "decoder": "llama"}
 SHARED = [("auto", 1), ("ddp", 2), ("fsdp", 2), ("fsdp-no-reshard", 2), ("hybrid", 4), ("fsdp", 4)]
+METHODS = (("encoder", "full"), ("encoder", "lora"), ("decoder", "full"), ("decoder", "lora"), ("encoder", "config"))
+WAYS = (("same", "fp32"), ("other", "bf16"), ("broken", "fp32"))
+# A Latin square: every two of kind with method, way to share, and way to resume meet; the whole of the product is what
+# the matrix has for language models, and the loop is the same.
 ALL = [
-    (kind, Cell(mode, ranks, method, "padded", resume, precision, 1.0))
-    for kind, method in (("encoder", "full"), ("encoder", "lora"), ("decoder", "full"), ("decoder", "lora"),
-                         ("encoder", "config"))
-    for mode, ranks in SHARED
-    for resume, precision in (("same", "fp32"), ("other", "bf16"), ("broken", "fp32"))
-]  # fmt: skip
+    (kind, Cell(mode, ranks, method, "padded", *WAYS[(row + column) % len(WAYS)], 1.0))
+    for row, (kind, method) in enumerate(METHODS)
+    for column, (mode, ranks) in enumerate(SHARED)
+]
 SOME = [
     ("encoder", Cell("fsdp", 2, "lora", "padded", "same", "fp32", 1.0)),
     ("decoder", Cell("ddp", 2, "full", "padded", "other", "bf16", 1.0)),

@@ -102,7 +102,7 @@ if os.environ["RANK"] == "1":
 PHASES = {
     "preparation": (
         "trainer.prepare",
-        "def write_tokens(*arguments): hold()",
+        "def write_tokens(*arguments, **options): hold()",
         r"asked to stop before training began",
     ),
     "evaluation": (
