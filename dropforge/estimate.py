@@ -19,7 +19,7 @@ from typing import Any, Final
 from dropforge.errors import RecipeError
 from dropforge.methods import LOW_RANK
 from dropforge.recipe import Recipe
-from dropforge.shape import Shape, config_of, published, shape_of_config
+from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
 
 RUNTIME_BYTES: Final = 950_000_000  # torch, transformers and a run without a model, as seen on CPU
 # What a CPU's heap takes for each byte that tensors hold, as seen: freed tensors leave holes that others do not fit,
@@ -48,6 +48,15 @@ _PLAIN: Final = {  # GPT-2: a plain MLP, whose GELU is made of several operation
     ("full", "bf16"): (8, 8, 10),
     ("lora", "bf16"): (8, 8, 10),
 }
+_ENCODER: Final = {  # DistilBERT: one matrix each for queries, keys and values, and a GELU in one operation
+    ("full", "fp32"): (16, 16, 8),
+    ("lora", "fp32"): (16, 16, 8),
+    ("full", "cast"): (16, 8, 4),
+    ("lora", "cast"): (16, 10, 4),
+    ("full", "bf16"): (8, 8, 4),
+    ("lora", "bf16"): (8, 8, 4),
+}
+_KEPT: Final = {"gpt2": _PLAIN, "distilbert": _ENCODER}  # and all others are gated
 _NORMED: Final = {"fp32": 8, "cast": 6, "bf16": 6}  # Qwen 3: norms of queries and keys, where all weights are trained
 
 
@@ -181,7 +190,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
         host=host,
         checkpoint_bytes=None if trained is None else state_bytes(recipe) * trained,
         most_rows=most,
-        exact=shape is not None and shape.exact and recipe.task == "causal-lm",
+        exact=shape is not None and shape.exact and (recipe.task == "causal-lm" or shape.kind in ENCODERS),
     )
 
 
@@ -251,7 +260,7 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     length, tokens = train.sequence_length, rows * train.sequence_length
     arithmetic = _arithmetic(recipe)
     width = 4 if arithmetic == "fp32" else 2
-    hidden, wide, mlp = (_PLAIN if shape.kind == "gpt2" else _GATED)[_trains(recipe), arithmetic]
+    hidden, wide, mlp = _KEPT.get(shape.kind, _GATED)[_trains(recipe), arithmetic]
     # The log-sum of each head and the deviations of two norms.
     each = hidden * shape.hidden + wide * shape.wide + 4 * shape.heads + 8
     each += shape.chosen * (2 * width * shape.hidden + mlp * shape.mlp) if shape.experts else mlp * shape.mlp
@@ -422,7 +431,7 @@ def size_text(count: int) -> str:
 def shape_of(recipe: Recipe) -> Shape | None:
     """The base model's shape: from `base.scratch`, from the `config.json` of a local folder, or as it was published.
 
-    A classifier has its base's, without a head of tokens; of an encoder nothing is known, for it is no Llama.
+    A classifier has its base's, without a head; of most encoders nothing is known, for they are no Llama.
 
     :raises RecipeError: for a config that cannot be read, or with sizes that no model has.
     """

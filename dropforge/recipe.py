@@ -116,7 +116,7 @@ class Base(Section):
     model: str | None = None
     """A Hugging Face id, a local folder, or `s3://...` of a folder with safetensors."""
     revision: str | None = None
-    """Commit of a Hugging Face id; pin it."""
+    """Commit, tag or branch of a Hugging Face id. The plan makes a commit of it, which the run then keeps."""
     scratch: Scratch | None = None
     """Make a model from a config instead."""
     new_tokens: Annotated[tuple[NewToken, ...], Field(strict=False, min_length=1, max_length=1000)] | None = None

@@ -1,4 +1,5 @@
-"""The sizes of a decoder, read from its Hugging Face config: how many weights it has, and which of them adapters reach.
+"""The sizes of a decoder, or of DistilBERT, read from its Hugging Face config: how many weights it has, and which of
+them adapters reach.
 
 Needs the standard library only: the trainer's image has no pydantic, and whoever plans has no torch. Counts are exact
 for the kinds in `KINDS`; any other config is taken for a Llama of the same sizes, and said to be a guess.
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 KINDS: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2")
+ENCODERS: Final = ("distilbert",)  # counted without a head
 LARGEST: Final = 1_000_000_000  # as in `dropforge.recipe`
 _PUBLISHED: Final = Path(__file__).parent / "recipes" / "published.json"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder.
+    """Sizes of a decoder, or of an encoder without a head.
 
     :param head: width of an attention head. :param mlp: width of the MLP, or of each expert's.
     :param tied: whether the head is the embedding. :param positions: rows of a table of learned positions.
@@ -46,7 +48,7 @@ class Shape:
     @property
     def exact(self) -> bool:
         """Whether the counts are those of the model, not those of a Llama in its place."""
-        return self.kind in KINDS
+        return self.kind in (*KINDS, *ENCODERS)
 
     @property
     def wide(self) -> int:
@@ -68,6 +70,10 @@ class Shape:
                 "mlp.c_fc": (self.hidden, self.mlp),
                 "mlp.c_proj": (self.mlp, self.hidden),
             }
+        if self.kind in ENCODERS:
+            names = ("q_lin", "k_lin", "v_lin", "out_lin")
+            attention = {f"attention.{name}": (self.hidden, self.hidden) for name in names}
+            return attention | {"ffn.lin1": (self.hidden, self.mlp), "ffn.lin2": (self.mlp, self.hidden)}
         attention = {
             "self_attn.q_proj": (self.hidden, self.wide),
             "self_attn.k_proj": (self.hidden, self.narrow),
@@ -91,7 +97,7 @@ class Shape:
     @property
     def block(self) -> int:
         """Weights of one block."""
-        if self.kind == "gpt2":  # biases everywhere, and norms with a bias
+        if self.kind in ("gpt2", *ENCODERS):  # biases everywhere, and norms with a bias
             return self.matrices + sum(outputs for _, outputs in self.linears.values()) + 4 * self.hidden
         more = 2 * self.hidden  # the two norms
         if self.kind == "qwen2" or self.attention_bias:
@@ -108,7 +114,7 @@ class Shape:
     def root(self) -> int:
         """Weights outside of the blocks: embeddings, the last norm, the head."""
         tables = self.vocab * self.hidden * (1 if self.tied else 2) + self.positions * self.hidden
-        return tables + self.hidden * (2 if self.kind == "gpt2" else 1)
+        return tables + self.hidden * (2 if self.kind in ("gpt2", *ENCODERS) else 1)
 
     @property
     def parameters(self) -> int:
@@ -184,6 +190,8 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
 
     :raises ValueError: for sizes that no model has.
     """
+    if config.get("model_type") in ENCODERS:
+        config = _as_decoder(config)
     try:
         hidden = int(config.get("hidden_size") or config["n_embd"])
         heads = int(config.get("num_attention_heads") or config["n_head"])
@@ -200,7 +208,7 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
             # Where a config is silent, the library ties.
             tied=bool(config.get("tie_word_embeddings", kind == "gpt2")),
             kind=kind,
-            positions=int(config.get("n_positions") or 0) if kind == "gpt2" else 0,
+            positions=int(config.get("n_positions") or 0) if kind in ("gpt2", *ENCODERS) else 0,
             experts=experts,
             chosen=int(config.get("num_experts_per_tok") or 1) if experts else 0,
             attention_bias=bool(config.get("attention_bias")),
@@ -213,6 +221,21 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
     if not all(1 <= size <= LARGEST for size in sizes) or not all(0 <= size <= LARGEST for size in rest):
         raise ValueError("its sizes are those of no model")
     return shape
+
+
+_DISTILBERT: Final = {
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "max_position_embeddings": "n_positions",
+}
+
+
+def _as_decoder(config: Mapping[str, Any]) -> dict[str, Any]:
+    """DistilBERT's config in the words of the others; nothing is tied, but there is no head either."""
+    known = {"max_position_embeddings": 512, **config}  # as the library has it
+    return {**{_DISTILBERT.get(key, key): value for key, value in known.items()}, "tie_word_embeddings": True}
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError, RecipeError
+from dropforge.hub import is_commit, is_hub_id
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.compat import versions
@@ -110,6 +111,12 @@ def prepare(
     if settings.base.scratch is not None:
         check_scratch(settings.base.scratch, settings.task)
     if settings.base.model is not None:
+        if keep and is_hub_id(settings.base.model) and not is_commit(settings.base.revision):
+            raise RecipeError(
+                "recipe key `base.revision`",
+                "run.json names no commit of the hub, so two nodes or two attempts could take different weights",
+                "Start a new run, whose plan pins it",
+            )
         base = str(fetch_base(settings.base.model, settings.base.revision, scratch / "base"))
     labels = None
     if settings.task == "classification":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -14,18 +15,24 @@ from dropforge.job import SECRET
 from dropforge.settings import default_state
 from dropforge.stack.state import check_folder, is_running, read_state
 
+OF_THE_HUB = ("HF_TOKEN", "HF_ENDPOINT")  # of whoever prints the secret: the right to a base model, and where it is
+
 
 def secret(
     state: StateOption = None,
     namespace: Annotated[str, typer.Option(help="Namespace of the training jobs.")] = "default",
 ) -> None:
-    """Print the secret with which training pods reach this stack, for `| kubectl apply -f -`. It holds credentials."""
+    """Print the secret with which training pods reach this stack, for `| kubectl apply -f -`. It holds credentials.
+
+    HF_TOKEN and HF_ENDPOINT of this environment are among them.
+    """
     folder = check_folder(state or default_state())
     stack = read_state(folder)
     if stack is None or not is_running(folder):
         mend = "Start it with `dropforge up --pod-host ADDRESS`"
         raise DropforgeError(f"stack in {folder}", "it is not running", mend)
-    values = stack.pod_env()
+    own = {name: value for name in OF_THE_HUB if (value := os.environ.get(name))}
+    values = stack.pod_env() | own
     if sys.stdout.isatty():
         raise DropforgeError(
             "the secret", "it would be shown on this terminal", "Pass it on: `dropforge secret | kubectl apply -f -`"

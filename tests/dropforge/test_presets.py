@@ -1,7 +1,8 @@
 """Presets of published models: their shipped configs have the sizes and counts below, and each can be planned.
 
 No weights and no hub. Sizes of Llama 3.1 8B, 3.2 3B and Qwen3 4B were read in copies of their config.json that others
-keep; those of the rest, and all counts, were written down as known, and not looked up at their makers'.
+keep; those of the rest, and all counts, were written down as known, and not looked up at their makers'. An encoder is
+counted without a head.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dropforge.recipes import load_recipe, presets
 from dropforge.shape import Shape, published, shape_of_config
 
 # Preset: id, weights; width, MLP, layers, heads, key heads, head; vocabulary, context, base of the rotation; tied.
-MODELS: dict[str, tuple[str, int, tuple[int, ...], tuple[int, int, float], bool]] = {
+MODELS: dict[str, tuple[str, int, tuple[int, ...], tuple[int, int, float | None], bool]] = {
+    "distilbert": ("distilbert/distilbert-base-uncased", 66_362_880,
+                   (768, 3072, 6, 12, 12, 64), (30522, 512, None), True),
     "llama-2-7b": ("meta-llama/Llama-2-7b-hf", 6_738_415_616,
                    (4096, 11008, 32, 32, 32, 128), (32000, 4096, 1e4), False),
     "llama-2-13b": ("meta-llama/Llama-2-13b-hf", 13_015_864_320,
@@ -57,7 +60,7 @@ def test_a_preset_is_the_published_model(preset: str) -> None:
     shape = shape_of_config(config)
     assert shape is not None
     assert (shape.hidden, shape.mlp, shape.layers, shape.heads, shape.kv_heads, shape.head) == sizes
-    assert (shape.vocab, config["max_position_embeddings"], config["rope_theta"], shape.tied) == (
+    assert (shape.vocab, config["max_position_embeddings"], config.get("rope_theta"), shape.tied) == (
         vocabulary, context, rotation, tied,
     )  # fmt: skip
     assert shape.parameters == weights
@@ -69,18 +72,22 @@ def _of_the_library(config: dict[str, Any]) -> int:
     """Weights of the model that transformers makes of a config: those of one block, times the blocks, and the rest."""
     pytest.importorskip("transformers")
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModel
 
     from trainer.commands.dry import make_model
 
+    kind, rest = config["model_type"], {key: value for key, value in config.items() if key != "model_type"}
+    encodes = kind == "distilbert"
+    depth = "n_layers" if encodes else "num_hidden_layers"
+
     def count(layers: int) -> int:
-        kind, rest = config["model_type"], {key: value for key, value in config.items() if key != "model_type"}
+        made = AutoConfig.for_model(kind, **{**rest, depth: layers})
         with torch.device("meta"):
-            model = make_model(AutoConfig.for_model(kind, **{**rest, "num_hidden_layers": layers}))
+            model = AutoModel.from_config(made) if encodes else make_model(made)
         return sum(weight.numel() for weight in model.parameters())
 
     one, two = count(1), count(2)
-    return one + (int(config["num_hidden_layers"]) - 1) * (two - one)
+    return one + (int(config[depth]) - 1) * (two - one)
 
 
 @pytest.mark.parametrize("preset", MODELS)

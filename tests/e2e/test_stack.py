@@ -153,14 +153,18 @@ def test_the_next_up_is_the_same_stack(next_up: tuple[StackState, StackState]) -
     assert "airflow-db" not in again.services
 
 
-def test_the_secret_leads_pods_to_this_stack(folder: Path, next_up: tuple[StackState, StackState]) -> None:
+def test_the_secret_leads_pods_to_this_stack(
+    folder: Path, next_up: tuple[StackState, StackState], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, found = next_up
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
     done = dropforge("secret", "--state", str(folder), "--namespace", "training")
     assert done.returncode == 0, done.stderr
     secret = yaml.safe_load(done.stdout)
     assert (secret["kind"], secret["metadata"]) == ("Secret", {"name": SECRET, "namespace": "training"})
     values = secret["stringData"]
     assert values["AWS_ACCESS_KEY_ID"] == found.secrets.access_key
+    assert values["HF_TOKEN"] == "hf_mine"
     assert values["MLFLOW_TRACKING_URI"] == f"http://{PODS}:{found.ports['mlflow']}"
     for url in (values["MLFLOW_TRACKING_URI"] + "/health", values["AWS_ENDPOINT_URL"] + "/-/health"):
         with urllib.request.urlopen(url, timeout=10) as answer:

@@ -167,9 +167,18 @@ def deaf_hub(bad: Bad) -> None:
     bad.patch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
     bad.patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     bad.patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"{bad.base}/cache")
-    bad.patch.setattr("trainer.data.hub._SECONDS", 0.2)
+    bad.patch.setattr("dropforge.hub.SECONDS", 0.2)
     bad.patch.setattr(Bad, "deaf", deaf, raising=False)  # as long as the test
-    bad.run(base={"model": "some/model", "scratch": None})
+    bad.run(base={"model": "some/model", "revision": "0" * 40, "scratch": None})
+
+
+def a_branch_of_the_hub(bad: Bad) -> None:
+    bad.run(base={"model": "some/model", "revision": "main", "scratch": None})
+
+
+def pickled_weights(bad: Bad) -> None:
+    (Path(bad.base) / "model.safetensors").rename(Path(bad.base) / "pytorch_model.bin")
+    bad.on_base()
 
 
 TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
@@ -193,6 +202,8 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (checkpoint_of_another_recipe, ExitCode.BAD_RECIPE, "train.learning_rate: 0.005 -> 0.0001", "Free to change are"),
     (labels_that_changed, ExitCode.BAD_RECIPE, "dataset: ", "or start a new run"),
     (deaf_hub, 1, "does not answer", "S3"),
+    (a_branch_of_the_hub, ExitCode.BAD_RECIPE, "names no commit of the hub", "Start a new run"),
+    (pickled_weights, ExitCode.BAD_RECIPE, "as pickles only (pytorch_model.bin)", "Save the model with safetensors"),
 ]
 
 

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from dropforge.estimate import check_memory, estimate, memory_text, passes_bytes
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
-from dropforge.shape import KINDS, Shape, shape_of_config
+from dropforge.shape import ENCODERS, KINDS, Shape, shape_of_config
 from trainer.config import Lora
 from trainer.model.adapters import add_adapters
-from trainer.model.loss import loss_model
+from trainer.model.build import name_labels
+from trainer.model.loss import LabelLoss, loss_model
 
 LENGTH = 80  # no width below
 SIZES = {
@@ -30,12 +31,16 @@ SIZES = {
 }
 GPT2 = {"n_embd": 96, "n_inner": 208, "n_head": 6, "vocab_size": 400, "n_positions": 128,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
+DISTILBERT = {"dim": 96, "hidden_dim": 208, "n_heads": 6, "vocab_size": 400, "max_position_embeddings": 128,
+              "dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}  # fmt: skip
 TINY = load_recipe("tiny")
 
 
 def config_of(kind: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     if kind == "gpt2":
         return {"model_type": kind, **GPT2, "n_layer": layers, **more}
+    if kind == "distilbert":
+        return {"model_type": kind, **DISTILBERT, "n_layers": layers, **more}
     sizes = {key: value for key, value in SIZES.items() if key != "num_local_experts" or kind == "mixtral"}
     if kind == "qwen2":  # it has no head size of its own
         del sizes["head_dim"]
@@ -44,7 +49,13 @@ def config_of(kind: str, layers: int = 2, **more: Any) -> dict[str, Any]:
 
 def model_of(config: dict[str, Any]) -> Any:
     plain = dict(config)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(plain.pop("model_type"), **plain), dtype=torch.float32)
+    kind = plain.pop("model_type")
+    made = AutoConfig.for_model(kind, **plain)
+    of_task: Any = AutoModelForCausalLM
+    if kind in ENCODERS:
+        name_labels(made, ("a", "b", "c"), 0)
+        of_task = AutoModelForSequenceClassification
+    return of_task.from_config(made, dtype=torch.float32)
 
 
 def shape(config: dict[str, Any]) -> Shape:
@@ -64,6 +75,15 @@ def test_weights_are_counted_exactly(kind: str, more: dict[str, Any]) -> None:
     assert shape(config).parameters == sum(weight.numel() for weight in model.parameters())
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_the_body_of_an_encoder_is_counted_exactly(kind: str) -> None:
+    config = config_of(kind)
+    with torch.device("meta"):
+        body = AutoModel.from_config(model_of(config).config)
+    assert shape(config).parameters == sum(weight.numel() for weight in body.parameters())
+    assert estimate(recipe_of("full", "fp32", config)).parameters == shape(config).parameters
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any) -> None:
@@ -76,56 +96,70 @@ def test_adapters_are_counted_as_peft_makes_them(kind: str, targets: Any) -> Non
     assert expected == sum(weight.numel() for _, weight in built.trainable())
 
 
-def kept(config: dict[str, Any], method: str, bf16: bool) -> int:
-    """Bytes that a forward pass keeps, weights and their casts left out."""
+def kept(config: dict[str, Any], method: str, bf16: bool, rows: int) -> int:
+    """Bytes that a forward pass over two rows of a classifier, or one of text, keeps; weights and casts left out."""
     model = model_of(config)
     model.config.use_cache = False
     if method == "lora":
         model = add_adapters(model, Lora(8, 16, 0.0, "all-linear"), 1).model
-    loss = loss_model(model, True, bf16)
+    loss = LabelLoss(model, bf16) if rows > 1 else loss_model(model, True, bf16)
     loss.way = "places"
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     found: dict[int, tuple[int, torch.Tensor]] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and LENGTH in tensor.shape:
+        if storage.data_ptr() not in weights and {LENGTH, rows * LENGTH} & set(tensor.shape):
             found[storage.data_ptr()] = storage.nbytes(), tensor  # kept, so that nothing else gets its place
         return tensor
 
-    ids = torch.arange(LENGTH)[None] + 5
-    positions = torch.cat([torch.arange(32), torch.arange(LENGTH - 32)])[None]
+    ids = (torch.arange(LENGTH)[None] + 5).repeat(rows, 1)
+    positions = torch.cat([torch.arange(32), torch.arange(LENGTH - 32)])[None].repeat(rows, 1)
     places = torch.arange(0, LENGTH - 1, 2)
+    targets = ids.view(-1)[places + 1]
+    if rows > 1:  # of which one is padded
+        places, targets = torch.tensor([LENGTH - 1, LENGTH + 40]), torch.tensor([0, 2])
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss(ids, positions, places, ids.view(-1)[places + 1])
+        loss(ids, positions, places, targets)
     return sum(size for size, _ in found.values())
 
 
-def recipe_of(method: str, precision: str) -> Recipe:
+def recipe_of(method: str, precision: str, config: dict[str, Any]) -> Recipe:
     changed = {"method": method, "precision": precision, "sequence_length": LENGTH, "micro_batch": 1}
-    return TINY.model_copy(update={"train": TINY.train.model_copy(update=changed)})
+    found = TINY.model_copy(update={"train": TINY.train.model_copy(update=changed)})
+    if config["model_type"] not in ENCODERS:
+        return found
+    short = {"train": {"sequence_length": LENGTH}}
+    base = build_recipe({"task": "classification", "base": {"scratch": {"config": config}}, **short}).base
+    return found.model_copy(update={"task": "classification", "base": base})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "distilbert"])
 def test_what_a_block_keeps_is_what_the_estimate_says(kind: str, method: str, precision: str) -> None:
     two, three = config_of(kind, 2), config_of(kind, 3)
-    seen = kept(three, method, precision == "bf16") - kept(two, method, precision == "bf16")
-    recipe = recipe_of(method, precision)
-    said = passes_bytes(recipe, shape(three), 1)[0] - passes_bytes(recipe, shape(two), 1)[0]
+    rows = 2 if kind in ENCODERS else 1
+    seen = kept(three, method, precision == "bf16", rows) - kept(two, method, precision == "bf16", rows)
+    recipe = recipe_of(method, precision, three)
+    said = passes_bytes(recipe, shape(three), rows)[0] - passes_bytes(recipe, shape(two), rows)[0]
     assert said == pytest.approx(seen, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "distilbert"])
-def test_a_classifier_has_no_logits_of_tokens_and_an_encoder_no_figures(kind: str) -> None:
-    asked = {"base": {"scratch": {"architecture": kind}}, "task": "classification", "promote": {"metric": "eval/loss"}}
+BERT = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 300}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "distilbert", "bert"])
+def test_a_classifier_has_no_logits_of_tokens_and_an_unknown_encoder_no_figures(kind: str) -> None:
+    scratch = {"config": BERT} if kind == "bert" else {"architecture": kind}
+    asked = {"base": {"scratch": scratch}, "task": "classification", "promote": {"metric": "eval/loss"}}
     recipe = build_recipe(asked)
     found = estimate(recipe, 10_000)
     check_memory(recipe, found)
-    if kind == "distilbert":
+    if kind == "bert":
         assert (found.parameters, found.memory) == (None, None)
         assert memory_text(recipe, found).startswith("unknown for an encoder")
         return
     assert found.memory is not None
-    assert (found.memory.logits, found.memory.evaluation, found.exact) == (0, 0, False)
+    assert (found.memory.logits, found.memory.evaluation) == (0, 0)
+    assert ("like a Llama" in memory_text(recipe, found)) == (kind != "distilbert")

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
-from dropforge.store import open_store
+from dropforge.store import Store, open_store
 from trainer.commands.addresses import open_dataset, open_run, run_uri, spec_of
 from trainer.commands.arguments import positive, subparser
 
@@ -74,9 +75,9 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
     from dropforge.recipes import load_recipe
     from dropforge.run import run_name
 
-    loaded = load_recipe(recipe).plain()
     found = open_dataset(dataset)
     store = open_store(folder.rstrip("/"))
+    loaded = _pinned(load_recipe(recipe).plain(), store)
     name = run_name(found.manifest.family, loaded, found.manifest.digest, code_digest())
     spec = replace(
         spec_of(found),
@@ -99,3 +100,18 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
                 f"folder {folder}", "it has a run of another recipe or dataset", "Name another folder, or give RUN"
             )
     return uri
+
+
+def _pinned(recipe: Mapping[str, Any], store: Store) -> dict[str, Any]:
+    """The recipe with the commit of its base model: the one that the folder's run began with, unless one is named."""
+    from dropforge.hub import pin_base
+
+    base = recipe["base"]
+    if base["revision"] is None and store.stat("run.json") is not None:
+        there = RunSpec.from_json(store.get("run.json")).recipe["base"]
+        if there["model"] == base["model"]:
+            return {**recipe, "base": {**base, "revision": there["revision"]}}
+    pinned, line = pin_base(recipe)
+    if line:
+        print(line, file=sys.stderr)
+    return pinned

@@ -1,98 +1,236 @@
-"""A base model from the Hugging Face hub: fetched once per node, and each way to fail told by its own word."""
+"""A base model from the Hugging Face hub: fetched once per node, checked against the hub's digests, and then at rest.
+
+The hub's client holds a lock for each file, so that pods which share a cache fetch it once, and goes on within a file
+whose connection was cut. What was checked is noted beside it; from then on neither hub nor network is needed.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from dropforge.errors import DropforgeError, RecipeError
+from dropforge import hub
+from dropforge.errors import DropforgeError
+from dropforge.hub import UnreachableError
 
-_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-_SECONDS: Final = 20  # that the hub may take to answer
+__all__ = ["UnreachableError", "fetch_from_hub"]
+
+TRIES: Final = 5  # of a file, when its connection breaks or its bytes are wrong
+PAUSE: Final = 2.0  # seconds before the next one
+_NEEDED: Final = (".json", ".model", ".txt", ".jinja")
+_ADAPTER: Final = "adapter_config.json"  # beside a model, it would have the libraries load another one
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_STALE: Final = 3600.0  # seconds without a byte, after which a file that is half there belongs to nobody
 
 
-class UnreachableError(DropforgeError):
-    """The hub does not answer. Another try may find it."""
+class File(NamedTuple):
+    """A file of a commit. :param digest: SHA-256, or git's SHA-1 of a small file; empty where the hub tells none."""
+
+    size: int | None
+    digest: str
+
+
+class _SpoiltError(Exception):
+    """Bytes that are not those of the hub."""
 
 
 def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None) -> Path:
     """The folder of a model's files in the cache of this machine; the hub is asked only for what is not there.
 
-    :param endpoint: address of the hub, else the environment's.
+    :param revision: a commit; what else names one is resolved now, which a run must not do twice.
+    :param endpoint: address of the hub, else the environment's (`HF_ENDPOINT`).
     :raises RecipeError: if the hub has no such model or revision, or does not give it to us.
     :raises UnreachableError: if the hub does not answer and the cache does not hold the model.
+    :raises DropforgeError: if what the hub sends is not what it says, or nothing can be written here.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    name = model if revision is None else f"{model} at {revision}"
-    _have_it_end()
+    commit = revision if revision is not None and hub.is_commit(revision) else hub.pin(model, revision, endpoint).commit
+    folder = hub.storage(model) / "snapshots" / commit
+    if _sealed(model, commit):
+        return folder
+    if hub.is_offline():
+        if hub.cached(model, commit) is None:
+            raise hub.not_cached(hub.title(model, commit))
+        return _check_cache(model, commit)
     try:
-        folder = snapshot_download(
-            model,
-            revision=revision,
-            allow_patterns=list(_FILES),
-            ignore_patterns=["*/*"],  # the same weights in other formats
-            etag_timeout=_SECONDS,
-            endpoint=endpoint,
-        )
-    except GatedRepoError as error:
-        raise _refused(f"the hub gives {name} only to those who accepted its terms", "Accept them") from error
-    except RevisionNotFoundError as error:
-        raise RecipeError("recipe key `base.revision`", f"the hub has no {name}", "Name a commit or tag") from error
-    except RepositoryNotFoundError as error:
-        raise _refused(f"the hub has no {name}, or hides it from us", "Check the name") from error
-    except HFValidationError as error:
-        raise _refused(_short(error), "Name a model as OWNER/NAME, or an address of a folder") from error
-    except LocalEntryNotFoundError as error:
-        if isinstance(error.__cause__, OfflineModeIsEnabled):
-            raise _refused(
-                f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask for it", "Fill the cache, or unset it"
-            ) from error
-        raise _unreachable(name, error.__cause__ or error) from error
-    except HfHubHTTPError as error:
-        if error.response.status_code in (401, 403):
-            raise _refused(f"the hub does not give us {name} ({_short(error)})", "Check it") from error
-        raise _unreachable(name, error) from error
-    except OSError as error:
-        raise _unreachable(name, error) from error
-    return Path(folder)
+        return _fetch(model, commit, endpoint)
+    except UnreachableError:
+        if hub.cached(model, commit) is None:
+            raise
+        return _check_cache(model, commit)
 
 
-def _have_it_end() -> None:
-    """Bound the library's requests that have no time limit: a hub that listens and is silent would hold us for ever."""
-    from huggingface_hub.utils._http import get_session
+def _fetch(model: str, commit: str, endpoint: str | None) -> Path:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    hooks = get_session().event_hooks
-    if _bound not in hooks["request"]:
-        get_session().event_hooks = {**hooks, "request": [*hooks["request"], _bound]}
+    disable_progress_bars()  # a log has no use for them
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a warning would show the signed address of a file
+    name = hub.title(model, commit)
+    with hub.asking(name):
+        hub.bound_requests()
+        info = HfApi(endpoint=endpoint).model_info(model, revision=commit, timeout=hub.SECONDS, files_metadata=True)
+        listed = {item.rfilename: _described(item) for item in info.siblings or ()}
+    hub.check_files(listed, name)
+    _sweep(hub.storage(model) / "blobs")
+    folder = hub.storage(model) / "snapshots" / commit
+    # Weights come last: where they are, all is.
+    wanted = [file for file in sorted(listed) if "/" not in file and file.endswith(_NEEDED) and file != _ADAPTER]
+    for file in wanted:
+        _download(model, commit, file, listed[file], endpoint)
+    weights = _weights(folder, listed, name)
+    for file in weights:
+        _download(model, commit, file, listed[file], endpoint)
+    _seal(model, commit, [*wanted, *weights])
+    return folder
 
 
-def _bound(request: Any) -> None:
-    limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
-    request.extensions["timeout"] = {key: _SECONDS if limit is None else limit for key, limit in limits.items()}
+def _described(item: Any) -> File:
+    if item.lfs is not None:
+        return File(item.lfs.size, item.lfs.sha256)
+    return File(item.size, item.blob_id or "")
 
 
-def _refused(cause: str, mend: str) -> RecipeError:
-    token = ", and give the pods a token in HF_TOKEN if it is needed" if "hub" in cause else ""
-    return RecipeError("recipe key `base.model`", cause, f"{mend}{token}")
+def _weights(folder: Path, listed: Mapping[str, File], name: str) -> list[str]:
+    """The files of weights that transformers loads; others in a repository are the same once more."""
+    if hub.WEIGHTS in listed:
+        return [hub.WEIGHTS]
+    try:
+        found = list(hub.shards((folder / hub.INDEX).read_bytes()))
+        missing = next((file for file in found if file not in listed), None)
+        if missing is not None:
+            raise ValueError(f"{missing} is not there")
+    except ValueError as error:
+        raise DropforgeError(f"base model {name}", f"its {hub.INDEX} is wrong ({error})", "Name another") from error
+    return found
 
 
-def _unreachable(name: str, cause: BaseException) -> UnreachableError:
-    return UnreachableError(
-        f"base model {name}",
-        f"the hub does not answer, and it is not in this machine's cache ({_short(cause)})",
-        "See that this machine can reach the hub, or copy the model to S3 and name its address",
-    )
+def _download(model: str, commit: str, file: str, known: File, endpoint: str | None) -> None:
+    """Bring a file into the cache, and see that it is the one that the hub speaks of."""
+    from huggingface_hub import hf_hub_download
+
+    name = hub.title(model, commit)
+    for left in reversed(range(TRIES)):
+        try:
+            with hub.asking(name):
+                hub.bound_requests()
+                path = Path(hf_hub_download(model, file, revision=commit, etag_timeout=hub.SECONDS, endpoint=endpoint))
+            _check(path, known)
+            return
+        except _SpoiltError as error:
+            _remove(path)
+            if not left:
+                raise DropforgeError(
+                    f"base model {name}",
+                    f"{file} came {TRIES} times with other bytes than the hub says ({error})",
+                    "See what stands between this machine and the hub, such as a proxy that keeps copies",
+                ) from None
+        except UnreachableError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _FULL:
+                raise DropforgeError(
+                    f"base model {name}",
+                    f"{file} cannot be written to {hub.storage(model)} ({cause.strerror})",
+                    "Make room there, or have HF_HOME name another folder",
+                ) from error
+            if not left:
+                raise
+        time.sleep(PAUSE)
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+def _check(path: Path, known: File) -> None:
+    """:raises _SpoiltError: if a file is not the one that is known."""
+    size = path.stat().st_size
+    if known.size is not None and size != known.size:
+        raise _SpoiltError(f"{size:,} bytes, not {known.size:,}")
+    found = _digests(path, size, len(known.digest))
+    if found and known.digest not in found:
+        raise _SpoiltError(f"its digest is {found[0][:12]}, not {known.digest[:12]}")
+
+
+def _digests(path: Path, size: int, length: int) -> tuple[str, ...]:
+    """What a file's digest of this many hex digits may be: SHA-256, or SHA-1 as git writes it, or plain; () for others.
+
+    Small files have git's (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects), some mirrors tell the plain one.
+    """
+    if length == 64:
+        states = [hashlib.sha256()]
+    elif length == 40:
+        states = [hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False), hashlib.sha1(usedforsecurity=False)]
+    else:
+        return ()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            for state in states:
+                state.update(piece)
+    return tuple(state.hexdigest() for state in states)
+
+
+def _check_cache(model: str, commit: str) -> Path:
+    """Look through what somebody else put into the cache: a file there is named by its digest.
+
+    :raises DropforgeError: if one is another.
+    """
+    folder = hub.storage(model) / "snapshots" / commit
+    files = [path for path in sorted(folder.iterdir()) if path.name.endswith((*_NEEDED, ".safetensors"))]
+    for path in files:
+        named = path.readlink().name if path.is_symlink() else ""
+        try:
+            _check(path, File(None, named))
+        except (_SpoiltError, OSError) as error:
+            raise DropforgeError(
+                f"base model {hub.title(model, commit)}",
+                f"{path.name} in this machine's cache is not what its name says ({error})",
+                f"Remove {hub.storage(model)} and fetch the model again",
+            ) from None
+    _seal(model, commit, [path.name for path in files])
+    return folder
+
+
+def _note(model: str, commit: str) -> Path:
+    return hub.storage(model) / ".dropforge" / f"{commit}.json"
+
+
+def _seal(model: str, commit: str, files: list[str]) -> None:
+    """Note that a commit's files were checked; a cache that cannot be written to is looked through each time."""
+    folder, note = hub.storage(model) / "snapshots" / commit, _note(model, commit)
+    sizes = {file: (folder / file).stat().st_size for file in files}
+    with suppress(OSError):
+        note.parent.mkdir(exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as stream:
+            json.dump(sizes, stream)
+        Path(stream.name).chmod(0o644)
+        Path(stream.name).replace(note)
+
+
+def _sealed(model: str, commit: str) -> bool:
+    """Whether a commit's files were checked, and are there as they were."""
+    folder = hub.storage(model) / "snapshots" / commit
+    try:
+        sizes = json.loads(_note(model, commit).read_text())
+        return hub.is_whole(folder) and all((folder / file).stat().st_size == size for file, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _remove(path: Path) -> None:
+    """Take a file out of the cache, with the blob that its link names."""
+    with suppress(OSError):
+        (path.parent / path.readlink()).unlink()
+    path.unlink(missing_ok=True)
+
+
+def _sweep(blobs: Path) -> None:
+    """Remove what a client that was killed left half fetched; it would never go on with it."""
+    now = time.time()
+    for path in blobs.glob("*.incomplete"):
+        with suppress(OSError):
+            if now - path.stat().st_mtime > _STALE:
+                path.unlink()

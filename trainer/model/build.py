@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dropforge.errors import RecipeError
+from dropforge.hub import check_pickles, is_hub_id
 from dropforge.store import Store, open_store
 from trainer.data.hub import fetch_from_hub
 
@@ -50,16 +51,18 @@ def fetch_folder(uri: str, folder: Path, *, prefix: bool = False) -> Path:
     """Copy a model's folder from a store to this machine; a local folder stays where it is.
 
     :param prefix: whether it may also be a prefix that names its base.
-    :raises RecipeError: if nothing is there.
+    :raises RecipeError: if nothing is there, or its weights are pickled.
     """
     local = Path(uri.removeprefix("file://"))
     configs = (CONFIG, *([PREFIX_CONFIG] if prefix else []))
     if not uri.startswith("s3://"):
         if not any((local / name).is_file() for name in configs):
             raise RecipeError("recipe key `base.model`", f"{uri} has no config.json", "Name a folder with a model")
+        check_pickles((path.name for path in local.iterdir()), uri)
         return local
     store = open_store(uri.rstrip("/"))
     names = [item.key for item in store.list() if "/" not in item.key]
+    check_pickles(names, uri)
     if not set(configs) & set(names) or not any(name.endswith(".safetensors") for name in names):
         raise RecipeError(
             "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
@@ -75,11 +78,6 @@ def upload_folder(folder: Path, store: Store) -> None:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     for path in sorted(paths, key=lambda path: path in last):
         store.upload(path, path.relative_to(folder).as_posix())
-
-
-def is_hub_id(model: str) -> bool:
-    """Whether a base model is the name of a repository on the Hugging Face hub, not an address of a folder."""
-    return not model.startswith(("s3://", "file://", "/", "./", "../")) and not Path(model).is_dir()
 
 
 def fetch_base(model: str, revision: str | None, folder: Path) -> Path:

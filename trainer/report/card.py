@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from dropforge.hub import is_hub_id
 from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from dropforge.shape import config_of, shape_of_config
-from trainer.model.build import is_hub_id
 
 NAME: Final = "model/README.md"
 _METRICS: Final = (

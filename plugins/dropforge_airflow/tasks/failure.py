@@ -9,15 +9,18 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowFailException
 
 from dropforge.errors import DropforgeError
+from dropforge.hub import UnreachableError
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def no_retry() -> Iterator[None]:
-    """Turn an error for people into a failure without retries, with its own text."""
+    """Turn an error for people into a failure without retries, with its own text. Who is silent is asked again."""
     try:
         yield
     except DropforgeError as error:
         log.error("%s", error)
+        if isinstance(error, UnreachableError):
+            raise
         raise AirflowFailException(str(error)) from None

@@ -13,6 +13,7 @@ from dropforge import layout, ledger
 from dropforge.drop import Drop, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
+from dropforge.hub import pin_base
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
 from dropforge.recipes.rules import check_startable
@@ -73,6 +74,11 @@ def make_plan(store: Store, bucket: str, params: Mapping[str, Any], *, partition
     check_memory(recipe, figures)
     about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
     log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
+    # A branch of the hub moves: from here on the run knows the commit only.
+    pinned, line = pin_base(recipe.plain())
+    recipe = build_recipe(pinned)
+    if line:
+        log.info("%s", line)
     log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
     return Plan(family=drop.family, drop=drop.drop, drop_id=drop.id, counter=taken.counter, recipe=recipe.plain())
 

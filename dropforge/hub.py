@@ -1,0 +1,267 @@
+"""The Hugging Face hub: which commit a model's name stands for, and each way to be refused by its own word.
+
+A branch moves. So a run is planned with the commit that it pointed to then: `pin` asks once, and `run.json` has the
+answer for every rank and attempt. What that commit holds is fetched by the trainer (`trainer.data.hub`). A token comes
+from the environment (`HF_TOKEN`), which the hub's own client reads: none of this ever holds one.
+
+Imports the client inside functions: it is not needed where a base model is none of the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dropforge.errors import DropforgeError, RecipeError
+
+SECONDS: Final = 20  # that the hub may take to answer
+CONFIG: Final = "config.json"
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"  # of weights in several files
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MODEL: Final = "recipe key `base.model`"
+_BRANCH: Final = "main"
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NO_WEIGHTS: Final = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # pickles beside a model
+
+
+class UnreachableError(DropforgeError):
+    """The hub does not answer. Another try may find it."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What a model's name and revision stand for. :param commit: 40 hex digits. :param told: where it is known from."""
+
+    commit: str
+    told: str
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a base model is the name of a repository on the Hugging Face hub, not an address of a folder."""
+    return not model.startswith(("s3://", "file://", "/", "./", "../")) and not Path(model).is_dir()
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a whole commit hash, which never moves."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def pin_base(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """A recipe's plain values with the commit of its base model in place of a branch, and a line about it.
+
+    :returns: the line is empty for a base model that is none of the hub.
+    :raises RecipeError, UnreachableError: as `pin`; and for a folder here whose weights are pickled.
+    """
+    base = recipe.get("base") or {}
+    model = base.get("model")
+    if model is None:
+        return dict(recipe), ""
+    if not is_hub_id(model):
+        folder = Path(model.removeprefix("file://"))
+        if folder.is_dir():
+            check_pickles((path.name for path in folder.iterdir()), model)
+        return dict(recipe), ""
+    asked = base.get("revision")
+    found = pin(model, asked)
+    named = "" if asked == found.commit else f" ({asked or 'its default branch'})"
+    line = f"Base model {model}{named} is commit {found.commit}: {found.told}"
+    return {**recipe, "base": {**base, "revision": found.commit}}, line
+
+
+def pin(model: str, revision: str | None = None, endpoint: str | None = None) -> Pinned:
+    """The commit of a revision, or of the default branch, whose files the hub would give us now.
+
+    :param endpoint: address of the hub, else the environment's (`HF_ENDPOINT`).
+    :raises RecipeError: if the hub has no such model or revision, does not give it to us, or it cannot be trained from.
+    :raises UnreachableError: if the hub does not answer, and the cache does not hold the model.
+    """
+    name = title(model, revision)
+    if is_offline():
+        folder = cached(model, revision)
+        if folder is None:
+            raise not_cached(name)
+        return Pinned(folder.name, "HF_HUB_OFFLINE is set, and this machine's cache holds it")
+    try:
+        with asking(name):
+            return Pinned(_ask(model, revision, endpoint), "so says the hub")
+    except UnreachableError as error:
+        folder = cached(model, revision)
+        if folder is None:
+            raise
+        return Pinned(folder.name, f"this machine's cache holds it; {error.cause}")
+
+
+def _ask(model: str, revision: str | None, endpoint: str | None) -> str:
+    from huggingface_hub import HfApi, hf_hub_url
+
+    bound_requests()
+    api = HfApi(endpoint=endpoint)
+    info = api.model_info(model, revision=revision, timeout=SECONDS)
+    commit = str(info.sha)
+    if not is_commit(commit):
+        raise OSError(f"it names no commit of {model}, but {commit[:60]!r}")
+    check_files((item.rfilename for item in info.siblings or ()), title(model, revision))
+    # Who may not have a gated model's files is shown its names all the same.
+    api.get_hf_file_metadata(url=hf_hub_url(model, CONFIG, revision=commit, endpoint=endpoint), timeout=SECONDS)
+    return commit
+
+
+def title(model: str, revision: str | None) -> str:
+    """A model with its revision, for messages."""
+    return model if revision is None else f"{model} at {revision}"
+
+
+def is_offline() -> bool:
+    """Whether `HF_HUB_OFFLINE` forbids to ask the hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def storage(model: str) -> Path:
+    """The folder of a model in this machine's cache (`HF_HOME`), whether it is there or not."""
+    from huggingface_hub import constants
+
+    # https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"models--{model.replace('/', '--')}"
+
+
+def cached(model: str, revision: str | None) -> Path | None:
+    """The folder of a revision in this machine's cache, named by its commit; None if a file of the model is missing."""
+    commit = revision
+    if not is_commit(revision):
+        try:
+            commit = (storage(model) / "refs" / (revision or _BRANCH)).read_text().strip()
+        except (OSError, ValueError):
+            return None
+    if commit is None or not is_commit(commit):
+        return None
+    folder = storage(model) / "snapshots" / commit
+    return folder if is_whole(folder) else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder has a config and all files of its weights."""
+    if not (folder / CONFIG).is_file():
+        return False
+    if (folder / WEIGHTS).is_file():
+        return True
+    try:
+        names = shards((folder / INDEX).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(names) and all((folder / name).is_file() for name in names)
+
+
+def shards(index: bytes) -> tuple[str, ...]:
+    """The files that an index of weights names. :raises ValueError: if it is none, or names a file elsewhere."""
+    found = json.loads(index)
+    weights = found.get("weight_map") if isinstance(found, dict) else None
+    names = sorted(set(weights.values())) if isinstance(weights, dict) else []
+    if not names or not all(isinstance(name, str) and name.endswith(".safetensors") for name in names):
+        raise ValueError("it names no safetensors")
+    if any("/" in name or "\\" in name for name in names):
+        raise ValueError("it names files of another folder")
+    return tuple(names)
+
+
+def check_files(names: Iterable[str], what: str) -> None:
+    """See by their names whether a repository's files are a model that can be loaded without running its code.
+
+    :param what: the model, for messages. :raises RecipeError: otherwise.
+    """
+    top = {name for name in names if "/" not in name}
+    if CONFIG not in top:
+        if "adapter_config.json" in top:
+            raise RecipeError(_MODEL, f"{what} is an adapter of another model", "Name a model that it is merged into")
+        raise RecipeError(_MODEL, f"{what} has no config.json", "Name a model that transformers loads")
+    check_pickles(top, what)
+    if not top & {WEIGHTS, INDEX}:
+        raise RecipeError(_MODEL, f"{what} has no weights in {WEIGHTS}", "Name a model that transformers loads")
+
+
+def check_pickles(names: Iterable[str], what: str) -> None:
+    """:raises RecipeError: if a model's weights are pickled only: loading them could run whatever they say."""
+    found = sorted(names)
+    pickles = [name for name in found if name.endswith(_PICKLES) and not name.startswith(_NO_WEIGHTS)]
+    if pickles and not any(name.endswith(".safetensors") for name in found):
+        raise RecipeError(
+            _MODEL,
+            f"{what} has its weights as pickles only ({pickles[0]}), and reading a pickle may run what it holds",
+            "Save the model with safetensors, which `save_pretrained` writes, or name a revision that has them",
+        )
+
+
+@contextmanager
+def asking(name: str) -> Iterator[None]:
+    """Turn what the hub's client raises into our words. :param name: of the model, for messages.
+
+    :raises RecipeError: where another try would end the same way. :raises UnreachableError: where it might not.
+    """
+    from huggingface_hub import errors
+
+    # Errors of the network come from the client's own HTTP library, which changed its name between releases.
+    network: Any = errors.HTTPError  # type: ignore[attr-defined]
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise _refused(f"the hub gives {name} only to those who accepted its terms", "Accept them") from error
+    except errors.RevisionNotFoundError as error:
+        raise RecipeError("recipe key `base.revision`", f"the hub has no {name}", "Name a commit or tag") from error
+    except errors.RepositoryNotFoundError as error:
+        raise _refused(f"the hub has no {name}, or hides it from us", "Check the name") from error
+    except errors.HFValidationError as error:
+        raise _refused(_short(error), "Name a model as OWNER/NAME, or an address of a folder") from error
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code in (401, 403):
+            raise _refused(f"the hub does not give us {name} ({_short(error)})", "Check it") from error
+        raise _unreachable(name, error) from error
+    except (OSError, ValueError, network) as error:
+        raise _unreachable(name, error.__cause__ or error) from error
+
+
+def not_cached(name: str) -> RecipeError:
+    """The refusal of a machine that may not ask the hub."""
+    return _refused(
+        f"{name} is not in the cache of this machine, and HF_HUB_OFFLINE forbids to ask for it",
+        "Fill the cache, or unset it",
+    )
+
+
+def bound_requests() -> None:
+    """Bound the client's requests that have no time limit: a hub that listens and is silent would hold us for ever."""
+    from huggingface_hub.utils._http import get_session
+
+    hooks = get_session().event_hooks
+    if _bound not in hooks["request"]:
+        get_session().event_hooks = {**hooks, "request": [*hooks["request"], _bound]}
+
+
+def _bound(request: Any) -> None:
+    limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+    request.extensions["timeout"] = {key: SECONDS if limit is None else limit for key, limit in limits.items()}
+
+
+def _refused(cause: str, mend: str) -> RecipeError:
+    token = ", and give Airflow and the pods a token in HF_TOKEN if it is needed" if "the hub" in cause else ""
+    return RecipeError(_MODEL, cause, f"{mend}{token}")
+
+
+def _unreachable(name: str, cause: BaseException) -> UnreachableError:
+    return UnreachableError(
+        f"base model {name}",
+        f"the hub does not answer ({_short(cause)})",
+        "This machine's cache does not hold it. Let it reach the hub, or copy the model to S3 and name its address",
+    )
+
+
+def _short(error: BaseException) -> str:
+    """An error in a line. Addresses of files may carry a signature, which is a right to read them."""
+    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", " ".join(str(error).split()))[:200]

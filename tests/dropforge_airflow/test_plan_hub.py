@@ -1,0 +1,68 @@
+"""A plan asks the hub once, and what the hub refuses ends there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from dropforge_airflow.tasks.failure import no_retry
+
+from dropforge.errors import RecipeError
+from dropforge.hub import UnreachableError
+from dropforge.store import Store
+from tests.dropforge_airflow.test_plan import entered, plan
+from tests.hub_server import Hub, point_to, serve
+
+MODEL = "some/model"
+RECIPE = f"extends: lora\nbase: {{model: {MODEL}}}\n"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    made = Hub()
+    made.model(MODEL, {"config.json": b"{}", "model.safetensors": b"weights"})
+    server = serve(made)
+    point_to(made, tmp_path / "cache", monkeypatch)
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+def asked(store: Store, recipe: str = RECIPE) -> dict[str, Any]:
+    found: dict[str, Any] = plan(store, entered(store, recipe=recipe), preset="lora")["recipe"]["base"]
+    return found
+
+
+def test_the_plan_has_the_commit_that_the_branch_pointed_to(hub: Hub, store: Store) -> None:
+    first = hub.repositories[MODEL].refs["main"]
+    assert asked(store)["revision"] == first
+    hub.repositories[MODEL].refs["old"] = first
+    hub.repositories[MODEL].commit({"config.json": b"{}", "model.safetensors": b"others"})
+    again = {"overrides": {"base": {"revision": "old"}}, "drop": "fam/d1", "again": True, "preset": "lora"}
+    assert plan(store, None, owner="run-2", **again)["recipe"]["base"]["revision"] == first
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cause"),
+    [
+        (RECIPE.replace(MODEL, "some/other"), "the hub has no some/other"),
+        (RECIPE.replace(MODEL, f"{MODEL}, revision: v9"), "the hub has no some/model at v9"),
+    ],
+)
+def test_what_the_hub_has_not_is_refused_before_anything_starts(
+    hub: Hub, store: Store, recipe: str, cause: str
+) -> None:
+    with pytest.raises(RecipeError, match=cause):
+        asked(store, recipe)
+
+
+def test_a_gate_ends_the_task_and_a_silence_has_it_try_again(hub: Hub, store: Store) -> None:
+    hub.repositories[MODEL].gate = "hf_right"
+    with pytest.raises(AirflowFailException, match="accepted its terms"), no_retry():
+        asked(store)
+    hub.status = 503
+    with pytest.raises(UnreachableError, match="the hub does not answer"), no_retry():
+        asked(store)
