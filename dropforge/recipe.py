@@ -267,8 +267,9 @@ class Train(Section):
     """Largest global gradient norm."""
     seed: int = Field(default=17, ge=0, lt=2**32)
     """Seed of weights, order and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of forward and backward; master weights are fp32 either way."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward; master weights are fp32 either way. `fp16` is for GPUs without `bf16`: its
+    loss is scaled, and a step whose gradient overflows is taken again with a smaller scale."""
     deterministic: bool = False
     """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are so without it."""
     loss_on: Literal["answers", "all"] = "answers"

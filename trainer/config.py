@@ -136,7 +136,7 @@ class Train:
     weight_decay: float
     clip: float
     seed: int
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16", "fp16"]
     deterministic: bool
     loss_on: Literal["answers", "all"]
     log_every: int | str | None

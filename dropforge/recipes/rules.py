@@ -344,7 +344,7 @@ def _check_attention(recipe: Recipe) -> None:
     if name in ("flash_attention_2", "flex_attention") and not recipe.compute.gpus:
         raise RecipeError(key, f"`{name}` needs a GPU, and `compute.gpus` is 0", "Use `auto`, or ask for GPUs")
     if name == "flash_attention_2" and recipe.train.precision != "bf16":
-        raise RecipeError(key, f"`{name}` has no fp32", "Set `train.precision: bf16`, or use `auto`")
+        raise RecipeError(key, f"`{name}` is used in bf16 only", "Set `train.precision: bf16`, or use `auto`")
     if name == "flex_attention" and recipe.train.deterministic:
         raise RecipeError(key, f"`{name}` is not known to be deterministic", "Use `auto`, or `deterministic: false`")
 

@@ -32,6 +32,7 @@ from trainer.loop.observer import Observer
 from trainer.loop.optim import bytes_of_a_value, first_state, load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
+from trainer.loop.scale import Scale
 from trainer.loop.schedule import check_steps, learning_rate
 from trainer.loop.selfcheck import check_accumulation, check_recomputation, splits
 from trainer.loop.step import Step
@@ -180,6 +181,8 @@ class Loop:
         load_optimizer(self.optimizer, named.items(), found.moments)
         self.progress = Progress.load(found.progress)
         self.progress.resumed.append(found.seal.step)
+        if self.progress.loss_scale is not None:
+            self.step.scale = Scale(self.progress.loss_scale, self.progress.steady)
         self.log.points = Points.load(self.progress.points)
         self.wall.resume(self.progress.wall, self.progress.at)
         self._generators = found.generators

@@ -49,7 +49,7 @@ class Wrapped:
 
     def __init__(self, gang: Gang, built: Built, loss: LossModel) -> None:
         self.gang, self.built, self.loss = gang, built, loss
-        self.precision: Precision = "bf16" if loss.bf16 else "fp32"
+        self.precision: Precision = loss.precision
         self.module: nn.Module = loss
 
     def backward(self, batch: Batch, scale: float, last: bool) -> torch.Tensor:
@@ -63,11 +63,17 @@ class Wrapped:
             (loss * scale).backward()
         return loss.detach()  # type: ignore[no-any-return]
 
-    def clip(self, limit: float) -> float:
-        """Scale all gradients so that their norm over all weights is at most `limit`; the norm before."""
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        """Scale all gradients so that their norm over all weights is at most `limit`; the norm before.
+
+        :param scale: a power of two that they were multiplied by, and that is taken out of them first.
+        """
         weights = [weight for _, weight in self.trainable()]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         with collective():
-            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+            if scale != 1.0:
+                torch._foreach_mul_([_local(gradient) for gradient in gradients], 1.0 / scale)
+            norm = nn.utils.get_total_norm(gradients)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
         return float(norm)
@@ -113,7 +119,7 @@ class Wrapped:
             found = largest_difference(self.loss, length)
         self.settle()
         everyone: list[float] = self.gang.gather(found)
-        limit = tolerance(self.precision == "bf16")
+        limit = tolerance(self.precision != "fp32")
         for rank, difference in enumerate(everyone):
             if not difference <= limit:  # NaN is no agreement
                 raise ShardingError(
@@ -185,8 +191,8 @@ class Sharded(Wrapped):
         check_dtypes(loss, blocks)
         self._skeleton = _skeleton(built)
         self.bytes = sum(weight.numel() * weight.element_size() for weight in loss.parameters())
-        self.dtype = torch.bfloat16 if loss.bf16 else None
-        loss.bf16 = False  # the policy casts weights and inputs; autocast would do it once more
+        self.dtype = loss.narrow
+        loss.precision = "fp32"  # the policy casts weights and inputs; autocast would do it once more
         policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32 if self.dtype else None)
         with collective():
             sizes = {"replicate": gang.world // shards, "shard": shards}
@@ -237,9 +243,9 @@ class Sharded(Wrapped):
         return _filled(self._skeleton, weights, torch.device("cpu")) if self.gang.leader else None
 
     def evaluator(self, precision: Precision) -> LossModel:
-        if precision == "bf16" or self.dtype is None:
+        if precision == self.precision or self.dtype is None:
             return self.loss
-        # Gathered weights are bf16, whatever evaluates them: fp32 needs a model of its own, whole on every rank.
+        # Gathered weights are cast, whatever evaluates them: fp32 needs a model of its own, whole on every rank.
         self.settle()
         with collective():
             weights = {
