@@ -235,6 +235,9 @@ class Train(Section):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it: of each block all but its input (`full`), or all but
     the products with weights and what attention gives (`selective`). The results are the same."""
+    compile: bool = False
+    """Have torch compile each block for passes that take gradients; needs a C++ compiler where the ranks run, and takes
+    a minute or more before the first step. Evaluations run the model's own code."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
     """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -343,6 +346,9 @@ class Compute(Section):
     weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
+    compile_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
+    """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is the pod's
+    own temporary folder. Who may write there can run code in a training."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"

@@ -28,6 +28,7 @@ from trainer.config import Parallel, Settings
 from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
 from trainer.model.build import Built
+from trainer.model.compiled import compile_blocks, compiled
 from trainer.model.isolation import largest_difference, tolerance
 from trainer.model.loss import LossModel, Precision
 from trainer.model.recompute import recompute, recomputed
@@ -143,11 +144,12 @@ class Wrapped:
     def passes(self) -> dict[str, str]:
         """The attention that the model runs, by its own word, what keeps documents apart, and what is not kept."""
         packing = "padded" if not self.loss.packed else "mask" if self.loss.masked else "positions"
-        modes = recomputed(self.loss)
+        modes, fused = recomputed(self.loss), compiled(self.loss)
         return {
             "attention": str(self.built.model.config.get_text_config()._attn_implementation),
             "packing": packing,
             "activation_checkpointing": f"{modes[0]}, {len(modes)} blocks" if modes else "none",
+            "compiled": f"{fused} blocks" if fused else "none",
         }
 
 
@@ -327,6 +329,8 @@ def wrap(settings: Settings, gang: Gang, built: Built, loss: LossModel) -> Wrapp
     """
     mode, shards = choose(settings.parallel, settings.shard_group, gang)
     asked = settings.train.activation_checkpointing
+    if settings.train.compile:
+        compile_blocks(blocks_to_compile(built.model))
     if asked != "none":
         recompute(blocks_to_recompute(built.model), asked)
     if mode == "auto":
@@ -387,6 +391,11 @@ def find_blocks(model: nn.Module, key: str = _KEY, purpose: str = "to shard", in
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks, for activation checkpointing. :raises RecipeError: if there are none."""
     return find_blocks(model, "recipe key `train.activation_checkpointing`", "whose work can be done again", "none")
+
+
+def blocks_to_compile(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks, for `torch.compile`. :raises RecipeError: if there are none."""
+    return find_blocks(model, "recipe key `train.compile`", "to compile", "false")
 
 
 def _outermost(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:
