@@ -31,7 +31,7 @@ _CONFIG_BYTES = 1 << 20
 
 # Bytes that a block keeps for its backward pass, for each token and each unit of (hidden size, width of the query
 # heads, width of the MLP), by what is trained and the arithmetic: `cast` computes in bf16 with fp32 weights
-# (autocast), `bf16` has bf16 weights too (sharded).
+# (autocast), `bf16` has bf16 weights too (sharded); fp16 takes as much.
 _GATED: Final = {
     ("full", "fp32"): (24, 16, 16),
     ("lora", "fp32"): (16, 16, 16),
@@ -226,12 +226,12 @@ def rows_at_once(recipe: Recipe) -> int:
 def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> Memory:
     """The memory of one rank. :param rows: of a forward pass. :param targets: share of the tokens learned from."""
     train, shards, on_cpu = recipe.train, shard_ranks(recipe), not recipe.compute.gpus
-    sharded, bf16 = shards > 1, recipe.train.precision == "bf16"
+    sharded, narrow = shards > 1, recipe.train.precision != "fp32"
     trained, whole = trained_weights(recipe, shape), 4 * shape.parameters
     adapters = trained if recipe.train.method != "full" else 0
     activations, logits = passes_bytes(recipe, shape, rows, targets)
     weights = (whole + 4 * adapters) // shards
-    evaluates_whole = sharded and bf16 and recipe.evaluate.precision == "fp32"
+    evaluates_whole = sharded and narrow and recipe.evaluate.precision != recipe.train.precision
     # A row of a classifier has a logit for each label, not one of each token.
     told = 0 if recipe.task == "classification" else 8 * int(rows * train.sequence_length * targets) * shape.vocab
     found = Memory(
@@ -249,9 +249,8 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     )
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     found = replace(found, whole=max(0, whole - weights - states))
-    return replace(
-        found, heap=int((found.total - found.runtime) * (HOLES[_trains(recipe), train.precision] - 1)) if on_cpu else 0
-    )
+    holes = HOLES[_trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
+    return replace(found, heap=int((found.total - found.runtime) * (holes - 1)))
 
 
 def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
@@ -311,7 +310,7 @@ def _trains(recipe: Recipe) -> str:
 
 
 def _arithmetic(recipe: Recipe) -> str:
-    if recipe.train.precision != "bf16":
+    if recipe.train.precision == "fp32":
         return "fp32"
     return "bf16" if shard_ranks(recipe) > 1 else "cast"
 

@@ -235,6 +235,9 @@ class Train(Section):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it: of each block all but its input (`full`), or all but
     the products with weights and what attention gives (`selective`). The results are the same."""
+    compile: bool = False
+    """Have torch compile each block for passes that take gradients; needs a C++ compiler where the ranks run, and takes
+    a minute or more before the first step. Evaluations run the model's own code."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
     """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -267,8 +270,9 @@ class Train(Section):
     """Largest global gradient norm."""
     seed: int = Field(default=17, ge=0, lt=2**32)
     """Seed of weights, order and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of forward and backward; master weights are fp32 either way."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward; master weights are fp32 either way. `fp16` is for GPUs without `bf16`: its
+    loss is scaled, and a step whose gradient overflows is taken again with a smaller scale."""
     deterministic: bool = False
     """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are so without it."""
     loss_on: Literal["answers", "all"] = "answers"
@@ -342,6 +346,9 @@ class Compute(Section):
     weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
+    compile_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
+    """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is the pod's
+    own temporary folder. Who may write there can run code in a training."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"

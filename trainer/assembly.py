@@ -101,7 +101,8 @@ def assemble(
         plan = make_plan(settings, prepared, attention.packs, width(built))
     pad = pad_id(prepared.tokenizer)
     probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
-    loss = loss_model(built.model, attention.packs, settings.train.precision == "bf16", attention.masked)
+    loss = loss_model(built.model, attention.packs, masked=attention.masked)
+    loss.precision = settings.train.precision
     choose_way(loss, probe)
     frozen = freeze_unreached(built, loss, probe, gang.world)
     if frozen:

@@ -98,6 +98,23 @@ def exchange_seconds(replica: Any) -> float | None:
     return max(0, alone) / 1e9
 
 
+def compiler_counts() -> tuple[int, int]:
+    """Graphs that this process has compiled, and how many of them it found in the cache; forward and backward passes of
+    the cache count apart."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0, 0
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
+
+
+def compiler_error() -> type[Exception]:
+    """What is raised if a graph cannot be made or compiled."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
 def flight_records() -> dict[str, bytes]:
     """The last collectives of this process by backend, as JSON; empty without a process group."""
     if "torch.distributed" not in sys.modules:

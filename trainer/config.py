@@ -120,6 +120,7 @@ class Train:
     rows_per_step: int | None
     micro_batch: int
     activation_checkpointing: Recompute
+    compile: bool
     epochs: float | None
     max_steps: int | None
     max_rows: int | None
@@ -136,7 +137,7 @@ class Train:
     weight_decay: float
     clip: float
     seed: int
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16", "fp16"]
     deterministic: bool
     loss_on: Literal["answers", "all"]
     log_every: int | str | None
@@ -190,6 +191,7 @@ class Settings:
     :param grace_seconds: time between SIGTERM and SIGKILL.
     :param gpus: GPUs of this node, one a rank; 0 trains on the CPU.
     :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
+    :param compile_cache: folder for compiled code.
     """
 
     task: Task
@@ -205,6 +207,7 @@ class Settings:
     gpus: int
     parallel: Parallel
     shard_group: int | None
+    compile_cache: str | None
 
 
 def read_settings(recipe: Mapping[str, Any]) -> Settings:
@@ -234,6 +237,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         gpus=_value(int, _get(recipe, "compute", "gpus"), "compute.gpus"),
         parallel=_value(Parallel, _get(recipe, "compute", "parallel"), "compute.parallel"),
         shard_group=_value(int | None, _get(recipe, "compute", "shard_group"), "compute.shard_group"),
+        compile_cache=_value(str | None, _get(recipe, "compute", "compile_cache"), "compute.compile_cache"),
     )
     if (base.model is None) == (base.scratch is None):
         raise _bad("base.model", "exactly one of `base.model` and `base.scratch` must be given")
@@ -257,6 +261,10 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("train.attention", f"`{train.attention}` is not known to be deterministic")
     if settings.shard_group is not None and settings.parallel != "hybrid":
         raise _bad("compute.shard_group", "only `compute.parallel: hybrid` has groups")
+    if settings.compile_cache is not None and (not train.compile or not settings.compile_cache.startswith("/")):
+        raise _bad("compute.compile_cache", "it is no absolute folder, or `train.compile` is not set")
+    if train.compile and (train.method == "prefix" or train.activation_checkpointing == "selective"):
+        raise _bad("train.compile", "a prefix cannot be compiled, and compiled blocks choose what is computed again")
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):
         if value is not None and value < 1:
             raise _bad(f"evaluate.{name}", "it must be at least 1")

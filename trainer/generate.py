@@ -107,19 +107,13 @@ def generate(
     own = loss.model.generation_config.eos_token_id
     ends = {*end_tokens(tokenizer), *([own] if isinstance(own, int) else own or ())}
     writer = _Writer(loss, gang, asked, context(loss.model), ends, pad, stop, tell)
-    training, bf16 = loss.training, loss.bf16
-    loss.eval()
-    loss.bf16 = precision == "bf16"
-    try:
+    with loss.without_dropout(precision):
         asks = [prompt.ids for prompt in prompts]
         try:
-            written = writer.write(asks, tolerance(precision == "bf16"))
+            written = writer.write(asks, tolerance(precision != "fp32"))
         except _CacheError as error:
             say(f"answers are written without the model's cache: {error}")
             written = writer.write(asks, None)
-    finally:
-        loss.train(training)
-        loss.bf16 = bf16
     if written is None:
         return None
     found = [None if ids is None else _answer(ids, ends, tokenizer) for ids in written]

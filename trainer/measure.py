@@ -84,15 +84,12 @@ def measure(
         rank's is true.
     """
     batches = _batches(loss, tokens, size, micro)
-    training, bf16 = loss.training, loss.bf16
-    loss.eval()
-    loss.bf16 = precision == "bf16"
     # Loss, right ones and targets; they stay on the device, so that batches do not wait for each other.
     sums = torch.zeros(3, dtype=torch.float64, device=gang.device)
     # Of each label the rows that are rightly given it, those that are given it, and those that have it.
     count = 0 if tokens.labels is None else int(loss.model.config.num_labels)
     labels = torch.zeros(3, count, dtype=torch.float64, device=gang.device)
-    try:
+    with loss.without_dropout(precision):
         turns = -(-len(batches) // gang.world)
         for turn in range(turns):
             index = turn * gang.world + gang.rank
@@ -112,9 +109,6 @@ def measure(
             if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(asked)])[0]:
                 return None
             tell(turn + 1, turns)
-    finally:
-        loss.train(training)
-        loss.bf16 = bf16
     total = gang.sum([*sums.tolist(), *labels.flatten().tolist()])
     scores = total[3:]
     f1 = macro_f1(*(scores[row * count : (row + 1) * count] for row in range(3))) if count else None

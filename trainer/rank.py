@@ -20,6 +20,7 @@ from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import read_settings
+from trainer.node.compiler import check_compiler, open_cache
 from trainer.node.heart import Heart, bounds_from_env, keep_flight_records
 from trainer.prepare import prepare, scratch_folder
 from trainer.report.board import check_board
@@ -38,6 +39,8 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
     spec = RunSpec.from_json(open_store(root).get(key))
     settings = read_settings(spec.recipe)
     check_board(settings.train.tensorboard)
+    check_compiler(settings.train.compile)
+    os.environ.update(open_cache(settings.compile_cache))
     if open_store(spec.root).stat("report.json") is not None:
         console.say(f"run {spec.run} is already done")
         return

@@ -48,6 +48,7 @@ def check_combinations(recipe: Recipe) -> None:
     check_train(recipe)
     _check_generation(recipe)
     _check_attention(recipe)
+    _check_compile(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
             "recipe key `compute.processes_per_node`",
@@ -344,9 +345,38 @@ def _check_attention(recipe: Recipe) -> None:
     if name in ("flash_attention_2", "flex_attention") and not recipe.compute.gpus:
         raise RecipeError(key, f"`{name}` needs a GPU, and `compute.gpus` is 0", "Use `auto`, or ask for GPUs")
     if name == "flash_attention_2" and recipe.train.precision != "bf16":
-        raise RecipeError(key, f"`{name}` has no fp32", "Set `train.precision: bf16`, or use `auto`")
+        raise RecipeError(key, f"`{name}` is used in bf16 only", "Set `train.precision: bf16`, or use `auto`")
     if name == "flex_attention" and recipe.train.deterministic:
         raise RecipeError(key, f"`{name}` is not known to be deterministic", "Use `auto`, or `deterministic: false`")
+
+
+def _check_compile(recipe: Recipe) -> None:
+    """:raises RecipeError: if what is asked for cannot be compiled, or its cache cannot be kept."""
+    train, compute = recipe.train, recipe.compute
+    if train.compile and train.method == "prefix":
+        raise RecipeError(
+            "recipe key `train.compile`",
+            "each block would be compiled for itself, because it writes into a cache behind the prefix",
+            "Leave it out, or use `lora`",
+        )
+    if train.compile and train.activation_checkpointing == "selective":
+        raise RecipeError(
+            "recipe key `train.activation_checkpointing`",
+            "compiled blocks choose themselves which cheap results are computed again",
+            "Use `none`, or `full`",
+        )
+    cache = compute.compile_cache
+    if cache is None:
+        return
+    if not train.compile:
+        raise RecipeError("recipe key `compute.compile_cache`", "nothing is compiled", "Set `train.compile: true`")
+    for volume in compute.volumes:
+        if volume.read_only and f"{cache}/".startswith(f"{volume.path.rstrip('/')}/"):
+            raise RecipeError(
+                "recipe key `compute.compile_cache`",
+                f"pods may not write to {volume.path}, where {volume.claim} is mounted",
+                "Give that volume `read_only: false`, or name another folder",
+            )
 
 
 def _check_parallel(recipe: Recipe) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dropforge.compiler import find_compiler
 from dropforge.errors import DropforgeError
 from dropforge.stack.services import source_root
 from dropforge.stack.state import is_running, read_state
@@ -98,6 +99,13 @@ def source(_: Path) -> Iterator[Finding]:
         yield Finding("dags and plugins", Level.FAIL, error.cause, error.mend)
 
 
+def compiler(_: Path) -> Iterator[Finding]:
+    try:
+        yield Finding("C++ compiler", Level.OK, f"{find_compiler()}, for `train.compile`")
+    except DropforgeError as error:
+        yield Finding("C++ compiler", Level.WARN, f"{error.cause}; `train.compile` is refused", error.mend)
+
+
 def state_folder(folder: Path) -> Iterator[Finding]:
     existing = next(path for path in [folder, *folder.parents] if path.exists())
     try:
@@ -179,5 +187,5 @@ def _cgroup_room() -> int | None:
 
 
 _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    python_version, system, packages, source, state_folder, memory, shared_memory, loopback, ports, clock,
+    python_version, system, packages, compiler, source, state_folder, memory, shared_memory, loopback, ports, clock,
 )  # fmt: skip

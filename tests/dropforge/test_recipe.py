@@ -55,6 +55,15 @@ def test_every_preset_loads(name: str) -> None:
         ("base: {model: x, new_tokens: [<a>]}\ntrain: {method: prefix}", r"`train.method: prefix` trains no row"),
         (MODEL + "train: {method: prefix, prefix: {tokens: 0}}", r"`train.prefix.tokens`"),
         (MODEL + "train: {method: prefix, activation_checkpointing: full}", r"would meet the prefix twice"),
+        (MODEL + "train: {method: prefix, compile: true}", r"`train.compile`: each block would be compiled for itself"),
+        (SCRATCH + "train: {compile: true, activation_checkpointing: selective}", r"Use `none`, or `full`"),
+        (SCRATCH + "compute: {compile_cache: /cache}", r"`compute.compile_cache`: nothing is compiled"),
+        (SCRATCH + "train: {compile: true}\ncompute: {compile_cache: cache}", r"`compute.compile_cache`"),
+        (
+            SCRATCH + "train: {compile: true}\ncompute: {backend: kubernetes, compile_cache: /models/cache, "
+            "volumes: [{claim: models, path: /models}]}",
+            r"pods may not write to /models, where models is mounted. Give that volume `read_only: false`",
+        ),
         (MODEL + "train: {method: prefix}\nevaluate: {generation: {}}", r"not written with a prefix"),
         (MODEL + "train: {method: dpo}", r"learns from preferences.*Fine-tune.*TRL's DPOTrainer"),
         (MODEL + "train: {method: GRPO}", r"`GRPO` learns from preferences or rewards.*TRL's GRPOTrainer"),

@@ -141,6 +141,15 @@ def test_doctor_names_what_is_missing_or_old(tmp_path: Path, monkeypatch: pytest
     assert "--state" in unwritable.mend
 
 
+def test_doctor_says_whether_blocks_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [found] = doctor.compiler(tmp_path)
+    assert (found.level, found.mend) == (Level.OK, "")
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    [found] = doctor.compiler(tmp_path)
+    assert found.level is Level.WARN  # nothing else needs it
+    assert "`train.compile` is refused" in found.found
+
+
 @pytest.mark.parametrize(
     ("version", "numbers"),
     [("2.15.0+cpu", (2, 15, 0)), ("3.3.2", (3, 3, 2)), ("5.3.0rc1", (5, 3, 0)), ("1.dev0", (1,))],

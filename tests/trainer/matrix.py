@@ -47,11 +47,12 @@ FACTORS: Final = {
     "epochs": (1.0, 2.5),
 }
 # Values of these are in the cover only: a whole matrix of them would take nine times as long, and what they change does
-# not depend on how a run is cut.
+# not depend on how a run is cut. So is fp16, which differs from bf16 by its loss scale.
 MORE: Final = {
     "optimizer": ("adamw", "adamw-bf16", "sgd"),
     "recompute": ("none", "selective", "full"),
 }
+NARROW: Final = {"bf16": ("fp16",)}
 Pair = tuple[int, object, int, object]
 
 
@@ -68,7 +69,10 @@ def cells() -> list[Cell]:
 def wide_cells() -> list[Cell]:
     """The matrix with all values."""
     return [
-        replace(cell, **dict(zip(MORE, values, strict=True))) for cell in cells() for values in product(*MORE.values())
+        replace(cell, precision=precision, **dict(zip(MORE, values, strict=True)))
+        for cell in cells()
+        for precision in (cell.precision, *NARROW.get(cell.precision, ()))
+        for values in product(*MORE.values())
     ]
 
 

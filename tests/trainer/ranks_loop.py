@@ -75,7 +75,8 @@ def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop") -> Lo
     prepared = await_prepared(settings, stage.spec, stage.scratch, lambda: None)
     built = build(settings, prepared, gang)
     plan = make_plan(settings, prepared, packs)
-    loss = loss_model(built.model, packs, settings.train.precision == "bf16")
+    loss = loss_model(built.model, packs)
+    loss.precision = settings.train.precision
     pad = pad_id(prepared.tokenizer)
     choose_way(loss, make_batch(prepared.train, plan.step(0)[:1], pad))
     said: list[str] = []

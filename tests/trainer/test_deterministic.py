@@ -62,7 +62,7 @@ def test_the_environment_is_asked_for_by_the_recipe_alone() -> None:
     [
         ({"attention": "flex_attention", "deterministic": True}, {"gpus": 1}, "not known to be deterministic"),
         ({"attention": "flex_attention"}, {}, "needs a GPU"),
-        ({"attention": "flash_attention_2"}, {"gpus": 1}, "has no fp32"),
+        ({"attention": "flash_attention_2"}, {"gpus": 1}, "is used in bf16 only"),
     ],
 )
 def test_attention_that_cannot_be_so_is_refused_before_any_pod(train: Any, compute: Any, words: str) -> None:

@@ -54,7 +54,8 @@ class Bench:
         for layer in built.model.model.layers:
             layer.self_attn.attention_dropout = dropout
         plan = make_plan(settings, self.prepared, packs)
-        loss = loss_model(built.model, packs, settings.train.precision == "bf16")
+        loss = loss_model(built.model, packs)
+        loss.precision = settings.train.precision
         pad = pad_id(self.prepared.tokenizer)
         choose_way(loss, make_batch(self.prepared.train, plan.step(0)[:1], pad))
         store = open_store(f"{self.spec.root}/{folder}")

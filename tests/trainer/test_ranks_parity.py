@@ -109,27 +109,27 @@ def test_ranks_learn_what_one_rank_learns(
 
 
 @pytest.mark.parametrize(
-    ("method", "mode"),
+    ("method", "mode", "precision"),
     [
-        ("full", "ddp"),
-        ("full", "fsdp"),
-        ("lora", "fsdp-no-reshard"),
-        ("full", "fsdp-no-reshard"),
-        ("lora", "fsdp"),
-        ("lora", "ddp"),
+        (method, mode, precision)
+        for precision in ("bf16", "fp16")
+        for method in ("full", "lora")
+        for mode in ("ddp", "fsdp", "fsdp-no-reshard")
     ],
 )
-def test_bf16_stays_close_tensor_by_tensor(
-    ranks: Ranks, stages: dict[str, Stage], alone: Any, method: str, mode: str
+def test_bf16_and_fp16_stay_close_tensor_by_tensor(
+    ranks: Ranks, stages: dict[str, Stage], alone: Any, method: str, mode: str, precision: str
 ) -> None:
-    stage = stages[method].change(parallel=mode, precision="bf16")
+    stage = stages[method].change(parallel=mode, precision=precision)
     leader: Outcome = ranks(take_steps, 2, stage, True, 1)[0]
     one = alone(method, True)
     assert apart(leader.gradients, one.gradients) < 5e-2
-    assert apart(leader.gradients, one.gradients) > 1e-5  # it was bf16
+    assert apart(leader.gradients, one.gradients) > 1e-5  # it was no fp32
     assert {weight.dtype for weight in leader.weights.values()} == {torch.float32}
     assert leader.losses[0] == pytest.approx(one.losses[0], rel=1e-2)
     assert leader.evaluated == pytest.approx(one.evaluated, rel=1e-6)  # in fp32 all the same
+    if mode != "ddp":
+        assert leader.ran["arithmetic"] == {"bf16": "bfloat16", "fp16": "float16"}[precision]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from trainer.model.attention import ON_GPU, Attention
 from trainer.model.build import Built, check_context, check_router, check_vocabulary, name_labels
 from trainer.model.method import apply_method
 from trainer.model.scratch import scratch_config
-from trainer.model.shard import blocks_to_recompute
+from trainer.model.shard import blocks_to_compile, blocks_to_recompute
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
 
@@ -76,6 +76,8 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     check_vocabulary(small, largest)
     if settings.train.activation_checkpointing != "none":
         blocks_to_recompute(small)
+    if settings.train.compile:
+        blocks_to_compile(small)
     # Adapters change nothing of how documents are kept apart; a prefix stands before each of them.
     built = apply_method(small, settings.train) if settings.train.method == "prefix" else Built(small)
     check_context(built.model, settings.train.sequence_length)

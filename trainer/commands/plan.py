@@ -69,6 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     if settings is not None:
         from trainer.commands.dry import rehearse
         from trainer.loop.schedule import check_steps
+        from trainer.node.compiler import check_compiler
         from trainer.report.board import check_board
 
         with tempfile.TemporaryDirectory(prefix="dropforge-plan-") as name:
@@ -79,6 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
                 recipe, made.config if made and settings.base.model else None, _targets(made), refused
             )
             refused(lambda: check_board(settings.train.tensorboard))
+            refused(lambda: check_compiler(settings.train.compile))
             if made is not None:
                 refused(lambda: check_steps(settings.train, made.plan.steps))
                 compute = recipe["compute"]
@@ -201,6 +203,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None)
             "method": train.method,
             "precision": train.precision,
             "activation_checkpointing": train.activation_checkpointing,
+            "compiled": train.compile,
             "parameters": made.parameters,
             "trained": made.trained,
         },
@@ -360,6 +363,8 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     again = ""
     if model["activation_checkpointing"] != "none":
         again = f", activation checkpointing: {model['activation_checkpointing']}"
+    if model["compiled"]:
+        again += ", compiled blocks"
     tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
     return [
         ("train rows", "\n".join([f"{train['rows']:,} rows, {train['documents']:,} documents", *notes])),

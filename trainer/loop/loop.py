@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.config import Settings
-from trainer.data.batch import make_batch
+from trainer.data.batch import Batch, make_batch
 from trainer.data.plan import Plan
 from trainer.data.prompts import Prompt
 from trainer.data.tokens import Tokens
@@ -25,6 +25,7 @@ from trainer.generate import Answers, generate
 from trainer.interval import Due, Interval, Timers
 from trainer.loop.batching import solve
 from trainer.loop.best import BestWeights, best_step, stalled
+from trainer.loop.compiling import Compiled, kinds
 from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
 from trainer.loop.longest import longest
@@ -32,12 +33,14 @@ from trainer.loop.observer import Observer
 from trainer.loop.optim import bytes_of_a_value, first_state, load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
+from trainer.loop.scale import Scale
 from trainer.loop.schedule import check_steps, learning_rate
-from trainer.loop.selfcheck import check_accumulation, check_recomputation, splits
+from trainer.loop.selfcheck import check_accumulation, check_compiled, check_recomputation, splits
 from trainer.loop.step import Step
 from trainer.measure import Measured, measure
 from trainer.model import deterministic
 from trainer.model.build import Built
+from trainer.model.compiled import as_written, compiled
 from trainer.model.fit import check_fit, rehearsal
 from trainer.model.loss import LossModel
 from trainer.model.prefix import bare
@@ -164,6 +167,7 @@ class Loop:
             fast=self.fast,
         )
         self._generators: Mapping[str, torch.Tensor] | None = None
+        self.compiled: Compiled | None = None
 
     def resume(self) -> int | None:
         """Go on from the newest checkpoint that all ranks can read; its step, or None without one. A collective.
@@ -180,6 +184,8 @@ class Loop:
         load_optimizer(self.optimizer, named.items(), found.moments)
         self.progress = Progress.load(found.progress)
         self.progress.resumed.append(found.seal.step)
+        if self.progress.loss_scale is not None:
+            self.step.scale = Scale(self.progress.loss_scale, self.progress.steady)
         self.log.points = Points.load(self.progress.points)
         self.wall.resume(self.progress.wall, self.progress.at)
         self._generators = found.generators
@@ -191,8 +197,10 @@ class Loop:
         self.console.say(str(self.batching))
         self.saving.start(self._before_seal)
         self.heart.warm_up()
-        self.step.warm_up()
+        with as_written(self.loss):  # what is compiled first is not to be an empty row
+            self.step.warm_up()
         self.heart.warm_up()
+        self._check_compiled()
         self._check_recomputation()
         self._check_fit()
         self.heart.warm_up()  # each of these, and each pass of the one before, has the bound for itself
@@ -202,6 +210,32 @@ class Loop:
             set_generators(self._generators, self.gang.device)
         else:  # a fresh run, or another number of ranks: any state will do, if it differs by rank and is repeatable
             seed_generators((self.settings.train.seed * 1_000_003 + self.progress.step) * 4_099 + self.gang.rank)
+
+    def _check_compiled(self) -> None:
+        """Compile before memory is measured, and in the mode of training: dropout takes part."""
+        blocks = compiled(self.loss)
+        if not blocks:
+            return
+        train, found = self.settings.train, Compiled(blocks)
+        self.console.phase("compiling the model's blocks")
+        self.loss.train()
+        for batch in kinds(self.train, train.sequence_length, self.loss.packed, self.batching.micro_batch):
+            here = batch.to(self.gang.device)
+
+            def passes(scale: float, batch: Batch = here) -> None:
+                seed_generators(train.seed)
+                self.step.backward(batch, scale, last=True)
+
+            self.heart.warm_up()
+            difference = check_compiled(
+                passes, lambda: as_written(self.loss), lambda: self.wrapped.clip(math.inf), train.precision
+            )
+            found.difference = max(found.difference, difference or 0.0)
+            self.optimizer.zero_grad()
+        self.heart.warm_up()
+        found.ready()
+        self.compiled = found
+        self.console.say(str(found))
 
     def _check_recomputation(self) -> None:
         """On a short row, which fits with everything kept, and in the mode of training: dropout takes part."""
@@ -267,13 +301,14 @@ class Loop:
             self.console.say("no rank has two documents in its first micro-batch: that they add up is not looked at")
             return
         self.loss.eval()
-        self.accumulation = check_accumulation(
-            packs,
-            lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
-            self.step.backward,
-            lambda: self.wrapped.clip(math.inf),
-            self.settings.train.precision,
-        )
+        with as_written(self.loss):  # code would have to be made for this mode alone
+            self.accumulation = check_accumulation(
+                packs,
+                lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),
+                self.step.backward,
+                lambda: self.wrapped.clip(math.inf),
+                self.settings.train.precision,
+            )
         self.loss.train()
         self.optimizer.zero_grad()
 
@@ -338,6 +373,8 @@ class Loop:
         self.wall.move("train", "data", result.data_seconds)
         progress.count(result, self._keys(result.suspects))
         self.due = result.due
+        if self.compiled is not None and (more := self.compiled.step()):
+            self.console.say(f"step {progress.step}: {more} more graph(s) were compiled, for rows of another kind")
         log = self.due.log or self.every["log"].due(progress.step) or progress.step == self.steps
         for observer in self.observers:
             observer.after_step(result, progress, log)
@@ -508,4 +545,5 @@ class Loop:
             "distribution": self.wrapped.ran(),
             "determinism": deterministic.ran(),
             "memory": None if self.fit is None else self.fit.plain(),
+            "compiled": None if self.compiled is None else self.compiled.plain(),
         }

@@ -19,6 +19,8 @@ class Progress:
     :param tokens: tokens seen, padding left out. :param targets: tokens learned from.
     :param seconds: time spent in steps, over all attempts.
     :param skipped: steps that were left out for a loss or gradient that is not finite; `in_row` of them just now.
+    :param overflows: times that a step was taken again in fp16; :param loss_scale, steady: see `trainer.loop.scale`,
+        None in other arithmetic.
     :param nats, window: sum of the loss and of the targets since the last log line.
     :param skips: for each skipped step its number, the content keys of rows that may be the cause, and their number.
     :param evaluations: for each evaluation its step and figures.
@@ -33,6 +35,9 @@ class Progress:
     seconds: float = 0.0
     skipped: int = 0
     in_row: int = 0
+    overflows: int = 0
+    loss_scale: float | None = None
+    steady: int = 0
     nats: float = 0.0
     window: int = 0
     loss_first: float | None = None
@@ -58,6 +63,9 @@ class Progress:
         self.tokens += result.tokens
         self.targets += result.targets
         self.seconds += result.seconds
+        self.overflows += result.overflows
+        if result.scale is not None:
+            self.loss_scale, self.steady = result.scale.value, result.scale.steady
         if result.nats is None:
             self.skipped += 1
             self.in_row += 1

@@ -1,4 +1,5 @@
-"""Checks before the first step, on the model as it is trained: micro-batches add up, work done again is the same."""
+"""Checks before the first step, on the model as it is trained: micro-batches add up, work done again is the same, and
+so is compiled code."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from dropforge.errors import DropforgeError, RecipeError
+from trainer.compat import compiler_error
 from trainer.data.batch import Batch
 from trainer.data.plan import Pack
 
-TOLERANCE: Final = {"fp32": 1e-4, "bf16": 5e-2}  # largest difference, as a part of the gradient's norm
+TOLERANCE: Final = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 5e-2}  # largest difference, as a part of the gradient's norm
 
 
 def halves(packs: Sequence[Pack]) -> list[list[Pack]]:
@@ -104,4 +106,43 @@ def _not_repeatable(cause: str) -> RecipeError:
         "recipe key `train.activation_checkpointing`",
         f"the model's blocks do not compute the same a second time ({cause})",
         "Use `none`",
+    )
+
+
+def check_compiled(
+    passes: Callable[[float], object],
+    plain: Callable[[], AbstractContextManager[None]],
+    norm: Callable[[], float],
+    precision: str,
+) -> float | None:
+    """Compile, and compare the gradient of compiled code with that of the model's own.
+
+    All ranks take part. The gradient is left in the weights.
+
+    :param passes: see `check_recomputation`. :param plain: a context in which the model's own code runs.
+    :param norm: global norm of the gradient.
+    :returns: the difference as a part of the gradient's norm; None if there is no gradient to compare.
+    :raises RecipeError: if it is larger than `TOLERANCE`, or the model cannot be compiled.
+    """
+    with plain():
+        passes(1.0)
+    whole = norm()
+    try:
+        passes(-1.0)
+    except compiler_error() as error:
+        raise _not_compiled(f"torch cannot compile them: {' '.join(str(error).split())[:300]}") from error
+    rest = norm()
+    if not (math.isfinite(whole) and math.isfinite(rest)) or whole == 0:
+        return None
+    difference = rest / whole
+    if not difference <= TOLERANCE[precision]:
+        raise _not_compiled(f"their gradient differs by {difference:.1e} of its norm from that of the model's own code")
+    return difference
+
+
+def _not_compiled(cause: str) -> RecipeError:
+    return RecipeError(
+        "recipe key `train.compile`",
+        f"the model's blocks do not compute the same when compiled ({cause})",
+        "Leave it out",
     )

@@ -19,6 +19,7 @@ from trainer.data.tokens import Tokens
 from trainer.gang import Gang
 from trainer.interval import Due
 from trainer.loop.optim import make_optimizer
+from trainer.loop.scale import Scale
 from trainer.model.shard import Wrapped
 from trainer.state.stop import StopSignal
 
@@ -32,6 +33,7 @@ class Tally:
     :param stop: whether the rank was asked to stop. :param broken: whether its loss or gradient is not finite.
     :param log, evaluation, checkpoint, fast: whether the time for it has come, by the clock of rank 0.
     :param profile: steps that rank 0 was asked to profile.
+    :param overflow: in fp16, whether its gradient is not finite and its loss is.
     :param busy: (ranks,) at the rank's own place the seconds of its work in the step before, 0 elsewhere.
     """
 
@@ -45,6 +47,7 @@ class Tally:
     checkpoint: float
     fast: float
     profile: float = 0.0
+    overflow: float = 0.0
     busy: tuple[float, ...] = ()
 
     def summed(self, gang: Gang) -> Tally:
@@ -69,6 +72,8 @@ class StepResult:
     :param busy: for each rank the seconds of the step before in which it did not wait for others; empty if not known.
     :param stopping: whether any rank was asked to stop. :param due: what is to be done because its time has come.
     :param suspects: of a skipped step, the documents whose loss was not finite, or all if that cannot be told.
+    :param scale: in fp16, the loss scale for the next step. :param overflows: times that this one was taken again, with
+        a smaller one.
     """
 
     step: int
@@ -86,6 +91,8 @@ class StepResult:
     stopping: bool
     due: Due
     suspects: tuple[int, ...]
+    scale: Scale | None = None
+    overflows: int = 0
 
     @property
     def loss(self) -> float | None:
@@ -97,6 +104,7 @@ class Step:
     """Model, optimizer and data of a rank, joined to take optimizer steps.
 
     :param pad: id for padding. :param micro_batch: rows of a forward pass.
+    :ivar scale: the loss scale, in fp16 only.
     """
 
     def __init__(
@@ -114,6 +122,7 @@ class Step:
         self.micro_batch = micro_batch
         self.plan, self.tokens, self.pad, self.stop = plan, tokens, pad, stop
         self.optimizer = make_optimizer(wrapped.built.model, train)
+        self.scale = Scale() if train.precision == "fp16" else None
         self._before: StepResult | None = None  # the step before, of this process
 
     def warm_up(self) -> None:
@@ -134,6 +143,8 @@ class Step:
     def take(self, index: int, rate: float, due: Due = Due()) -> StepResult:  # noqa: B008 - immutable
         """Take optimizer step `index` (from 0) with a learning rate, or skip it on all ranks if it is not finite.
 
+        In fp16 it is taken again, with smaller loss scales, as long as a rank's gradient overflows.
+
         :param due: on rank 0, what its clock says; on the others nothing.
         """
         began = time.perf_counter()
@@ -142,42 +153,55 @@ class Step:
         shares = self.plan.share(packs, self.gang.rank, self.gang.world, self.micro_batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        losses: list[torch.Tensor] = []
-        targets, tokens = 0, 0
         data_seconds = time.perf_counter() - began
-        for turn, mine in enumerate(shares):
-            asked = time.perf_counter()
-            batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
-            data_seconds += time.perf_counter() - asked
-            losses.append(self.backward(batch, 1 / wanted, last=turn == len(shares) - 1))
-            targets += len(batch.targets)
-            tokens += batch.tokens
-        nats = float(torch.stack(losses).double().sum())
-        norm = self.wrapped.clip(self.train.clip)
-        finite = math.isfinite(nats) and math.isfinite(norm)
-        exchanged = self.wrapped.exchange_seconds() if self._before else None
-        met = time.perf_counter()
-        tally = Tally(
-            loss=nats if finite else 0.0,
-            targets=targets,
-            tokens=tokens,
-            stop=self.stop.asked,
-            broken=not finite,
-            busy=self._busy(exchanged),
-            **vars(due),
-        ).summed(self.gang)
-        wait_seconds = time.perf_counter() - met
-        if int(tally.targets) != wanted:
-            raise RuntimeError(f"ranks saw {int(tally.targets)} targets in step {index}, the plan has {wanted}")
+        wait_seconds, exchanged, scale, overflows = 0.0, None, self.scale, 0
+        while True:
+            factor = 1.0 if scale is None else scale.value
+            losses: list[torch.Tensor] = []
+            targets, tokens = 0, 0
+            for turn, mine in enumerate(shares):
+                asked = time.perf_counter()
+                batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
+                data_seconds += time.perf_counter() - asked
+                losses.append(self.backward(batch, factor / wanted, last=turn == len(shares) - 1))
+                targets += len(batch.targets)
+                tokens += batch.tokens
+            nats = float(torch.stack(losses).double().sum())
+            norm = self.wrapped.clip(self.train.clip, factor)
+            overflow = scale is not None and math.isfinite(nats) and not math.isfinite(norm)
+            broken = not overflow and not (math.isfinite(nats) and math.isfinite(norm))
+            if self._before and not overflows:  # of the step before, which only the first of these passes tells
+                exchanged = self.wrapped.exchange_seconds()
+            met = time.perf_counter()
+            tally = Tally(
+                loss=0.0 if broken or overflow else nats,
+                targets=targets,
+                tokens=tokens,
+                stop=self.stop.asked,
+                broken=broken,
+                overflow=overflow,
+                busy=self._busy(exchanged),
+                **vars(due),
+            ).summed(self.gang)
+            wait_seconds += time.perf_counter() - met
+            if int(tally.targets) != wanted:
+                raise RuntimeError(f"ranks saw {int(tally.targets)} targets in step {index}, the plan has {wanted}")
+            lower = scale.lowered() if scale is not None and tally.overflow and not tally.broken else None
+            if lower is None:
+                break
+            scale, overflows = lower, overflows + 1
+            self.optimizer.zero_grad(set_to_none=False)
         suspects: tuple[int, ...] = ()
-        if tally.broken:
+        skipped = bool(tally.broken or tally.overflow)
+        if skipped:  # no scale mends that, so the one from before stays
             suspects = self._suspects(shares, losses, packs)
         else:
             self.optimizer.step()
+            self.scale = None if scale is None else scale.stepped()
         self.optimizer.zero_grad(set_to_none=False)
         self._before = StepResult(
             step=index + 1,
-            nats=None if tally.broken else tally.loss,
+            nats=None if skipped else tally.loss,
             targets=wanted,
             tokens=int(tally.tokens),
             rate=rate,
@@ -197,6 +221,8 @@ class Step:
                 profile=int(tally.profile),
             ),
             suspects=suspects,
+            scale=self.scale,
+            overflows=overflows,
         )
         return self._before
 

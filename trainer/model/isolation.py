@@ -52,14 +52,14 @@ def check_isolation(loss: LossModel, length: int) -> Isolation:
         if "allocate memory" in str(error):  # out of memory on a CPU has no type of its own
             raise
         return Isolation(False, float("inf"), f"the model refuses packed rows ({' '.join(str(error).split())[:160]})")
-    if not difference <= tolerance(loss.bf16):  # NaN is no agreement
+    if not difference <= tolerance(loss.narrow is not None):  # NaN is no agreement
         return Isolation(False, difference, f"packed documents see each other: logits differ by {difference:.2g}")
     return Isolation(True, difference, "")
 
 
-def tolerance(bf16: bool) -> float:
+def tolerance(narrow: bool) -> float:
     """Largest difference of logits that is rounding, as a part of the largest logit; a leak is of the order of 1."""
-    return 5e-2 if bf16 else TOLERANCE
+    return 5e-2 if narrow else TOLERANCE
 
 
 def widest_window(config: Any, length: int) -> int:

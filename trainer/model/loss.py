@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import torch
@@ -20,8 +22,9 @@ from trainer.compat import fused_cross_entropy
 from trainer.data.batch import Batch
 from trainer.model.build import context_of, is_classifier, takes_positions
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Way = Literal["fused", "places", "own"]
+_NARROW: Final[dict[str, torch.dtype | None]] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE: Final = 1e-4
 _NEAR: Final = 0.25  # of the logarithm of the vocabulary's size
 _PROBE: Final = 256  # tokens of a row that show which loss is the model's own
@@ -40,9 +43,35 @@ class LossModel(nn.Module):
         self.model = model
         self.packed = packed
         self.masked = packed and masked
-        self.bf16 = bf16
+        self.bf16, self.fp16 = bf16, False
         self.way: Way = way
         self._fused = fused_cross_entropy()
+
+    @property
+    def precision(self) -> Precision:
+        """Arithmetic of the forward pass, by autocast; where shards are cast, their policy has another."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else "fp32"
+
+    @precision.setter
+    def precision(self, value: Precision) -> None:
+        self.bf16, self.fp16 = value == "bf16", value == "fp16"
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The 16-bit type of the forward pass; None in fp32."""
+        return _NARROW[self.precision]
+
+    @contextmanager
+    def without_dropout(self, precision: Precision) -> Iterator[None]:
+        """Within it, passes are in evaluation mode and in this arithmetic."""
+        training, before = self.training, self.precision
+        self.eval()
+        self.precision = precision
+        try:
+            yield
+        finally:
+            self.train(training)
+            self.precision = before
 
     def like(self, model: Any) -> LossModel:
         """The same loss, in the weights' own arithmetic, of another copy of the model."""
@@ -150,7 +179,7 @@ class LossModel(nn.Module):
         return functional.cross_entropy(self._logits(ids, positions, places), targets, reduction="sum")
 
     def _arithmetic(self, ids: torch.Tensor) -> torch.autocast:
-        return torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+        return torch.autocast(ids.device.type, dtype=self.narrow or torch.bfloat16, enabled=self.narrow is not None)
 
 
 class LabelLoss(LossModel):
@@ -221,10 +250,8 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
     :param batch: any batch with targets; a part of it is used.
     """
     batch = shortened(batch)
-    training, bf16 = loss.training, loss.bf16
-    loss.eval()
-    loss.bf16 = False
-    try:
+    narrow = loss.narrow
+    with loss.without_dropout("fp32"):
         if isinstance(loss, LabelLoss):
             loss.check(batch)
             return "own"
@@ -235,7 +262,7 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
         ways: list[Way] = ["places"] if isinstance(head, nn.Module) and _decoder(loss.model) is not None else []
         # Chunks pay only where the vocabulary is wider than the hidden state, and their sums are fp32.
         wide = type(head) is nn.Linear and head.out_features > head.in_features
-        if ways and wide and loss._fused is not None and not bf16:
+        if ways and wide and loss._fused is not None and narrow is None:
             ways.insert(0, "fused")
         for way in ways:
             loss.way = way
@@ -244,9 +271,6 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
                 return way
         loss.way = "own"
         return "own"
-    finally:
-        loss.bf16 = bf16
-        loss.train(training)
 
 
 def check_first_loss(nats: float, targets: int, vocabulary: int) -> None:
@@ -295,7 +319,7 @@ def shortened(batch: Batch) -> Batch:
     )
 
 
-def loss_model(model: Any, packed: bool, bf16: bool, masked: bool = False) -> LossModel:
+def loss_model(model: Any, packed: bool, bf16: bool = False, masked: bool = False) -> LossModel:
     """Wrap a model; rows are packed only if something keeps their documents apart, and those of a classifier never."""
     if is_classifier(model):
         return LabelLoss(model, bf16)

@@ -28,6 +28,7 @@ from trainer.config import Parallel, Settings
 from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
 from trainer.model.build import Built
+from trainer.model.compiled import compile_blocks, compiled
 from trainer.model.isolation import largest_difference, tolerance
 from trainer.model.loss import LossModel, Precision
 from trainer.model.recompute import recompute, recomputed
@@ -49,7 +50,7 @@ class Wrapped:
 
     def __init__(self, gang: Gang, built: Built, loss: LossModel) -> None:
         self.gang, self.built, self.loss = gang, built, loss
-        self.precision: Precision = "bf16" if loss.bf16 else "fp32"
+        self.precision: Precision = loss.precision
         self.module: nn.Module = loss
 
     def backward(self, batch: Batch, scale: float, last: bool) -> torch.Tensor:
@@ -63,11 +64,17 @@ class Wrapped:
             (loss * scale).backward()
         return loss.detach()  # type: ignore[no-any-return]
 
-    def clip(self, limit: float) -> float:
-        """Scale all gradients so that their norm over all weights is at most `limit`; the norm before."""
+    def clip(self, limit: float, scale: float = 1.0) -> float:
+        """Scale all gradients so that their norm over all weights is at most `limit`; the norm before.
+
+        :param scale: a power of two that they were multiplied by, and that is taken out of them first.
+        """
         weights = [weight for _, weight in self.trainable()]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         with collective():
-            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+            if scale != 1.0:
+                torch._foreach_mul_([_local(gradient) for gradient in gradients], 1.0 / scale)
+            norm = nn.utils.get_total_norm(gradients)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
         return float(norm)
@@ -113,7 +120,7 @@ class Wrapped:
             found = largest_difference(self.loss, length)
         self.settle()
         everyone: list[float] = self.gang.gather(found)
-        limit = tolerance(self.precision == "bf16")
+        limit = tolerance(self.precision != "fp32")
         for rank, difference in enumerate(everyone):
             if not difference <= limit:  # NaN is no agreement
                 raise ShardingError(
@@ -137,11 +144,12 @@ class Wrapped:
     def passes(self) -> dict[str, str]:
         """The attention that the model runs, by its own word, what keeps documents apart, and what is not kept."""
         packing = "padded" if not self.loss.packed else "mask" if self.loss.masked else "positions"
-        modes = recomputed(self.loss)
+        modes, fused = recomputed(self.loss), compiled(self.loss)
         return {
             "attention": str(self.built.model.config.get_text_config()._attn_implementation),
             "packing": packing,
             "activation_checkpointing": f"{modes[0]}, {len(modes)} blocks" if modes else "none",
+            "compiled": f"{fused} blocks" if fused else "none",
         }
 
 
@@ -185,8 +193,8 @@ class Sharded(Wrapped):
         check_dtypes(loss, blocks)
         self._skeleton = _skeleton(built)
         self.bytes = sum(weight.numel() * weight.element_size() for weight in loss.parameters())
-        self.dtype = torch.bfloat16 if loss.bf16 else None
-        loss.bf16 = False  # the policy casts weights and inputs; autocast would do it once more
+        self.dtype = loss.narrow
+        loss.precision = "fp32"  # the policy casts weights and inputs; autocast would do it once more
         policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32 if self.dtype else None)
         with collective():
             sizes = {"replicate": gang.world // shards, "shard": shards}
@@ -237,9 +245,9 @@ class Sharded(Wrapped):
         return _filled(self._skeleton, weights, torch.device("cpu")) if self.gang.leader else None
 
     def evaluator(self, precision: Precision) -> LossModel:
-        if precision == "bf16" or self.dtype is None:
+        if precision == self.precision or self.dtype is None:
             return self.loss
-        # Gathered weights are bf16, whatever evaluates them: fp32 needs a model of its own, whole on every rank.
+        # Gathered weights are cast, whatever evaluates them: fp32 needs a model of its own, whole on every rank.
         self.settle()
         with collective():
             weights = {
@@ -321,6 +329,8 @@ def wrap(settings: Settings, gang: Gang, built: Built, loss: LossModel) -> Wrapp
     """
     mode, shards = choose(settings.parallel, settings.shard_group, gang)
     asked = settings.train.activation_checkpointing
+    if settings.train.compile:
+        compile_blocks(blocks_to_compile(built.model))
     if asked != "none":
         recompute(blocks_to_recompute(built.model), asked)
     if mode == "auto":
@@ -381,6 +391,11 @@ def find_blocks(model: nn.Module, key: str = _KEY, purpose: str = "to shard", in
 def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks, for activation checkpointing. :raises RecipeError: if there are none."""
     return find_blocks(model, "recipe key `train.activation_checkpointing`", "whose work can be done again", "none")
+
+
+def blocks_to_compile(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks, for `torch.compile`. :raises RecipeError: if there are none."""
+    return find_blocks(model, "recipe key `train.compile`", "to compile", "false")
 
 
 def _outermost(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:

@@ -30,6 +30,8 @@ def training_figures(progress: Progress, plan: Plan, exported: int, gauge: Gauge
         "mfu": None if mfu is None else round(mfu, 4),
         "skipped_steps": progress.skipped,
         "skipped": progress.skips,
+        "loss_scale": progress.loss_scale,
+        "overflows": progress.overflows,
         "train": {"loss_first": progress.loss_first, "loss_last": progress.loss_last},
         "eval": {"before": _figures(progress.evaluation(0)), "after": _figures(progress.evaluation(exported))},
     }

@@ -47,6 +47,13 @@ PEAKS: Final[tuple[tuple[str, float | None, float | None], ...]] = (
     (r"\bRTX 4090\b", 165.2, 82.6),
     (r"\bRTX 3090\b", 71.0, 35.6),
 )
+# Of those whose tensor cores know fp16 and no bf16; the others do both alike.
+FP16_PEAKS: Final[tuple[tuple[str, float], ...]] = (
+    (r"\bV100S\b", 130.0),
+    (r"\bV100-PCIE\b", 112.0),
+    (r"\bV100\b", 125.0),
+    (r"\bT4\b", 65.0),
+)
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ def mean_context(lengths: NDArray[np.integer[Any]], window: int | None = None) -
 def peak_flops(device: str, precision: str, env: Mapping[str, str]) -> float | None:
     """FLOPs per second that a device can do at most; None where nobody has said.
 
-    :param device: name of the GPU, or `cpu`, whose peak is not known. :param precision: `bf16` or `fp32`.
+    :param device: name of the GPU, or `cpu`, whose peak is not known. :param precision: `fp32`, `bf16` or `fp16`.
     :param env: `DROPFORGE_PEAK_TFLOPS` wins over the table. :raises ValueError: if it is no positive number.
     """
     told = env.get(PEAK_VARIABLE)
@@ -164,9 +171,13 @@ def peak_flops(device: str, precision: str, env: Mapping[str, str]) -> float | N
         if not 0 < value < float("inf"):
             raise ValueError(f"{told} is no positive number")
         return value * 1e12
+    if precision == "fp16":
+        for pattern, fp16 in FP16_PEAKS:
+            if re.search(pattern, device):
+                return fp16 * 1e12
     for pattern, bf16, fp32 in PEAKS:
         if re.search(pattern, device):
-            found = bf16 if precision == "bf16" else fp32
+            found = fp32 if precision == "fp32" else bf16
             return None if found is None else found * 1e12
     return None
 

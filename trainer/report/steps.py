@@ -82,6 +82,8 @@ class StepLog:
 
     def after_step(self, result: StepResult, progress: Progress, log: bool) -> None:
         self.window.add(result)
+        if result.overflows and result.scale is not None and result.nats is not None:
+            self._overflowed(result, progress)
         if result.nats is None:
             self._skipped(result, progress)
         if log:
@@ -94,6 +96,13 @@ class StepLog:
             f"step skipped on all ranks; rows {shown_rows(progress.skips[-1]['rows'])}"
         )
         self.tracker.metrics({"train/skipped": progress.skipped}, result.step)
+
+    def _overflowed(self, result: StepResult, progress: Progress) -> None:
+        self.console.say(
+            f"step {result.step}: gradients were too large for fp16, and it was taken {result.overflows} more time(s): "
+            f"the loss scale is {result.scale.value if result.scale else 1:g}"
+        )
+        self.tracker.metrics({"train/overflows": float(progress.overflows)}, result.step)
 
     def _log(self, result: StepResult, progress: Progress) -> None:
         loss, left = progress.window_loss, self.left()
@@ -129,6 +138,8 @@ class StepLog:
         mfu = self.gauge.mfu(window.tokens, window.targets, window.seconds)
         if mfu is not None:
             found["mfu"] = round(mfu, 4)
+        if result.scale is not None:
+            found["loss_scale"] = result.scale.value
         if self.gauge.devices > 1:
             found["collective_wait_seconds"] = round(window.wait / window.steps, 6)
             if window.exchanges:

@@ -21,6 +21,7 @@ SAFE: Final = (
     "promote.*",
     "train.micro_batch",
     "train.activation_checkpointing",
+    "train.compile",
     "train.attention",
     "train.deterministic",
     "train.eval_every",
