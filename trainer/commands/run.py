@@ -16,6 +16,7 @@ from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.commands.addresses import open_dataset, open_run, run_uri, spec_of
 from trainer.commands.arguments import positive, subparser
+from trainer.commands.start import settled
 
 _EPILOG = """\
 A run that was interrupted goes on from its newest whole checkpoint; one that is done is left alone. Ctrl-C ends it at
@@ -74,19 +75,22 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
     from dropforge.recipes import load_recipe
     from dropforge.run import run_name
 
-    loaded = load_recipe(recipe).plain()
     found = open_dataset(dataset)
     store = open_store(folder.rstrip("/"))
-    name = run_name(found.manifest.family, loaded, found.manifest.digest, code_digest())
+    before = RunSpec.from_json(store.get("run.json")) if store.stat("run.json") is not None else None
+    family, root = found.manifest.family, open_store(found.root).uri
+    plain, start = settled(load_recipe(recipe), root, family, before)
+    name = run_name(family, plain, found.manifest.digest, code_digest())
     spec = replace(
         spec_of(found),
         # Two folders are two runs: what lies outside them, such as fast checkpoints, is named after the run.
         run=f"{name}-{hashlib.sha256(store.uri.encode()).hexdigest()[:8]}",
         counter=1,
         root=store.uri,
-        data_root=open_store(found.root).uri,
+        data_root=root,
         dataset=found.uri if "://" in found.uri else str(Path(found.uri).absolute()),
-        recipe=loaded,
+        recipe=plain,
+        start=start,
         code=code_digest(),
         git=git_revision(),
     )
