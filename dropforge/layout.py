@@ -48,6 +48,7 @@ SEEN = "ledger/seen/"
 LOGS = "logs/"  # in a run's folder
 FAILURES = "failures/"
 PROFILE_REQUEST = "profile.json"
+EXPORT_FACTS = "dropforge-export.json"  # in the folder of a checkpoint's model, written last
 
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

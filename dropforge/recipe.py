@@ -24,6 +24,7 @@ Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
 NewToken = Annotated[str, Field(pattern=r"^\S{1,64}$")]
+START: Final = r"^(base|champion|runs/[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?/step-[1-9][0-9]{0,8})$"
 
 
 class Section(BaseModel):
@@ -121,6 +122,9 @@ class Base(Section):
     """Make a model from a config instead."""
     new_tokens: Annotated[tuple[NewToken, ...], Field(strict=False, min_length=1, max_length=1000)] | None = None
     """Markers that become one token each, as `[<call>, </call>]`; their rows begin as the mean of all others."""
+    start: str = Field(default="base", pattern=START)
+    """Where the weights begin: `base`, the family's `champion` (the base while there is none), or `runs/RUN/step-N`, a
+    checkpoint in the same bucket. Weights only; both must go back to this base."""
 
 
 class Data(Section):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dropforge.errors import DropforgeError
 
@@ -40,6 +40,42 @@ class Tracking:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where the weights of a run begin if its recipe names more than its base; settled once, when it is planned.
+
+    :param asked: what the recipe says. :param kind: `base` if the family had no champion yet, so that the base it is.
+    :param model: address of the folder that takes the base model's place; of a checkpoint it is made by the first job.
+    :param digest: of the files of a champion's model, or of the checkpoint.
+    :param files: SHA-256 by name of the model's files, where they are known.
+    :param run, step: whose checkpoint, or which run made the champion. :param version: of the champion.
+    :param origin: `model` and `scratch` of the base that all of this goes back to.
+    :param tokens: what has been added to the base's tokenizer on the way.
+    """
+
+    asked: str
+    kind: Literal["base", "champion", "checkpoint"] = "base"
+    model: str = ""
+    digest: str = ""
+    run: str = ""
+    step: int | None = None
+    version: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "base":
+            return "the base: the family had no champion"
+        what = f"version {self.version}, run" if self.kind == "champion" else f"checkpoint step-{self.step} of run"
+        return f"{what} {self.run}, digest {self.digest[:12]}"
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Start:
+        """From JSON values."""
+        return cls(**{**values, "tokens": tuple(values["tokens"])})
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """The content of `run.json`.
 
@@ -49,6 +85,7 @@ class RunSpec:
     :param dataset: address of the dataset's `manifest.json`; shard keys are relative to `data_root`.
     :param drop: provenance: family, drop, id, prefix.
     :param code: digest of the code that trains; `image` is the image reference it runs in.
+    :param start: where its weights begin, if the recipe's `base.start` is not `base`.
     """
 
     run: str
@@ -64,6 +101,7 @@ class RunSpec:
     git: str = ""
     tracking: Tracking | None = None
     drop: Mapping[str, Any] = field(default_factory=dict)
+    start: Start | None = None
 
     @property
     def checkpoints_root(self) -> str:
@@ -81,6 +119,8 @@ class RunSpec:
             values = json.loads(data)
             if values.get("tracking"):
                 values["tracking"] = Tracking(**values["tracking"])
+            if values.get("start"):
+                values["start"] = Start.read(values["start"])
             return cls(**values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DropforgeError(

@@ -36,6 +36,8 @@ TAG_STEPS: Final = "dropforge.steps"
 TAG_VERDICT: Final = "dropforge.verdict"
 TAG_VERSION: Final = "dropforge.version"
 TAG_CHECKPOINT: Final = "dropforge.checkpoint"
+TAG_MODEL: Final = "dropforge.model_digest"
+TAG_START: Final = "dropforge.start"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -44,11 +46,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Champion:
-    """The model version that holds an alias."""
+    """The model version that holds an alias.
+
+    :param run: name of the run that made it, and :param digest: of its files, as they were registered; empty if not.
+    """
 
     version: str
     model: str
     run_id: str
+    run: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
         "dropforge.git": spec.git,
         "dropforge.image": spec.image,
         "mlflow.user": "dropforge",
+        **_start(spec),
         **tags,
     }
     run = find_run(mlflow, experiment, spec.run)
@@ -148,7 +156,15 @@ def short_patience() -> Iterator[None]:
 def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:
     """The version of `family` that holds `alias`; None when there is none."""
     version = _by_alias(client(tracking_uri), family, alias)
-    return None if version is None else Champion(str(version.version), version.source or "", version.run_id or "")
+    if version is None:
+        return None
+    return Champion(
+        str(version.version),
+        version.source or "",
+        version.run_id or "",
+        version.tags.get(TAG_RUN, ""),
+        version.tags.get(TAG_MODEL, ""),
+    )
 
 
 def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any], verdict: Verdict, step: int) -> None:
@@ -318,9 +334,14 @@ def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
     return {
         TAG_RUN: spec.run,
         TAG_DATASET: spec.dataset_digest,
-        "dropforge.model_digest": str(model["digest"]),
+        TAG_MODEL: str(model["digest"]),
         "dropforge.method": str(spec.recipe["train"]["method"]),
+        **_start(spec),
     }
+
+
+def _start(spec: RunSpec) -> dict[str, str]:
+    return {} if spec.start is None else {TAG_START: str(spec.start)}
 
 
 def _by_alias(mlflow: MlflowClient, family: str, alias: str) -> ModelVersion | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.run import ExitCode, RunSpec
-from dropforge.store import MissingObjectError, open_store, split_uri
+from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions
 from trainer.launch import Verdict, write_termination_message
 from trainer.rank import ending
@@ -25,7 +25,6 @@ from trainer.report.console import Console, warn
 from trainer.state.stop import StopSignal
 
 RESULT = "result.json"
-_FACTS = "dropforge-export.json"  # in the model's folder, written last
 
 
 def do(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
@@ -64,11 +63,13 @@ def read_order(uri: str) -> dict[str, Any]:
 def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console: Console) -> dict[str, Any]:
     from trainer.config import read_settings
     from trainer.evaluate import evaluation_rows, measure_model
+    from trainer.restore import export_sealed
 
     settings = read_settings(spec.recipe)
     rows = evaluation_rows(spec, settings)
     with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
-        _write(spec, order, Path(name) / "model", console)
+        console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
+        export_sealed(spec, order["step"], order["digest"], Path(name) / "model", console.say)
         measured = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console)
     figures = measured.figures
     if "problem" in figures:
@@ -79,37 +80,10 @@ def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console
 
 
 def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    from trainer.model.build import upload_folder
-
-    store = open_store(order["to"])
-    try:
-        facts: dict[str, Any] = json.loads(store.get(_FACTS))
-        if facts["checkpoint"] == order["digest"]:
-            console.say(f"model {order['to']} is there already")
-            return facts
-    except (MissingObjectError, ValueError, KeyError):
-        pass  # not there, or an earlier try did not get to its end
-    with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
-        folder = Path(name) / "model"
-        written = _write(spec, order, folder, console)
-        upload_folder(folder, store)
-    facts = {**written, "uri": order["to"], "checkpoint": order["digest"]}
-    store.put(_FACTS, json.dumps(facts, indent=1).encode())
-    console.say(f"model {order['to']}: {facts['bytes'] / 1e6:.1f} MB")
-    return facts
-
-
-def _write(spec: RunSpec, order: Mapping[str, Any], folder: Path, console: Console) -> dict[str, Any]:
-    """The checkpoint's model in a folder. :raises DataError: if the checkpoint is another one by now."""
-    from trainer.restore import Choice, export
+    from trainer.restore import export_to
 
     console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
-    seal, exported = export(spec, Choice(order["step"]), folder, console.say)
-    if seal.digest != order["digest"]:
-        raise DataError(
-            f"checkpoint step-{order['step']} of {spec.run}", "it holds other bytes than asked for", "Ask again"
-        )
-    return exported.plain()
+    return export_to(spec, order["step"], order["digest"], order["to"], console.say)
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

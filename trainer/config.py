@@ -61,6 +61,7 @@ class Base:
     revision: str | None
     scratch: Scratch | None
     new_tokens: tuple[str, ...] | None
+    start: str
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dropforge.store import Store, open_store
 from trainer.compat import versions
 from trainer.config import Settings
 from trainer.data.chat import Document, check_left_out, documents, make_encoder
-from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, labelled_documents, read_labels
+from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, labelled_documents, read_labels, told
 from trainer.data.mix import Mix, make_mix
 from trainer.data.packing import Packs
 from trainer.data.plan import make_packs
@@ -41,6 +41,7 @@ from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokeniz
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
 from trainer.model.build import fetch_base, head_labels
 from trainer.model.scratch import check_scratch, longest
+from trainer.model.start import BASE, check_files, check_start
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
 PATIENCE: Final = 3600.0  # seconds that a node waits for what the first one prepares, before it does so itself
@@ -107,6 +108,7 @@ def prepare(
     manifest = load_manifest(spec)
     data, run = open_store(spec.data_root), open_store(spec.root)
     end = time.monotonic() + (0.0 if first or not keep else patience)
+    check_start(settings.base, spec.start)
     base = ""
     if settings.base.scratch is not None:
         check_scratch(settings.base.scratch, settings.task)
@@ -118,12 +120,13 @@ def prepare(
                 "Start a new run, whose plan pins it",
             )
         base = str(fetch_base(settings.base.model, settings.base.revision, scratch / "base"))
+        check_files(spec.start, Path(base))
     labels = None
     if settings.task == "classification":
-        if not _comes(lambda: run.stat(LABELS) is not None, end, check):
-            _publish_labels(run, data, manifest, settings, base)
+        if not comes(lambda: run.stat(LABELS) is not None, end, check):
+            _publish_labels(run, data, manifest, settings, base, say)
         labels = read_labels(run)
-    if not base and not _comes(lambda: run.stat(TOKENIZER) is not None, end, check):
+    if not base and not comes(lambda: run.stat(TOKENIZER) is not None, end, check):
         say("training the tokenizer")
         _publish_tokenizer(run, lambda: texts(read_rows(data, manifest, "train"), TRAINING_CHARACTERS), settings)
     check()
@@ -132,7 +135,7 @@ def prepare(
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
     stored = PlanStore(run, identity(spec, settings, tokenizer, labels))
-    if keep and _comes(lambda: _take_over(stored, folder, check, say), end, check):
+    if keep and comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
     else:
         staging = scratch / f".{_PLAN}"
@@ -294,7 +297,7 @@ def _take_over(stored: PlanStore, folder: Path, check: Callable[[], None], say: 
         return False
 
 
-def _comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bool:
+def comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bool:
     """Whether something is there, or comes until `end`; looked for once at least, and ever more seldom."""
     pause = 0.1
     while not look():
@@ -358,11 +361,16 @@ def _no_target(dataset: str, split: str, facts: dict[str, Any]) -> DataError:
     return DataError(dataset, f"no {split} row has a token to learn from{first}", "Check the roles in the drop")
 
 
-def _publish_labels(run: Store, data: Store, manifest: Manifest, settings: Settings, base: str) -> None:
+def _publish_labels(
+    run: Store, data: Store, manifest: Manifest, settings: Settings, base: str, say: Callable[[str], None]
+) -> None:
     # Of all training rows, so that a smoke run on few of them makes the same model.
     head = head_labels(base, settings.base.revision) if base else None
     found = find_labels(read_rows(data, manifest, "train"), f"train split of {manifest.family}/{manifest.digest[:12]}")
-    run.put_if_absent(LABELS, json.dumps(choose_labels(found, head), ensure_ascii=False).encode())
+    chosen = choose_labels(found, head, goes_on=settings.base.start != BASE)
+    if absent := [label for label in chosen if label not in found]:
+        say(f"no training row has {len(absent)} of the labels that the model knows: {told(absent)}")
+    run.put_if_absent(LABELS, json.dumps(chosen, ensure_ascii=False).encode())
 
 
 def _publish_tokenizer(run: Store, source: Callable[[], Iterator[str]], settings: Settings) -> None:

@@ -50,6 +50,10 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
         if os.environ.get("LOCAL_RANK", "0") == "0":
             first = os.environ.get("RANK", "0") == "0"
             with wall.during("data"):
+                if settings.base.start != "base":
+                    from trainer.restore import bring_start
+
+                    spec = bring_start(spec, console.phase, stop.check, first=first)
                 prepare(spec, settings, scratch, stop.check, console.phase, first=first)
         from trainer.gang import gang_from_env, set_threads
         from trainer.model.deterministic import enable

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +15,9 @@ import numpy as np
 import torch
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.layout import EXPORT_FACTS
 from dropforge.run import RunSpec
-from dropforge.store import MissingObjectError, open_store
+from dropforge.store import MissingObjectError, Store, open_store
 from trainer.assembly import build, frozen_digest
 from trainer.compat import quiet_libraries
 from trainer.config import read_settings
@@ -23,9 +26,9 @@ from trainer.data.labels import read_labels
 from trainer.data.tokenizer import load_tokenizer
 from trainer.data.tokens import collect
 from trainer.gang import Gang
-from trainer.model.build import Built, fetch_base
+from trainer.model.build import Built, fetch_base, upload_folder
 from trainer.model.export import Exported, export_model
-from trainer.prepare import TOKENIZER, Prepared, open_tokenizer
+from trainer.prepare import PATIENCE, TOKENIZER, Prepared, comes, open_tokenizer
 from trainer.state.checkpoint import WEIGHT, Checkpoints, Seal
 from trainer.state.reader import BlockReader, Copies, fill
 from trainer.state.retention import best_steps
@@ -147,6 +150,90 @@ def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], Non
             shutil.rmtree(staging, ignore_errors=True)
             raise
     return seal, exported
+
+
+def export_sealed(spec: RunSpec, step: int, digest: str, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write a checkpoint's model into a folder, if the checkpoint is the one that is meant. :param digest: of it.
+
+    :raises DataError: if it is missing, broken or another one by now.
+    """
+    seal, exported = export(spec, Choice(step), folder, say)
+    if seal.digest != digest:
+        raise DataError(f"checkpoint step-{step} of {spec.run}", "it holds other bytes than asked for", "Ask again")
+    return exported.plain()
+
+
+def export_to(
+    spec: RunSpec, step: int, digest: str, to: str, say: Callable[[str], None], folder: Path | None = None
+) -> dict[str, Any]:
+    """Put a checkpoint's model where it belongs, unless an earlier try has; what is known of it, its `files` too.
+
+    :param digest: of the checkpoint. :param to: address of the model's folder.
+    :param folder: an empty place for it instead; nothing is stored then.
+    :raises DataError: if the checkpoint is missing, broken or another one by now.
+    """
+    store = open_store(to)
+    there = _exported(store, digest)
+    if there is not None:
+        say(f"model {to} is there already")
+        return there
+    with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
+        made = folder or Path(name) / "model"
+        facts = {**export_sealed(spec, step, digest, made, say), "uri": to, "checkpoint": digest}
+        if folder is None:
+            upload_folder(made, store)
+            store.put(EXPORT_FACTS, json.dumps(facts, indent=1).encode())
+            say(f"model {to}: {facts['bytes'] / 1e6:.1f} MB")
+    return facts
+
+
+def _exported(store: Store, digest: str) -> dict[str, Any] | None:
+    """What is known of a checkpoint's model that is there, whole; None if it is not."""
+    try:
+        facts: dict[str, Any] = json.loads(store.get(EXPORT_FACTS))
+        return facts if facts["checkpoint"] == digest else None
+    except (MissingObjectError, ValueError, KeyError):
+        return None  # not there, or an earlier try did not get to its end
+
+
+def bring_start(
+    spec: RunSpec,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    *,
+    first: bool = True,
+    patience: float = PATIENCE,
+    folder: Path | None = None,
+) -> RunSpec:
+    """Have the checkpoint that a run goes on from (`base.start`) as a model where its recipe names one.
+
+    It is made once, beside the checkpoint's run, where retention does not look: later attempts need no checkpoint.
+
+    :param check: called now and then while waiting; it may raise to stop.
+    :param first: whether this is the first node; the others wait for what it makes.
+    :param folder: an empty place for it instead, for who must not write; the run that is returned begins there.
+    :return: the run; its start knows the model's files.
+    :raises RecipeError: if the checkpoint is gone, broken or another one by now.
+    """
+    start = spec.start
+    if start is None or start.kind != "checkpoint" or start.files:
+        return spec
+    store, digest = open_store(start.model), start.digest
+    if not first:
+        comes(lambda: _exported(store, digest) is not None, time.monotonic() + patience, check)
+    root = start.model.rpartition("/exports/")[0]
+    try:
+        source = RunSpec.from_json(open_store(root).get("run.json"))
+        facts = export_to(source, start.step or 0, digest, start.model, say, folder)
+    except (DataError, MissingObjectError) as error:
+        raise RecipeError(
+            "recipe key `base.start`", f"{start.asked} cannot be used ({error.cause})", "Start from a newer checkpoint"
+        ) from error
+    start, recipe = replace(start, files=dict(facts["files"])), spec.recipe
+    if folder is not None and folder.exists():
+        start = replace(start, model=str(folder))
+        recipe = {**recipe, "base": {**recipe["base"], "model": str(folder)}}
+    return replace(spec, recipe=recipe, start=start)
 
 
 def _probe(built: Built) -> Batch:

@@ -104,6 +104,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     steps = f"{figures.steps:,}" if figures.steps else _unknown_steps(recipe)
     rows = [
         ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),
+        *([("begins with", recipe.base.start)] if recipe.base.start != "base" else []),
         ("method", f"{train.method}, {train.precision}"),
         ("parameters", f"{figures.parameters:,}" if figures.parameters else unknown),
         ("trained", f"{figures.trained:,}" if figures.trained else unknown),

@@ -18,7 +18,15 @@ from dropforge.recipes.load import join, merge
 # Sections of the form and the recipe keys they show, in this order. What to train stands before them, without a
 # section, because the page shows only those fields unfolded.
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Model": ("task", "base.model", "base.revision", "train.method", "train.lora.r", "train.lora.alpha"),
+    "Model": (
+        "task",
+        "base.model",
+        "base.revision",
+        "base.start",
+        "train.method",
+        "train.lora.r",
+        "train.lora.alpha",
+    ),
     "Data": ("data.eval_fraction", "data.text_column", "curation.exact_duplicates", "curation.min_rows"),
     "Training": (
         "train.epochs",

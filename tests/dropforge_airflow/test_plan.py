@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.plan import make_plan
+from dropforge_airflow.tasks.plan import Plan, make_plan
+from dropforge_airflow.tasks.run import make_spec
 
 from dropforge import ledger
 from dropforge.drop import Drop, partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
+from dropforge.recipes import load_recipe
+from dropforge.recipes.load import build_recipe
+from dropforge.run import RunSpec, Start
+from dropforge.settings import Settings
+from dropforge.start import model_digest
 from dropforge.store import Store
+from dropforge.tracking import Champion
 
 
 def upload(store: Store, drop: str = "d1", recipe: str | None = None) -> Drop:
@@ -162,3 +172,32 @@ def test_a_bad_form_names_its_key(store: Store) -> None:
 def test_errors_for_people_are_not_tried_again() -> None:
     with pytest.raises(AirflowFailException, match=r"thing: cause\. mend"), no_retry():
         raise RecipeError("thing", "cause", "mend")
+
+
+def test_the_champion_is_looked_up_once_and_stands_in_the_plan(store: Store) -> None:
+    champion_root = f"{store.uri}/runs/one"
+    spec = RunSpec("one", "fam", 1, champion_root, store.uri, "m", "ab", load_recipe("tiny").plain(), "code")
+    store.put("runs/one/run.json", spec.to_json())
+    store.put("runs/one/report.json", b'{"model": {"files": {"config.json": "0"}}}')
+    store.put("runs/one/model/config.json", b"{}")
+    found = Champion("7", f"{champion_root}/model", "", "one", model_digest({"config.json": "0"}))
+    entered(store)
+    params = {"preset": "tiny", "drop": "fam/d1", "base_start": "champion"}
+    made = make_plan(store, "b", params, partition_key=None, owner="run-1", find_champion=lambda *_: found)
+    assert made["recipe"]["base"] == {**made["recipe"]["base"], "model": found.model, "scratch": None}
+    assert made["start"] is not None
+    assert (made["start"]["version"], made["start"]["digest"]) == ("7", found.digest)
+    curated = Curated(digest="ab" * 32, manifest="m", card="", rows={})
+    settings = Settings("b", "b", "", "", "", Path())
+    planned = cast(Plan, json.loads(json.dumps(made)))  # as it comes from another task
+    opened = make_spec(settings, planned, curated, build_recipe(made["recipe"]))
+    assert opened.start == Start.read(made["start"])
+    assert RunSpec.from_json(opened.to_json()) == opened
+
+
+def test_a_start_that_is_gone_ends_the_run_before_anything_is_curated(store: Store) -> None:
+    entered(store)
+    with pytest.raises(RecipeError, match=r"`base.start`: runs/gone/step-5 comes from run 'gone'"):
+        plan(store, None, drop="fam/d1", base_start="runs/gone/step-5")
+    with pytest.raises(RecipeError, match=r"`base.start`"):
+        plan(store, None, drop="fam/d1", again=True, owner="run-2", base_start="the best one")

@@ -16,7 +16,7 @@ from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.assembly import examine, make_plan, pad_id, width
-from trainer.config import Settings, Task
+from trainer.config import Settings, Task, read_settings
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.model.attention import ON_GPU, Attention
@@ -26,6 +26,7 @@ from trainer.model.scratch import scratch_config
 from trainer.model.shard import blocks_to_compile, blocks_to_recompute
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
+from trainer.restore import bring_start
 
 _LAYERS: Final = 2
 
@@ -61,6 +62,9 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
         run = open_store(spec.root) if spec.root else None
         if run is not None and run.stat(TOKENIZER) is not None:
             run.download(TOKENIZER, scratch / "run" / TOKENIZER)
+    if spec.start is not None:
+        spec = bring_start(spec, say, folder=scratch / "start")
+        settings = replace(settings, base=read_settings(spec.recipe).base)
     spec = replace(spec, root=str(scratch / "run"))
     prepare(spec, settings, scratch, lambda: None, say, keep=False)
     prepared = await_prepared(settings, spec, scratch, lambda: None)

@@ -17,6 +17,7 @@ from dropforge.run import RunSpec
 from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.errors import exit_code
+from trainer.commands.start import settled
 from trainer.commands.terminal import Paint, safe, table
 from trainer.config import Settings, read_settings
 
@@ -65,6 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
             return None
 
     facts: dict[str, Any] = {"run": spec.run or None, "family": spec.family, "dataset": spec.dataset_digest}
+    facts["start"] = None if spec.start is None else str(spec.start)
     settings: Settings | None = refused(lambda: read_settings(recipe))
     if settings is not None:
         from trainer.commands.dry import rehearse
@@ -116,7 +118,8 @@ def _spec(arguments: argparse.Namespace) -> RunSpec:
         from dropforge.recipes import load_recipe
 
         # Another recipe may train another tokenizer, so the run's own folder is not looked at.
-        spec = replace(spec, recipe=load_recipe(arguments.recipe).plain(), root="", run="")
+        plain, start = settled(load_recipe(arguments.recipe), spec.data_root, spec.family)
+        spec = replace(spec, recipe=plain, start=start, root="", run="")
     return spec
 
 
@@ -273,6 +276,8 @@ def bars(values: list[float]) -> str:
 def text_of(facts: dict[str, Any], paint: Paint) -> str:
     """The plan for people."""
     rows = [("run", facts["run"] or "none yet"), ("dataset", f"{facts['family']}/{facts['dataset'][:12]}")]
+    if facts["start"]:
+        rows.append(("begins with", facts["start"]))
     if "steps" in facts:
         rows += _rows(facts)
     elif facts.get("memory"):

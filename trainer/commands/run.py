@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
-from dropforge.store import Store, open_store
+from dropforge.store import open_store
 from trainer.commands.addresses import open_dataset, open_run, run_uri, spec_of
 from trainer.commands.arguments import positive, subparser
+from trainer.commands.start import settled
 
 _EPILOG = """\
 A run that was interrupted goes on from its newest whole checkpoint; one that is done is left alone. Ctrl-C ends it at
@@ -77,17 +77,21 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
 
     found = open_dataset(dataset)
     store = open_store(folder.rstrip("/"))
-    loaded = _pinned(load_recipe(recipe).plain(), store)
-    name = run_name(found.manifest.family, loaded, found.manifest.digest, code_digest())
+    before = RunSpec.from_json(store.get("run.json")) if store.stat("run.json") is not None else None
+    family, root = found.manifest.family, open_store(found.root).uri
+    plain, start = settled(load_recipe(recipe), root, family, before)
+    plain = _pinned(plain, before)
+    name = run_name(family, plain, found.manifest.digest, code_digest())
     spec = replace(
         spec_of(found),
         # Two folders are two runs: what lies outside them, such as fast checkpoints, is named after the run.
         run=f"{name}-{hashlib.sha256(store.uri.encode()).hexdigest()[:8]}",
         counter=1,
         root=store.uri,
-        data_root=open_store(found.root).uri,
+        data_root=root,
         dataset=found.uri if "://" in found.uri else str(Path(found.uri).absolute()),
-        recipe=loaded,
+        recipe=plain,
+        start=start,
         code=code_digest(),
         git=git_revision(),
     )
@@ -102,15 +106,13 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
     return uri
 
 
-def _pinned(recipe: Mapping[str, Any], store: Store) -> dict[str, Any]:
+def _pinned(recipe: dict[str, Any], before: RunSpec | None) -> dict[str, Any]:
     """The recipe with the commit of its base model: the one that the folder's run began with, unless one is named."""
     from dropforge.hub import pin_base
 
     base = recipe["base"]
-    if base["revision"] is None and store.stat("run.json") is not None:
-        there = RunSpec.from_json(store.get("run.json")).recipe["base"]
-        if there["model"] == base["model"]:
-            return {**recipe, "base": {**base, "revision": there["revision"]}}
+    if before is not None and base["revision"] is None and before.recipe["base"]["model"] == base["model"]:
+        return {**recipe, "base": {**base, "revision": before.recipe["base"]["revision"]}}
     pinned, line = pin_base(recipe)
     if line:
         print(line, file=sys.stderr)

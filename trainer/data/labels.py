@@ -34,21 +34,22 @@ def find_labels(rows: Iterable[Row], name: str) -> tuple[str, ...]:
     """
     found = Counter(row.label for row in rows if row.label is not None)
     if len(found) < 2:
-        cause = f"all of its rows have the label {_told(found)}" if found else "none of its rows has a label"
+        cause = f"all of its rows have the label {told(found)}" if found else "none of its rows has a label"
         raise DataError(name, cause, "Give rows a `label`, at least two different ones")
     if max(found.values()) == 1:
         raise DataError(
             name,
-            f"each of its {len(found)} rows has a label of its own ({_told(sorted(found))}), so there are no classes",
+            f"each of its {len(found)} rows has a label of its own ({told(sorted(found))}), so there are no classes",
             "Give rows of a kind the same `label`",
         )
     return tuple(sorted(found))
 
 
-def choose_labels(found: Sequence[str], head: Sequence[str] | None) -> tuple[str, ...]:
+def choose_labels(found: Sequence[str], head: Sequence[str] | None, *, goes_on: bool = False) -> tuple[str, ...]:
     """The labels of the model: those of the rows, or those of the head that the base model brings, in its order.
 
     :param head: labels of the base model's own head, if it is a classifier already.
+    :param goes_on: whether this is the head of an earlier run (`base.start`).
     :raises RecipeError: if the head does not know a label of the rows.
     """
     if head is None:
@@ -56,15 +57,18 @@ def choose_labels(found: Sequence[str], head: Sequence[str] | None) -> tuple[str
     strange = sorted(set(found) - set(head))
     if strange:
         raise RecipeError(
-            "recipe key `base.model`",
-            f"it is a classifier that knows the labels {_told(head)}, and {len(strange)} label(s) of the training rows "
-            f"are not among them: {_told(strange)}",
-            "Name rows as its config's `id2label` does, or name the base model without a head",
+            f"recipe key `base.{'start' if goes_on else 'model'}`",
+            f"it is a classifier that knows the labels {told(head)}, and {len(strange)} label(s) of the training rows "
+            f"are not among them: {told(strange)}",
+            "Give rows the labels that it knows, or set `base.start: base` for a head of the new ones"
+            if goes_on
+            else "Name rows as its config's `id2label` does, or name the base model without a head",
         )
     return tuple(head)
 
 
-def _told(labels: Iterable[str]) -> str:
+def told(labels: Iterable[str]) -> str:
+    """The first few of some labels, for a message."""
     names = list(labels)
     more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
     return ", ".join(repr(name[:60]) for name in names[:_TOLD]) + more

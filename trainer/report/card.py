@@ -79,7 +79,7 @@ _ASKED: Final = (
 
 def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
     base, train = spec.recipe["base"], spec.recipe["train"]
-    model = base.get("model")
+    model = spec.start.origin.get("model") if spec.start and spec.start.origin else base.get("model")
     kind_of = "text-generation" if _language(spec) else "text-classification"
     lines = [
         f"library_name: {'peft' if train['method'] == 'prefix' else 'transformers'}",
@@ -128,7 +128,12 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
         if base.get("new_tokens"):
             how += f"; new tokens: {', '.join(f'`{name}`' for name in base['new_tokens'])}"
         at = f" at revision `{revision}`" if revision else " (no revision was pinned)"
-        origin = f"`{base['model']}`{at}, fine-tuned: {how}"
+        named = f"`{base['model']}`{at}"
+        if spec.start is not None and spec.start.kind != "base":
+            from_base = spec.start.origin.get("model")
+            named = f"`{base['model']}`, {spec.start}"
+            named += f", which goes back to `{from_base}`" if from_base else ", which goes back to a new model"
+        origin = f"{named}, fine-tuned: {how}"
     return (
         f"{'A causal language model' if _language(spec) else 'A classifier of texts'}: {origin}.\n\n"
         f"It was made by the run `{spec.run}` of Dropforge, code `{spec.code[:12]}`"

@@ -8,6 +8,7 @@ import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def make_report(
         "resumed_from": resumed_from,
         "packing": dict(packing),
         "dataset": spec.dataset_digest,
+        "start": None if spec.start is None else asdict(spec.start),
         "code": spec.code,
         "image": spec.image,
         "environment": {

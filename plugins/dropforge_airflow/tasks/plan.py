@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from typing import Any, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -18,6 +20,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import from_env
+from dropforge.start import FindChampion, settle
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection, form
 from dropforge_airflow.tasks.failure import no_retry
@@ -29,31 +32,51 @@ _RECIPE_LIMIT = 64 * 1024  # bytes, as in dropforge.recipes.load
 
 
 class Plan(TypedDict):
-    """What the later tasks need to know, all of it small."""
+    """What the later tasks need to know, all of it small.
+
+    :param start: where the weights begin (`dropforge.run.Start`); None if with the base of the recipe.
+    """
 
     family: str
     drop: str
     drop_id: str
     counter: int
     recipe: dict[str, Any]
+    start: dict[str, Any] | None
 
 
 def plan(params: Mapping[str, Any] | None = None, partition_key: str | None = None, run_id: str | None = None) -> Plan:
     """The task: choose the drop, claim it, resolve the recipe."""
     assert params is not None
     assert run_id is not None
+    from dropforge import tracking
+
     settings = from_env()
     with no_retry():
         return make_plan(
-            connection.open_store(settings.bucket), settings.bucket, params, partition_key=partition_key, owner=run_id
+            connection.open_store(settings.bucket),
+            settings.bucket,
+            params,
+            partition_key=partition_key,
+            owner=run_id,
+            find_champion=partial(tracking.champion, settings.tracking_uri),
         )
 
 
-def make_plan(store: Store, bucket: str, params: Mapping[str, Any], *, partition_key: str | None, owner: str) -> Plan:
+def make_plan(
+    store: Store,
+    bucket: str,
+    params: Mapping[str, Any],
+    *,
+    partition_key: str | None,
+    owner: str,
+    find_champion: FindChampion = lambda *_: None,
+) -> Plan:
     """Choose, claim and resolve.
 
     :param partition_key: of the drop's event; None for runs that were started by hand.
     :param owner: the run's id in Airflow; asking twice gives the same plan.
+    :param find_champion: looks the family's champion up.
     :raises AirflowSkipException: if another run has the drop.
     :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
     """
@@ -74,13 +97,23 @@ def make_plan(store: Store, bucket: str, params: Mapping[str, Any], *, partition
     check_memory(recipe, figures)
     about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
     log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
+    recipe, start = settle(recipe, store, drop.family, find_champion)
+    if start is not None:
+        log.info("The weights begin with %s", start)
     # A branch of the hub moves: from here on the run knows the commit only.
     pinned, line = pin_base(recipe.plain())
     recipe = build_recipe(pinned)
     if line:
         log.info("%s", line)
     log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
-    return Plan(family=drop.family, drop=drop.drop, drop_id=drop.id, counter=taken.counter, recipe=recipe.plain())
+    return Plan(
+        family=drop.family,
+        drop=drop.drop,
+        drop_id=drop.id,
+        counter=taken.counter,
+        recipe=recipe.plain(),
+        start=None if start is None else asdict(start),
+    )
 
 
 def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) -> Drop:

@@ -145,6 +145,8 @@ def summary(
         f"- Evaluation loss {_number(before.get(LOSS))} before training, {_number(after.get(LOSS))} after",
         f"- Measured on {evaluation.get('rows', '?')} rows of this drop's evaluation split",
     ]
+    if spec.start is not None:
+        lines.append(f"- Began with {spec.start}")
     if resumed is not None:
         lines.append(f"- Resumed from step {resumed}; {len(report.get('attempts', []))} attempts")
     if listed["promoted"] and listed["previous"]:

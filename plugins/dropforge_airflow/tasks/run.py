@@ -10,7 +10,7 @@ from typing import Any
 from dropforge import layout, provenance
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
-from dropforge.run import RunSpec, run_name
+from dropforge.run import RunSpec, Start, run_name
 from dropforge.settings import Settings, from_env
 from dropforge.tracking import Status
 from dropforge_airflow import connection
@@ -64,6 +64,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
     image = recipe.compute.image if recipe.compute.backend == "kubernetes" else ""
     identity = image or provenance.code_digest()
     run = run_name(planned["family"], recipe.plain(), curated["digest"], identity, planned["counter"])
+    start = planned.get("start")
     return RunSpec(
         run=run,
         family=planned["family"],
@@ -82,6 +83,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
             "id": planned["drop_id"],
             "prefix": f"{settings.root}/{layout.drop_prefix(planned['family'], planned['drop'])}",
         },
+        start=None if start is None else Start.read(start),
     )
 
 
