@@ -11,7 +11,7 @@ COMPAT := .venv-compat
 SOURCES := dropforge curation trainer plugins dags tests bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-exact test-compat test-chaos test-cluster e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-exact test-compat test-gpu test-chaos test-cluster e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ doctor: $(READY)  ## Check this machine
 	@$(BIN)/dropforge doctor $(ARGS)
 
 test: $(READY)  ## Run all tests that need no cluster
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact and not chaos" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact and not chaos and not gpu" $(ARGS)
 
 test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
 	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist and not exact and not chaos" $(ARGS)
@@ -51,6 +51,11 @@ test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test`
 
 test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, one after another
 	@$(BIN)/pytest -n0 -m chaos $(ARGS)
+
+# One process: several would share the GPUs, and what is compared to the bit would wait for memory.
+test-gpu: $(READY)  ## Run the matrix, parity, resume, precision and export over NCCL on the GPUs of this machine
+	@DROPFORGE_RANKS_ON=cuda $(BIN)/pytest -n0 -m "(dist and (exact or compat)) or gpu" \
+	  tests/trainer/test_ranks_*.py tests/trainer/test_gpu.py $(ARGS)
 
 test-compat: $(COMPAT)/.ready  ## Run parity, resume and the checks at start on the lowest and the newest torch
 	@$(COMPAT)/bin/pytest $(WORKERS) -m compat tests/trainer $(ARGS)

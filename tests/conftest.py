@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 
 # As in a rank (trainer.launch), and before torch is imported: threads that spin while they wait take the others' cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+_ON_GPUS = os.environ.get("DROPFORGE_RANKS_ON") == "cuda"
+_PASSED: set[str] = set()
 
 RANKS = "tests/trainer/test_ranks"  # one server of ranks for all of them
 
@@ -68,6 +72,27 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
     return ByPlace(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """On GPUs, say what was left out, and why: green is not all of it where there are few."""
+    if not _ON_GPUS:
+        return
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
+    terminalreporter.section("left out")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5} {reason.removeprefix('Skipped: ')}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Nothing but skipped tests is no success on a machine that was to have GPUs."""
+    if _ON_GPUS and exitstatus == pytest.ExitCode.OK and not _PASSED:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        _PASSED.add(report.nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,8 @@
 """Ranks for tests: forked from one server that has imported everything, joined by gloo on 127.0.0.1.
 
+With `DROPFORGE_RANKS_ON=cuda` (`make test-gpu`) each rank has a GPU of its own and they are joined by NCCL; what needs
+more GPUs than there are is left out, by name. The server touches no GPU: a fork could not use it after that.
+
 A fresh `python -m trainer.launch` pays seconds of imports for each rank; a fork of the server pays none. Tests of
 signals, exit codes and the launcher itself still start real processes.
 """
@@ -20,6 +23,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 # What ranks import. This module comes last: its `IMPORTED_BY` is the server's process id, if all went well.
 _PRELOAD = [
@@ -43,6 +48,7 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_FR_BUFFER_SIZE": "2000",  # as trainer.compat.flight_recorder sets it
 }
+ON_GPUS = os.environ.get("DROPFORGE_RANKS_ON", "cpu") == "cuda"
 _PEERS = 10.0  # seconds that peers get to notice that a rank has failed
 IMPORTED_BY = os.getpid()
 
@@ -81,6 +87,8 @@ class Ranks:
         :param limit: seconds; a rank that takes longer is ended, and the error shows all of its stacks.
         :raises RanksError: if any rank raises, dies or hangs; whoever ended first is told first.
         """
+        if ON_GPUS and world > gpus():
+            pytest.skip(f"needs {world} GPUs, {gpus()} are here")
         folder = self.folder / str(self.calls)
         self.calls += 1
         folder.mkdir(parents=True)
@@ -107,6 +115,13 @@ class Ranks:
         if any(process.exitcode for process in ranks):
             raise _error(folder, ended, hung, [process.exitcode for process in ranks])
         return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(world)]
+
+
+def gpus() -> int:
+    """GPUs of this machine, counted without using one."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _error(folder: Path, ended: list[int], hung: list[int], codes: list[int | None]) -> RanksError:
@@ -139,7 +154,7 @@ def _rank(folder: Path, rank: int, world: int, work: Callable[..., Any], args: t
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(file=2)
     try:
-        gang = Gang(rank=rank, world=world, local_rank=rank, local_world=world)
+        gang = Gang(rank, world, rank, world, _device(rank))
         _join(folder, gang)
         result = pickle.dumps(work(gang, *args))
         if dist.is_initialized():
@@ -154,6 +169,20 @@ def _rank(folder: Path, rank: int, world: int, work: Callable[..., Any], args: t
     os._exit(0)
 
 
+def _device(rank: int) -> Any:
+    """Where a rank computes. On a GPU the same bits each time: what is compared here is often compared to the bit."""
+    import torch
+
+    if not ON_GPUS:
+        return torch.device("cpu")
+    from trainer.model import deterministic
+
+    os.environ.update(deterministic.ENVIRONMENT)
+    deterministic.enable()
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
 def _join(folder: Path, gang: Any) -> None:
     """The group of `Gang.connect`, found through a file instead of a port that somebody else may take."""
     import torch
@@ -162,7 +191,8 @@ def _join(folder: Path, gang: Any) -> None:
     torch.set_num_threads(1)
     if gang.world > 1:
         store = dist.FileStore(str(folder / "store"), gang.world)
-        dist.init_process_group("gloo", store=store, rank=gang.rank, world_size=gang.world)
+        backend, device = ("cpu:gloo,cuda:nccl", gang.device) if ON_GPUS else ("gloo", None)
+        dist.init_process_group(backend, store=store, rank=gang.rank, world_size=gang.world, device_id=device)
 
 
 def _keep(path: Path, error: BaseException) -> None:

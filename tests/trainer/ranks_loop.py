@@ -78,7 +78,7 @@ def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop") -> Lo
     loss = loss_model(built.model, packs)
     loss.precision = settings.train.precision
     pad = pad_id(prepared.tokenizer)
-    choose_way(loss, make_batch(prepared.train, plan.step(0)[:1], pad))
+    choose_way(loss, make_batch(prepared.train, plan.step(0)[:1], pad).to(gang.device))
     said: list[str] = []
     store = open_store(f"{stage.spec.root}/{folder}")
     checkpoints = Checkpoints(store, "ranks", plan.digest("x"), {}, said.append)
@@ -154,7 +154,7 @@ def take_steps(gang: Gang, stage: Stage, packs: bool, count: int) -> Outcome:
 
 
 def copied(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def train_in_parts(
