@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def fused_cross_entropy() -> Callable[..., Any] | None:
-    """Head and loss in chunks, without the whole logits: sum over rows of (N, H) against (V, H). None before 2.13."""
+    """torch's own head and loss in chunks of `rows`: sum over rows of (N, H) against (V, H). None before 2.13."""
     import torch
     from torch.nn import functional
 
@@ -62,23 +62,12 @@ def fused_cross_entropy() -> Callable[..., Any] | None:
     if options is None or operation is None:
         return None
 
-    def fused(hidden: Any, weight: Any, target: Any, bias: Any) -> Any:
-        rows = chunk_rows(weight.shape[0], weight.device.type)
+    def fused(hidden: Any, weight: Any, target: Any, bias: Any, rows: int) -> Any:
         return operation(
             hidden, weight, target, linear_bias=bias, reduction="sum", options=options(batch_chunk_size=rows)
         )
 
     return fused
-
-
-def chunk_rows(vocabulary: int, device: str) -> int:
-    """Rows whose fp32 logits make a chunk: what a CPU's caches bear, and enough to keep a GPU busy.
-
-    torch's own choice is a row or two where the vocabulary is much wider than the hidden state: a vocabulary of 131,072
-    on a state of 128 took 16 times as long with it (torch 2.15).
-    """
-    room = 512 << 20 if device == "cuda" else 32 << 20
-    return max(64, min(4096 if device == "cuda" else 1024, room // (4 * vocabulary)))
 
 
 def time_exchange(replica: Any) -> None:

@@ -141,7 +141,10 @@ def impossible(function: Callable[..., Any], backend: str) -> Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("code", "cause"),
-    [(wrong, r"their gradient differs by .* of its norm"), (impossible, r"torch cannot compile them: an operation that")],
+    [
+        (wrong, r"their gradient differs by .* of its norm"),
+        (impossible, r"torch cannot compile them: an operation that"),
+    ],
 )
 def test_code_that_is_another_or_cannot_be_made_is_refused_before_the_first_step(
     bench: Any,  # noqa: F811
@@ -227,7 +230,14 @@ def stages(tmp_path_factory: pytest.TempPathFactory, toy_rows: dict[str, Any]) -
     ],
 )
 def test_ranks_learn_from_compiled_blocks_what_they_learn_without(
-    ranks: Ranks, stages: dict[str, Stage], method: str, mode: str, world: int, precision: str, packs: bool, recompute: str
+    ranks: Ranks,
+    stages: dict[str, Stage],
+    method: str,
+    mode: str,
+    world: int,
+    precision: str,
+    packs: bool,
+    recompute: str,
 ) -> None:
     stage = stages[method].change(
         parallel=mode,

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.errors import DropforgeError, RecipeError
-from trainer.compat import fused_cross_entropy
 from trainer.config import Lora, Scratch, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import SPECIAL
@@ -32,7 +31,7 @@ from trainer.model.scratch import make_scratch
 from .toy import recipe
 
 pytestmark = pytest.mark.compat
-CHEAPEST = {"fused" if fused_cross_entropy() else "places"}  # torch has the fused loss from 2.13 on
+CHEAPEST = {"fused"}
 SMALL = {
     "vocab_size": 97,
     "hidden_size": 32,

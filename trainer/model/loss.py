@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from dropforge.errors import DropforgeError, RecipeError
-from trainer.compat import fused_cross_entropy
 from trainer.data.batch import Batch
 from trainer.model.build import context_of, is_classifier, takes_positions
+from trainer.model.chunks import linear_cross_entropy
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Way = Literal["fused", "places", "own"]
@@ -45,7 +45,6 @@ class LossModel(nn.Module):
         self.masked = packed and masked
         self.bf16, self.fp16 = bf16, False
         self.way: Way = way
-        self._fused = fused_cross_entropy()
 
     @property
     def precision(self) -> Precision:
@@ -167,8 +166,9 @@ class LossModel(nn.Module):
             head = self.model.get_output_embeddings()
             with self._arithmetic(ids):
                 hidden = self._hidden(ids, positions, places)
-            if len(targets) and self._fused is not None:
-                return self._fused(hidden.float(), head.weight, targets, head.bias)  # type: ignore[no-any-return]
+            if len(targets):
+                kind = self.narrow or torch.float32
+                return linear_cross_entropy(hidden.to(kind), head.weight.to(kind), targets, head.bias)
             return head(hidden).sum()  # type: ignore[no-any-return]
         if self.way == "own" and len(targets):
             labels = torch.full_like(ids, -100)
@@ -260,9 +260,10 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
         own, logits = float(loss(*inputs)), loss.logits(*inputs[:3])
         head = loss.model.get_output_embeddings()
         ways: list[Way] = ["places"] if isinstance(head, nn.Module) and _decoder(loss.model) is not None else []
-        # Chunks pay only where the vocabulary is wider than the hidden state, and their sums are fp32.
+        # Chunks pay only where the vocabulary is wider than the hidden state. They make gradients before a loss scale
+        # is known, which in fp16 are lost without it.
         wide = type(head) is nn.Linear and head.out_features > head.in_features
-        if ways and wide and loss._fused is not None and narrow is None:
+        if ways and wide and narrow is not torch.float16:
             ways.insert(0, "fused")
         for way in ways:
             loss.way = way
