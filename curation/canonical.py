@@ -63,10 +63,11 @@ class Row(NamedTuple):
     invisible: bool
 
 
-def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool = False) -> Row:
+def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool = False, answers: bool = False) -> Row:
     """Map a row's fields.
 
     :param labels: whether the row is there for its label: it needs one, and a conversation needs no answer.
+    :param answers: whether the row is there for an answer to something: a text is of no use.
     :raises RejectError: if they hold no usable text.
     """
     messages = _messages(fields, text_column)
@@ -92,6 +93,8 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
             raise RejectError(Reason.BAD_FIELD, f"`{text_column}` is {_kind(text)}")
         if not text.strip():
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
+        if answers:
+            raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
         clean, touched = _clean(text)
         return Row((), (), clean, label, source, group, touched, invisible(clean))
     roles, contents = zip(*_ordered(messages, answered=not labels), strict=True)

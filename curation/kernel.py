@@ -59,7 +59,8 @@ _FLUSH_BYTES: Final = 16 << 20
 class Rules:
     """What shapes rows and split. Integers and text only: it is part of the digest.
 
-    :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates.
+    :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
+        with `sequence-to-sequence` it needs an answer, which a text has not.
     """
 
     eval_per_million: int
@@ -165,7 +166,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             yield record
             continue
         try:
-            row = canonical(record.fields, rules.text_column, labels)
+            row = canonical(record.fields, rules.text_column, labels, rules.task == "sequence-to-sequence")
             key, exact, words = names(row)
         except RejectError as error:
             report.faults += 1

@@ -19,6 +19,7 @@ from typing import Any, Final
 from dropforge.errors import RecipeError
 from dropforge.methods import LOW_RANK
 from dropforge.recipe import Recipe
+from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
 
 RUNTIME_BYTES: Final = 950_000_000  # torch, transformers and a run without a model, as seen on CPU
@@ -190,7 +191,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
         host=host,
         checkpoint_bytes=None if trained is None else state_bytes(recipe) * trained,
         most_rows=most,
-        exact=shape is not None and shape.exact and (recipe.task == "causal-lm" or shape.kind in ENCODERS),
+        exact=shape is not None and shape.exact and (recipe.task != "classification" or shape.kind in ENCODERS),
     )
 
 
@@ -203,7 +204,9 @@ def trained_weights(recipe: Recipe, shape: Shape) -> int:
         targets = train.lora.targets if isinstance(train.lora.targets, tuple) else None
         return shape.adapted(train.lora.r, targets, magnitudes=train.method == "dora")
     frozen = 0
-    if train.freeze is not None:
+    if train.freeze is not None and isinstance(shape, Seq2SeqShape):
+        frozen = shape.frozen(train.freeze.blocks, train.freeze.embeddings)
+    elif train.freeze is not None:
         tables = (shape.vocab + shape.positions) * shape.hidden
         frozen = min(train.freeze.blocks, shape.layers) * shape.block + (tables if train.freeze.embeddings else 0)
     return shape.parameters - frozen
@@ -358,6 +361,8 @@ def unknown_memory(recipe: Recipe, figures: Estimate) -> str | None:
     if figures.rank_bytes is None:
         if recipe.task == "classification":
             return "unknown for an encoder, and until the base model's config is here"
+        if recipe.task == "sequence-to-sequence":
+            return "unknown for another encoder-decoder than T5 and BART, and until the base model's config is here"
         return "unknown until the base model's config is here"
     return "on its GPU, whose memory `compute.gpu_memory_gb` would name" if _room(recipe) is None else None
 
@@ -430,11 +435,14 @@ def size_text(count: int) -> str:
 def shape_of(recipe: Recipe) -> Shape | None:
     """The base model's shape: from `base.scratch`, from the `config.json` of a local folder, or as it was published.
 
-    A classifier has its base's, without a head; of most encoders nothing is known, for they are no Llama.
+    A classifier has its base's, without a head; of most encoders nothing is known, for they are no Llama, nor of an
+    encoder-decoder other than T5 and BART.
 
     :raises RecipeError: for a config that cannot be read, or with sizes that no model has.
     """
     shape = _base_shape(recipe)
+    if isinstance(shape, Seq2SeqShape) or recipe.task == "sequence-to-sequence":
+        return shape if recipe.task == "sequence-to-sequence" and isinstance(shape, Seq2SeqShape) else None
     if shape is None or recipe.task == "causal-lm":
         return shape
     return replace(shape, tied=True) if shape.exact else None

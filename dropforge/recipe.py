@@ -19,7 +19,7 @@ DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
 
 
-Task = Literal["causal-lm", "classification"]
+Task = Literal["causal-lm", "classification", "sequence-to-sequence"]
 Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
@@ -37,7 +37,7 @@ class Section(BaseModel):
 
 class Scratch(Section):
     """A model with random weights and a tokenizer trained on the drop: for machines without a hub. Its sizes, or the
-    config of any causal language model of transformers."""
+    config of any causal language model, or for `task: sequence-to-sequence` any encoder-decoder, of transformers."""
 
     architecture: Literal["llama", "qwen2", "mistral", "gpt2", "distilbert"] | None = None
     """Model family; `llama` if neither it nor `config` is given. `distilbert` is an encoder, for
@@ -426,7 +426,8 @@ class Recipe(Section):
     """What a person asks for."""
 
     task: Task = "causal-lm"
-    """What the model learns: to continue text, or (`classification`) to give each row its `label`."""
+    """What the model learns: to continue text; to give each row its `label` (`classification`); or, as T5 and BART, to
+    write the answer to a prompt that an encoder reads (`sequence-to-sequence`)."""
     base: Base
     """The model to start from."""
     data: Data = Data()

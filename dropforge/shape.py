@@ -192,6 +192,10 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
     """
     if config.get("model_type") in ENCODERS:
         config = _as_decoder(config)
+    if config.get("model_type") in ("t5", "bart"):
+        from dropforge.seq2seq_shape import seq2seq_shape
+
+        return seq2seq_shape(config)
     try:
         hidden = int(config.get("hidden_size") or config["n_embd"])
         heads = int(config.get("num_attention_heads") or config["n_head"])

@@ -33,6 +33,7 @@ from trainer.model.build import (
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.method import apply_method
 from trainer.model.scratch import make_scratch
+from trainer.model.seq2seq import load_seq2seq
 from trainer.model.shard import probe_loss
 from trainer.model.unreached import freeze_unreached
 from trainer.model.vocabulary import add_rows
@@ -129,10 +130,13 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
             {token: vocabulary[token] for token in SPECIAL},
             settings.train.seed,
             prepared.labels,
+            settings.task,
         )
     else:
         base, revision, labels = prepared.base, settings.base.revision, prepared.labels
-        if labels is None:
+        if settings.task == "sequence-to-sequence":
+            model = load_seq2seq(base, revision)
+        elif labels is None:
             model = load_model(base, revision)
         else:
             pad = pad_id(prepared.tokenizer)

@@ -25,7 +25,7 @@ DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens
 Section = TypeVar("Section")
 Recompute = Literal["none", "selective", "full"]
 OptimizerName = Literal["adamw", "adamw-bf16", "sgd"]
-Task = Literal["causal-lm", "classification"]
+Task = Literal["causal-lm", "classification", "sequence-to-sequence"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 
@@ -182,7 +182,7 @@ class Generation:
 class Settings:
     """What the trainer reads of a recipe.
 
-    :param task: what the model learns: to continue text, or a label for each row.
+    :param task: what the model learns: to continue text, a label for each row, or the answer to what an encoder reads.
     :param max_left_out: largest share of training rows that may teach nothing.
     :param mix: for each source of rows the passes over it in an epoch; one where it is not named.
     :param eval_rows: most evaluation rows to use.
@@ -285,6 +285,22 @@ def _check_task(settings: Settings, promote: Any) -> None:
     if settings.task == "causal-lm":
         if scratch is not None and scratch.architecture == "distilbert":
             raise _bad("base.scratch.architecture", "`distilbert` is an encoder, it needs `task: classification`")
+        return
+    if settings.task == "sequence-to-sequence":
+        if scratch is not None and scratch.config is None:
+            raise _bad("base.scratch", "its sizes are none of an encoder-decoder, `base.scratch.config` can name one")
+        if train.loss_on != "answers":
+            raise _bad("train.loss_on", "the prompt is what the encoder reads, and is never learned")
+        if train.method == "prefix":
+            raise _bad("train.method", "a prefix is trained for language models only")
+        if train.compile:
+            raise _bad("train.compile", "blocks of encoder-decoders were not tried compiled")
+        if train.precision == "fp16":
+            raise _bad("train.precision", "encoder-decoders such as T5 leave the range of fp16")
+        if train.method != "full" and settings.base.new_tokens:
+            raise _bad(
+                "base.new_tokens", f"with `{train.method}` encoder and decoder would read other rows than theirs"
+            )
         return
     if train.loss_on != "answers":
         raise _bad("train.loss_on", "a classifier learns the label of a row, and none of its tokens")

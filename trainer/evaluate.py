@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from trainer.generate import Answers
 
 RESULT = "evaluation.json"
+_KINDS: Final = {
+    "causal-lm": "a causal language model",
+    "classification": "a classifier",
+    "sequence-to-sequence": "an encoder-decoder",
+}
 _KEEP: Final = 30.0  # seconds that the end waits for the answers to be stored
 
 
@@ -159,15 +164,24 @@ def measure_model(
     from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
     from trainer.data.labels import for_labels
-    from trainer.data.prompts import make_prompts
+    from trainer.data.seq2seq import for_seq2seq
     from trainer.data.tokenizer import load_tokenizer
     from trainer.gang import gang_from_env, set_threads
     from trainer.generate import generate
     from trainer.measure import measure
-    from trainer.model.build import Built, check_vocabulary, context_of, fetch_folder, head_labels, load_classifier
+    from trainer.model.build import (
+        Built,
+        check_vocabulary,
+        context_of,
+        fetch_folder,
+        head_labels,
+        load_classifier,
+        task_of,
+    )
     from trainer.model.loss import choose_way, loss_model
     from trainer.model.prefix import open_model
-    from trainer.prepare import encode_eval
+    from trainer.model.seq2seq import load_seq2seq
+    from trainer.prepare import encode_eval, prompts_of
 
     console.phase(f"measuring the {name}, {uri}")
     quiet_libraries()
@@ -175,14 +189,19 @@ def measure_model(
     set_threads(1)
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
         folder = fetch_folder(uri, Path(temporary), prefix=True)
-        labels = head_labels(folder)
-        if (labels is not None) != (settings.task == "classification"):
-            what = "no classifier" if labels is None else "a classifier, and no language model"
+        task = task_of(folder)
+        if task != settings.task:
+            what = f"{_KINDS[task]}, and no {_KINDS[settings.task].partition(' ')[2]}"
             raise OtherTaskError(f"{name} {uri}", f"it is {what}", "Measure it on rows of its own task")
+        labels = head_labels(folder)
         tokenizer = load_tokenizer(folder, ends=labels is None)
+        model: Any
         if labels is not None:
-            tokenizer = for_labels(tokenizer)
-        model = open_model(folder) if labels is None else load_classifier(folder)
+            tokenizer, model = for_labels(tokenizer), load_classifier(folder)
+        elif task == "sequence-to-sequence":
+            tokenizer, model = for_seq2seq(tokenizer), load_seq2seq(folder)
+        else:
+            model = open_model(folder)
         built = Built(model.to(gang.device).eval())
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = context_of(built.model) or settings.train.sequence_length
@@ -232,7 +251,7 @@ def measure_model(
     console.phase(f"the {name} answers")
     answers = generate(
         loss,
-        make_prompts(tokenizer, rows, settings.generation.rows),
+        prompts_of(settings, tokenizer, rows, settings.generation.rows),
         gang,
         tokenizer,
         settings.generation,

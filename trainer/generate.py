@@ -21,6 +21,7 @@ from trainer.data.prompts import Prompt, end_tokens
 from trainer.gang import Gang, collective
 from trainer.model.isolation import tolerance
 from trainer.model.loss import LossModel, Precision
+from trainer.model.seq2seq import Seq2SeqLoss
 from trainer.scores import PREFIX, SCORES
 
 _AGREE_EVERY: Final = 8  # tokens between two looks, with the other ranks, whether all rows have ended
@@ -105,7 +106,8 @@ def generate(
         rank's is true. :param tell: called where ranks agree. :param say: told if the model's cache is of no use.
     """
     own = loss.model.generation_config.eos_token_id
-    ends = {*end_tokens(tokenizer), *([own] if isinstance(own, int) else own or ())}
+    taught = (int(tokenizer.eos_token_id),) if isinstance(loss, Seq2SeqLoss) else end_tokens(tokenizer)
+    ends = {*taught, *([own] if isinstance(own, int) else own or ())}
     writer = _Writer(loss, gang, asked, context(loss.model), ends, pad, stop, tell)
     with loss.without_dropout(precision):
         asks = [prompt.ids for prompt in prompts]
@@ -162,7 +164,10 @@ class _Writer:
         :param limit: how far the model's cache may be off, as a part of the largest logit; without it, none is used.
         :raises _CacheError: on every rank, if it is further.
         """
-        todo = batches([len(ids) for ids in prompts], self.asked.batch, self.asked.max_new_tokens, self.context)
+        # An encoder-decoder has a context for the prompt, and one for the answer.
+        longest = 0 if self.paired else self.asked.max_new_tokens
+        most = None if self.context is None else self.context + self.paired
+        todo = batches([len(ids) for ids in prompts], self.asked.batch, longest, most)
         mine: dict[int, list[int]] = {}
         worst = 0.0
         for turn in range(-(-len(todo) // self.gang.world)):
@@ -189,41 +194,45 @@ class _Writer:
         """What each of some rows is answered; None if a rank was asked to stop."""
         most = self.asked.max_new_tokens
         # Only a row that is alone may have less room than the longest answer takes.
-        room = min([most, *(self.context - len(ids) for ids in prompts if self.context is not None)])
-        rows = _Rows(self.loss, prompts, self.pad, most) if prompts else None
+        taken = [0 if self.paired else len(ids) for ids in prompts]
+        room = min([most, *(self.context - count for count in taken if self.context is not None)])
+        kind = _PairRows if self.paired else _Rows
+        rows = kind(self.loss, prompts or [[self.pad] * _IDLE], self.pad, most)
         ends = torch.tensor(sorted(self.ends), device=self._device)
         for count in range(most):
-            if rows is None or count >= room:
-                self._idle()
+            if not prompts or count >= room:
+                with collective():
+                    rows.idle(count, cached)
             else:
                 with collective():
                     logits = rows.cached(count) if cached else rows.plain(count)
                 rows.take(count, logits.argmax(-1), ends)
             stopping = self.stop()
             if count % _AGREE_EVERY == _AGREE_EVERY - 1 or count == most - 1:
-                open_rows = rows is not None and count + 1 < room and bool(rows.open.any())
+                open_rows = bool(prompts) and count + 1 < room and bool(rows.open.any())
                 going, asked = self.gang.sum([float(open_rows), float(stopping)])
                 if asked:
                     return None
                 self.tell()
                 if not going:
                     break
-        return [] if rows is None else [_cut(ids[:room], self.ends) for ids in rows.written()]
+        return [_cut(ids[:room], self.ends) for ids in rows.written()] if prompts else []
 
     def _off(self, prompt: Sequence[int], written: Sequence[int]) -> float:
         """By how much the plain forward pass likes another token better than one that was written."""
         ids = torch.tensor([[*prompt, *written]], device=self._device)
         places = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=self._device)
+        positions = torch.arange(len(prompt) if self.paired else ids.shape[1], device=self._device)[None]
         with collective():
-            logits = self.loss.logits(ids, torch.arange(ids.shape[1], device=self._device)[None], places)
+            logits = self.loss.logits(ids, positions, places)
         chosen = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
         off = float((logits.amax(-1) - chosen).max()) / max(1.0, float(logits.abs().max()))
         return off if math.isfinite(off) else 0.0  # a model that is broken with a cache and without
 
-    def _idle(self) -> None:
-        ids = torch.full((1, _IDLE), self.pad, device=self._device)
-        with collective():
-            self.loss.logits(ids, torch.arange(_IDLE, device=self._device)[None], ids.new_zeros(0))
+    @property
+    def paired(self) -> bool:
+        """Whether an encoder reads the prompts, and a decoder writes."""
+        return isinstance(self.loss, Seq2SeqLoss)
 
     @property
     def _device(self) -> torch.device:
@@ -237,7 +246,7 @@ class _Rows:
     """
 
     def __init__(self, loss: LossModel, prompts: Sequence[Sequence[int]], pad: int, most: int) -> None:
-        self.loss, device = loss, loss.place()[0]
+        self.loss, self.pad, device = loss, pad, loss.place()[0]
         self.lengths = torch.tensor([len(ids) for ids in prompts], device=device)
         self.width = max(map(len, prompts))
         # Padding stands before the prompts for the cache, which grows by whole columns, and behind them without one.
@@ -269,6 +278,12 @@ class _Rows:
         rows = torch.arange(len(ids), device=ids.device)
         return self.loss.logits(ids, positions, rows * width + self.lengths + count - 1)
 
+    def idle(self, count: int, cached: bool) -> None:
+        """A forward pass for the sake of others, who wait for this rank's shards."""
+        del count, cached
+        ids = torch.full((1, _IDLE), self.pad, device=self.left.device)
+        self.loss.logits(ids, torch.arange(_IDLE, device=ids.device)[None], ids.new_zeros(0))
+
     def take(self, count: int, tokens: torch.Tensor, ends: torch.Tensor) -> None:
         """Write token `count` of each row."""
         self.answers[:, count] = tokens
@@ -278,6 +293,39 @@ class _Rows:
     def written(self) -> list[list[int]]:
         found: list[list[int]] = self.answers.tolist()
         return found
+
+
+class _PairRows(_Rows):
+    """Some prompts that an encoder reads, and what the decoder writes for each."""
+
+    def __init__(self, loss: LossModel, prompts: Sequence[Sequence[int]], pad: int, most: int) -> None:
+        super().__init__(loss, prompts, pad, most)
+        self.sources = self.right[:, : self.width].contiguous()
+        columns = torch.arange(self.width, device=self.sources.device)
+        self.mask = (columns < self.lengths[:, None]).long()
+        self.positions = torch.where(self.mask > 0, columns, columns - self.lengths[:, None])
+
+    def cached(self, count: int) -> torch.Tensor:
+        ids = self.answers[:, count - 1 : count] if count else self.sources
+        logits, self.cache = self.loss.next_logits(ids, self.positions, self.mask, self.cache if count else None)
+        return logits
+
+    def plain(self, count: int) -> torch.Tensor:
+        ids = torch.cat([self.sources, self.answers[:, : count + 1]], 1)  # the last column is to be written
+        rows = torch.arange(len(ids), device=ids.device)
+        return self.loss.logits(ids, self.positions, rows * ids.shape[1] + self.width + count - 1)
+
+    def idle(self, count: int, cached: bool) -> None:
+        """The passes of those who write: with a cache the decoder alone works from the second token on."""
+        if not cached or not count:
+            (self.cached if cached else self.plain)(0)
+        else:
+            begin = self.answers[:, :1]
+            self.loss.next_logits(begin, self.positions, self.mask, (self.cache[0], None))
+
+    def take(self, count: int, tokens: torch.Tensor, ends: torch.Tensor) -> None:
+        self.answers[:, count] = tokens
+        self.open &= ~torch.isin(tokens, ends)
 
 
 def _cut(ids: list[int], ends: set[int]) -> list[int]:

@@ -37,6 +37,7 @@ from trainer.data.plan import make_packs
 from trainer.data.plan_store import PlanStore, UnusableError
 from trainer.data.prompts import Prompt, held_out, make_prompts, read_prompts, write_prompts
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
+from trainer.data.seq2seq import Sources, for_seq2seq, pairs
 from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
 from trainer.model.build import fetch_base, head_labels
@@ -189,7 +190,8 @@ def identity(
     """Everything that tokens and packs follow from, as JSON values."""
     train, found = settings.train, versions()
     special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
-    names = (*_CODE, *(["labels"] if labels else []))
+    seq2seq = settings.task == "sequence-to-sequence"
+    names = (*_CODE, *(["labels"] if labels else []), *(["seq2seq"] if seq2seq else []))
     return {
         "dataset": spec.dataset_digest,
         "tokenizer": _fingerprint(tokenizer),
@@ -204,6 +206,7 @@ def identity(
         "prompts": None if settings.generation is None else settings.generation.rows,
         "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in names)).hexdigest(),
         **({"labels": list(labels)} if labels else {}),
+        **({"task": settings.task} if seq2seq else {}),
         "versions": {key: found[key] for key in sorted(found) if key in ("tokenizers", "transformers")},
     }
 
@@ -245,8 +248,8 @@ def _make(
             facts: dict[str, Any] = {}
             taken: Iterator[Row] = islice(rows, most)
             if split == "eval" and settings.generation is not None:
-                taken = _asking(tokenizer, taken, settings.generation.rows, folder / _PROMPTS)
-            found = _documents(tokenizer, labels, taken, settings.train.loss_on, length, facts)
+                taken = _asking(settings, tokenizer, taken, settings.generation.rows, folder / _PROMPTS)
+            found = _documents(settings, tokenizer, labels, taken, length, facts)
             write_tokens(found, folder / split, facts, labelled=labels is not None)
             for _ in rows:  # the rest is read for its keys
                 pass
@@ -260,14 +263,20 @@ def _make(
         make_packs(train.lengths, settings.train.sequence_length, True, mix).save(folder / "packs")
 
 
-def _asking(tokenizer: Any, rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
+def _asking(settings: Settings, tokenizer: Any, rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
     """The rows as they come; once they are through, the prompts that are made of them are written."""
     kept: list[Row] = []
     for row in rows:
         if len(kept) < count and held_out(row) is not None:
             kept.append(row)
         yield row
-    write_prompts(make_prompts(tokenizer, kept, count), path)
+    write_prompts(prompts_of(settings, tokenizer, kept, count), path)
+
+
+def prompts_of(settings: Settings, tokenizer: Any, rows: Iterable[Row], count: int) -> list[Prompt]:
+    """The prompts of the first rows that have one, as the task has the model read them; see `make_prompts`."""
+    ask = Sources(tokenizer).ask if settings.task == "sequence-to-sequence" else None
+    return make_prompts(tokenizer, rows, count, ask)
 
 
 def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens) -> None:
@@ -312,24 +321,25 @@ def comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bo
 
 
 def _documents(
+    settings: Settings,
     tokenizer: Any,
     labels: tuple[str, ...] | None,
     rows: Iterable[Row],
-    loss_on: str,
     length: int,
     facts: dict[str, Any],
 ) -> Iterator[Document]:
     """Rows as the task has the model read them."""
     if labels is not None:
         return labelled_documents(tokenizer, labels, rows, length, facts)
-    return documents(make_encoder(tokenizer, loss_on), rows, length, facts)
+    if settings.task == "sequence-to-sequence":
+        return pairs(tokenizer, rows, length, facts)
+    return documents(make_encoder(tokenizer, settings.train.loss_on), rows, length, facts)
 
 
 def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings, labels: tuple[str, ...] | None = None) -> Tokens:
     """Evaluation rows as documents. :param labels: of a classifier, in the order of their numbers."""
     facts: dict[str, Any] = {}
-    train = settings.train
-    found = _documents(tokenizer, labels, rows, train.loss_on, train.sequence_length, facts)
+    found = _documents(settings, tokenizer, labels, rows, settings.train.sequence_length, facts)
     return collect(found, facts, labelled=labels is not None)
 
 
@@ -344,6 +354,8 @@ def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
     else:
         tokenizer = load_tokenizer(base, settings.base.revision, ends=not classifies)
         add_tokens(tokenizer, settings.base.new_tokens or ())
+    if settings.task == "sequence-to-sequence":
+        return for_seq2seq(tokenizer)
     if not classifies:
         return tokenizer
     if settings.train.sequence_length > tokenizer.model_max_length:  # less than the embeddings of some encoders
@@ -377,8 +389,9 @@ def _publish_tokenizer(run: Store, source: Callable[[], Iterator[str]], settings
     # Whoever comes second takes what is there: all nodes and attempts share the same bytes.
     assert settings.base.scratch is not None
     if run.stat(TOKENIZER) is None:
-        framed = settings.task == "classification"
-        run.put_if_absent(TOKENIZER, train_tokenizer(source(), settings.base.scratch.vocabulary, framed=framed))
+        framed, ended = settings.task == "classification", settings.task == "sequence-to-sequence"
+        trained = train_tokenizer(source(), settings.base.scratch.vocabulary, framed=framed, ended=ended)
+        run.put_if_absent(TOKENIZER, trained)
 
 
 def _sha256(path: Path) -> str:

@@ -166,6 +166,12 @@ def _check_method(recipe: Recipe) -> None:
 def _check_task(recipe: Recipe) -> None:
     """:raises RecipeError: for what the task has no use for, or nothing to measure by."""
     scratch, metric = recipe.base.scratch, recipe.promote.metric
+    if recipe.task != "classification" and metric == "eval/macro_f1":
+        raise RecipeError(
+            "recipe key `promote.metric`",
+            "`eval/macro_f1` is a mean over labels, and a language model has none",
+            "Use `eval/loss`, or `task: classification`",
+        )
     if recipe.task == "causal-lm":
         if scratch is not None and scratch.architecture == "distilbert":
             raise RecipeError(
@@ -173,12 +179,9 @@ def _check_task(recipe: Recipe) -> None:
                 "`distilbert` is an encoder, which cannot continue a text",
                 "Set `task: classification`, or choose another architecture",
             )
-        if metric == "eval/macro_f1":
-            raise RecipeError(
-                "recipe key `promote.metric`",
-                "`eval/macro_f1` is a mean over labels, and a language model has none",
-                "Use `eval/loss`, or `task: classification`",
-            )
+        return
+    if recipe.task == "sequence-to-sequence":
+        _check_seq2seq(recipe)
         return
     if recipe.train.loss_on == "all":
         raise RecipeError(
@@ -207,6 +210,47 @@ def _check_task(recipe: Recipe) -> None:
             "recipe key `train.method`",
             "a classifier's head is new, and a prefix is all that would be trained",
             "Use `lora`, `dora` or `full` with `task: classification`",
+        )
+
+
+def _check_seq2seq(recipe: Recipe) -> None:
+    """:raises RecipeError: for what an encoder-decoder has no use for."""
+    base, train = recipe.base, recipe.train
+    if base.scratch is not None and base.scratch.config is None:
+        raise RecipeError(
+            "recipe key `base.scratch`",
+            "its sizes are those of a model without an encoder, or of one without a decoder",
+            "Give `base.scratch.config` with a `model_type` such as t5 or bart",
+        )
+    if train.loss_on == "all":
+        raise RecipeError(
+            "recipe key `train.loss_on`",
+            "the prompt is what the encoder reads, and is never learned",
+            "Leave it out with `task: sequence-to-sequence`",
+        )
+    if train.method == "prefix":
+        raise RecipeError(
+            "recipe key `train.method`",
+            "a prefix is trained for language models only",
+            "Use `lora`, `dora` or `full` with `task: sequence-to-sequence`",
+        )
+    if train.compile:
+        raise RecipeError(
+            "recipe key `train.compile`",
+            "blocks of encoder-decoders were not tried compiled: some hand the positions of the first on to the others",
+            "Leave it out with `task: sequence-to-sequence`",
+        )
+    if train.precision == "fp16":
+        raise RecipeError(
+            "recipe key `train.precision`",
+            "encoder-decoders such as T5 were made in bf16, and leave the range of fp16",
+            "Use `bf16` or `fp32` with `task: sequence-to-sequence`",
+        )
+    if train.method != "full" and base.new_tokens is not None:
+        raise RecipeError(
+            "recipe key `base.new_tokens`",
+            f"with `{train.method}` their rows would be trained apart from those that encoder and decoder read",
+            "Use `method: full`, or tokens that the model knows",
         )
 
 

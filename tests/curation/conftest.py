@@ -37,7 +37,9 @@ def upload(store: FolderStore) -> Callable[..., Drop]:
 
 
 def _recipe(data: Mapping[str, Any] | None = None, task: str = "causal-lm", **curation_values: Any) -> Recipe:
-    values = {"task": task, "data": dict(data or {}), "curation": {"workers": 1, **curation_values}}
+    values: dict[str, Any] = {"task": task, "data": dict(data or {}), "curation": {"workers": 1, **curation_values}}
+    if task == "sequence-to-sequence":
+        values["base"] = {"model": "an/encoder-decoder"}
     return load_recipe("tiny", values)
 
 

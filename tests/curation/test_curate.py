@@ -274,6 +274,18 @@ def test_rows_with_labels(make: Make, rows: Rows, ledger: Any) -> None:
     assert manifest.rules["task"] == "classification"
 
 
+def test_rows_for_an_encoder_decoder_need_an_answer(make: Make, rows: Rows) -> None:
+    good = [{"prompt": f"question {number}", "completion": f"answer {number}"} for number in range(40)]
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    bad = [{"text": "a text is no prompt"}, {"prompt": "no answer", "completion": ""}]
+    lines = [json.dumps(row).encode() for row in [*good, chat, *bad]]
+    manifest = make({"a.jsonl": join(lines)}, task="sequence-to-sequence", data={"eval_fraction": 0.3})
+    assert curation.quarantined(manifest.counts) == {"no_answer": 2}
+    assert len(rows(manifest)) == 41
+    assert all(row["text"] is None for row in rows(manifest))
+    assert manifest.rules["task"] == "sequence-to-sequence"
+
+
 # --- publishing ---
 
 

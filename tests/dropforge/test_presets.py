@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[str, int, tuple[int, ...], tuple[int, int, float | None]
 
 
 def test_every_preset_of_a_published_model_is_in_the_table() -> None:
-    assert set(MODELS) == set(presets()) - {"full", "lora", "sample", "tiny"}
+    assert set(MODELS) == set(presets()) - {"full", "lora", "sample", "tiny", "t5-small"}
 
 
 @pytest.mark.parametrize("preset", MODELS)

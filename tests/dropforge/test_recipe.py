@@ -103,6 +103,16 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {fast_checkpoints: {folder: /dev/shm, every: 25}}", r"no more often than .* of 25"),
         (SCRATCH + "task: seq2seq", r"`task`"),
         (SCRATCH + "promote: {metric: eval/macro_f1}", r"a language model has none"),
+        (MODEL + "task: sequence-to-sequence\npromote: {metric: eval/macro_f1}", r"a language model has none"),
+        (SCRATCH + "task: sequence-to-sequence", r"`base.scratch`: .*Give `base.scratch.config` with .* t5 or bart"),
+        (MODEL + "task: sequence-to-sequence\ntrain: {loss_on: all}", r"`train.loss_on`: the prompt is what the enc"),
+        (MODEL + "task: sequence-to-sequence\ntrain: {method: prefix}", r"`train.method`: a prefix is trained for lan"),
+        (MODEL + "task: sequence-to-sequence\ntrain: {compile: true}", r"`train.compile`: .* were not tried compiled"),
+        (MODEL + "task: sequence-to-sequence\ntrain: {precision: fp16}", r"`train.precision`: .* the range of fp16"),
+        (
+            "base: {model: x, new_tokens: [<a>]}\ntask: sequence-to-sequence\ntrain: {method: lora}",
+            r"`base.new_tokens`: with `lora` their rows",
+        ),
         ("base: {scratch: {architecture: distilbert}}", r"an encoder, which cannot continue a text"),
         (SCRATCH + "task: classification\ntrain: {loss_on: all}", r"`train.loss_on`: a classifier learns the label"),
         (SCRATCH + "task: classification\npromote: {metric: eval/perplexity}", r"a classifier continues none"),
@@ -232,7 +242,7 @@ def test_another_base_replaces_the_preset_s() -> None:
 
 
 def test_an_unknown_file_names_the_presets(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"Presets: full, .*lora, .*sample, tiny"):
+    with pytest.raises(RecipeError, match=r"Presets: full, .*lora, .*sample, .*tiny"):
         load_recipe(tmp_path / "none.yaml")
 
 

@@ -22,7 +22,7 @@ from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.model.attention import ON_GPU, Attention
 from trainer.model.build import Built, check_context, check_router, check_vocabulary, name_labels
 from trainer.model.method import apply_method
-from trainer.model.scratch import scratch_config
+from trainer.model.scratch import begin_decoder, scratch_config
 from trainer.model.shard import blocks_to_compile, blocks_to_recompute
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
@@ -101,7 +101,11 @@ def _config(settings: Settings, prepared: Prepared) -> Any:
 
     if settings.base.scratch is not None:
         vocabulary = prepared.tokenizer.get_vocab()
-        return scratch_config(settings.base.scratch, {token: vocabulary[token] for token in SPECIAL})
+        special = {token: vocabulary[token] for token in SPECIAL}
+        config = scratch_config(settings.base.scratch, special)
+        if settings.task == "sequence-to-sequence":
+            begin_decoder(config, special)
+        return config
     try:
         return AutoConfig.from_pretrained(prepared.base, revision=settings.base.revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -136,6 +140,9 @@ def _shortened(config: Any, task: Task) -> tuple[Any, int]:
     short = copy.deepcopy(config)
     kinds = getattr(config, "layer_types", None)
     whole = int(getattr(config, "num_hidden_layers", 0) or 0)
+    for name in ("num_decoder_layers", "decoder_layers"):  # of an encoder-decoder, whose other number is its encoder's
+        if task == "sequence-to-sequence" and (count := getattr(config, name, None)):
+            setattr(short, name, min(int(count), _LAYERS))
     keep = min(whole, _LAYERS if not kinds else max(_LAYERS, 1 + max(kinds.index(kind) for kind in set(kinds))))
     if keep:
         short.num_hidden_layers = keep
@@ -146,17 +153,23 @@ def _shortened(config: Any, task: Task) -> tuple[Any, int]:
 
 
 def make_model(config: Any, task: Task = "causal-lm") -> Any:
-    """A causal language model of a config, or a classifier, with random weights.
+    """A causal language model of a config, a classifier, or an encoder-decoder, with random weights.
 
     :raises RecipeError: if the config is of another kind.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
-    kind: Any = AutoModelForCausalLM if task == "causal-lm" else AutoModelForSequenceClassification
+    kinds: dict[Task, tuple[Any, str]] = {
+        "causal-lm": (AutoModelForCausalLM, "no causal language model"),
+        "classification": (AutoModelForSequenceClassification, "no model for sequence classification"),
+        "sequence-to-sequence": (AutoModelForSeq2SeqLM, "no encoder-decoder"),
+    }
+    kind, what = kinds[task]
     try:
+        if task == "causal-lm" and config.is_encoder_decoder:  # of some the library would take the decoder alone
+            raise ValueError("it is an encoder-decoder, for `task: sequence-to-sequence`")
         return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (ValueError, KeyError) as error:
         cause = " ".join(str(error).split())[:300]
-        what = "no causal language model" if task == "causal-lm" else "no model for sequence classification"
         raise RecipeError("recipe key `base.model`", f"it is {what} ({cause})", "Name one") from error

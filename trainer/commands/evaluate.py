@@ -134,7 +134,7 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> 
     from trainer.commands.models import fetch_model
     from trainer.compat import quiet_libraries
     from trainer.evaluate import measure_model
-    from trainer.model.build import head_labels
+    from trainer.model.build import task_of
     from trainer.report.console import Console
     from trainer.state.stop import StopSignal
 
@@ -142,7 +142,7 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> 
     with tempfile.TemporaryDirectory(prefix="dropforge-evaluate-") as name:
         folder = fetch_model(model, Path(name), lambda text: print(text, file=sys.stderr))
         if not spec.run:  # a dataset version alone has no task: the model's own
-            settings = replace(settings, task="causal-lm" if head_labels(folder) is None else "classification")
+            settings = replace(settings, task=task_of(folder))
         if settings.generation is not None and settings.task == "classification":
             raise RecipeError("option --answers", f"{model} is a classifier, which writes no text", "Leave it out")
         measured = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True))

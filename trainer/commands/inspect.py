@@ -98,6 +98,9 @@ def _subject(arguments: argparse.Namespace) -> Subject:
     if task == "classification" and (arguments.loss_on or arguments.packed):
         name = "--loss-on" if arguments.loss_on else "--packed"
         raise RecipeError(f"option {name}", "a classifier reads one document a row, for its label", "Leave it out")
+    if task == "sequence-to-sequence" and (arguments.loss_on == "all" or arguments.packed):
+        name = "--packed" if arguments.packed else "--loss-on"
+        raise RecipeError(f"option {name}", "an encoder-decoder learns one target a row", "Leave it out")
     return Subject(spec, settings, length, loss_on, task)
 
 
@@ -107,6 +110,7 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     from trainer.data.chat import documents, make_encoder
     from trainer.data.labels import labelled_documents
     from trainer.data.rows import load_manifest
+    from trainer.data.seq2seq import pairs
     from trainer.data.tokens import collect
 
     manifest = load_manifest(subject.spec)
@@ -139,6 +143,8 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
             labels = sorted({row.label for row in rows if row.label is not None})
             found = labelled_documents(tokenizer, labels, rows, min(length, tokenizer.model_max_length), counts)
             tokens = collect(found, counts, labelled=True)
+        elif subject.task == "sequence-to-sequence":
+            tokens = collect(pairs(tokenizer, rows, length, counts), counts)
         else:
             tokens = collect(documents(make_encoder(tokenizer, subject.loss_on), rows, length, counts), counts)
         for key, text in (
@@ -243,6 +249,7 @@ def _rows(spec: RunSpec, manifest: Any, split: str, start: int, count: int) -> I
 def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
     """The tokenizer that is asked for, or the run's; None if there is none yet."""
     from trainer.data.labels import for_labels
+    from trainer.data.seq2seq import for_seq2seq
     from trainer.data.tokenizer import add_tokens, load_tokenizer
     from trainer.prepare import TOKENIZER, open_tokenizer
 
@@ -260,11 +267,13 @@ def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
 
         folder = fetch_tokenizer(address, settings.base.revision if settings and not model else None, Path(name))
         try:
-            tokenizer = load_tokenizer(folder, ends=subject.task == "causal-lm")
+            tokenizer = load_tokenizer(folder, ends=subject.task != "classification")
             if settings and not model:
                 add_tokens(tokenizer, settings.base.new_tokens or ())
             if subject.task == "classification":
                 tokenizer = for_labels(tokenizer)
+            if subject.task == "sequence-to-sequence":
+                tokenizer = for_seq2seq(tokenizer)
         except (OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:300]
             raise RecipeError(f"tokenizer of {address}", cause, "Name a model with a tokenizer beside it") from error

@@ -19,8 +19,10 @@ _EMPTY: Final = 8
 class Batch:
     """Rows for one forward pass.
 
-    :param ids: (B, L) int64 token ids.
-    :param positions: (B, L) int64; they begin anew with each document, and with the padding.
+    :param ids: (B, L) int64 token ids. Of pairs sources stand in the first columns and targets in the others, each
+        with its padding behind it.
+    :param positions: (B, L) int64; they begin anew with each document, and with the padding. Of pairs (B, S), those of
+        the S columns of sources alone: so the border is known without asking the device.
     :param places: (N,) int64 indices into the flattened (B * L) places that predict a target; where rows have labels,
         the last place of each row that is not padding.
     :param targets: (N,) int64 the ids to predict there, or the numbers of the rows' labels.
@@ -36,6 +38,11 @@ class Batch:
     documents: torch.Tensor
     tokens: int
     labelled: bool = False
+
+    @property
+    def paired(self) -> bool:
+        """Whether each row is a source and a target."""
+        return self.positions.shape[1] != self.ids.shape[1]
 
     def to(self, device: torch.device) -> Batch:
         if device.type == "cpu":
@@ -57,6 +64,8 @@ class Batch:
 
 def make_batch(tokens: Tokens, packs: list[Pack], pad: int) -> Batch:
     """Put packs into rows. Without packs: one row of padding and no target, so that a rank can keep step."""
+    if tokens.paired:
+        return _pairs(tokens, [int(pack[0]) for pack in packs], pad)
     lengths = [int(tokens.lengths[pack].sum()) for pack in packs]
     width = -(-max(lengths, default=_EMPTY) // _MULTIPLE) * _MULTIPLE
     ids = np.full((max(1, len(packs)), width), pad, dtype=np.int64)
@@ -89,3 +98,24 @@ def make_batch(tokens: Tokens, packs: list[Pack], pad: int) -> Batch:
         sum(lengths),
         tokens.labels is not None,
     )
+
+
+def _pairs(tokens: Tokens, chosen: list[int], pad: int) -> Batch:
+    """Sources and targets side by side, each as wide as the longest of them."""
+    heads = [int(tokens.lengths[index] - tokens.targets[index]) for index in chosen]
+    sizes = [int(tokens.targets[index]) for index in chosen]
+    border, width = (-(-max(found, default=_EMPTY) // _MULTIPLE) * _MULTIPLE for found in (heads, sizes))
+    width += border
+    ids = np.full((max(1, len(chosen)), width), pad, dtype=np.int64)
+    positions = np.tile(np.arange(border), (len(ids), 1))
+    places, targets, documents = [], [], []
+    for row, (index, head, size) in enumerate(zip(chosen, heads, sizes, strict=True)):
+        content, _ = tokens.document(index)
+        ids[row, :head], ids[row, border : border + size] = content[:head], content[head:]
+        positions[row, head:] = np.arange(border - head)
+        places.append(row * width + border - 1 + np.arange(size))  # as elsewhere, the target stands one place on
+        targets.append(content[head:].astype(np.int64))
+        documents.append(np.full(size, index, dtype=np.int64))
+    none = np.zeros(0, dtype=np.int64)
+    found = [torch.from_numpy(np.concatenate(part) if part else none) for part in (places, targets, documents)]
+    return Batch(torch.from_numpy(ids), torch.from_numpy(positions), found[0], found[1], found[2], sum(heads + sizes))

@@ -7,7 +7,7 @@ prompt a chat template refuses stays among them, without tokens: a model that ca
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,8 @@ from trainer.data.chat import OwnEncoder, TemplateEncoder, make_encoder
 from trainer.data.rows import Row
 from trainer.data.template import UnusableChatError
 from trainer.data.tokenizer import END, EOS, is_ours
+
+Ask = Callable[[Sequence[tuple[str, str]]], tuple[str, tuple[int, ...]] | None]
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,18 @@ def held_out(row: Row) -> tuple[Sequence[tuple[str, str]], str] | None:
     return None
 
 
-def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int) -> list[Prompt]:
+def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int, ask: Ask | None = None) -> list[Prompt]:
     """The prompts of the first rows that have one, at most `count`; the rest of `rows` is not looked at.
 
+    :param ask: makes text and tokens of the messages before an answer, or nothing if they are refused; without it
+        they are what the training puts before an answer that a language model continues.
     :raises DataError: if no row has an answer, or the chat template ends no answer.
     """
-    encoder = make_encoder(tokenizer, "answers")
-    assert isinstance(encoder, (OwnEncoder, TemplateEncoder))
-    found = [_prompt(tokenizer, encoder, row, *parts) for row, parts in islice(_usable(rows), count)]
+    ask = ask or _continued(tokenizer)
+    found = []
+    for row, (before, answer) in islice(_usable(rows), count):
+        text, ids = ask(before) or ("", ())
+        found.append(Prompt(row.key.hex(), text, ids, answer))
     if not found:
         raise DataError(
             "the evaluation rows",
@@ -90,15 +96,19 @@ def _usable(rows: Iterable[Row]) -> Iterator[tuple[Row, tuple[Sequence[tuple[str
             yield row, parts
 
 
-def _prompt(
-    tokenizer: Any, encoder: OwnEncoder | TemplateEncoder, row: Row, before: Sequence[tuple[str, str]], answer: str
-) -> Prompt:
-    if isinstance(encoder, OwnEncoder):
-        ids = encoder.prompt(before)
-        return Prompt(row.key.hex(), tokenizer.decode(ids), tuple(ids), answer)
-    try:
-        text = encoder.template.prompt([{"role": role, "content": content} for role, content in before])
-    except UnusableChatError:
-        return Prompt(row.key.hex(), "", (), answer)
-    # Templates write the begin token themselves: adding it again would double it.
-    return Prompt(row.key.hex(), text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), answer)
+def _continued(tokenizer: Any) -> Ask:
+    encoder = make_encoder(tokenizer, "answers")
+    assert isinstance(encoder, (OwnEncoder, TemplateEncoder))
+
+    def ask(before: Sequence[tuple[str, str]]) -> tuple[str, tuple[int, ...]] | None:
+        if isinstance(encoder, OwnEncoder):
+            ids = encoder.prompt(before)
+            return tokenizer.decode(ids), tuple(ids)
+        try:
+            text = encoder.template.prompt([{"role": role, "content": content} for role, content in before])
+        except UnusableChatError:
+            return None
+        # Templates write the begin token themselves: adding it again would double it.
+        return text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return ask

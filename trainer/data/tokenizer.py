@@ -46,10 +46,11 @@ def plain_template(tokenizer: Any) -> str:
     return "{{ bos_token }}" + PLAIN_TEMPLATE
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, *, framed: bool = False) -> bytes:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, *, framed: bool = False, ended: bool = False) -> bytes:
     """Train byte-level BPE; the content of `tokenizer.json`, the same for the same texts.
 
     :param framed: whether the tokenizer itself puts a text between begin and end token, as those of encoders do.
+    :param ended: whether it puts the end token alone behind a text, as those of T5 do.
     :param vocab_size: at least 261: 256 bytes and 5 special tokens; fewer merges are made if the text has no more.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -65,9 +66,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, framed: bool = Fal
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    if framed:
-        ends = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=ends)
+    if framed or ended:
+        ends = [(token, tokenizer.token_to_id(token)) for token in ((BOS, EOS) if framed else (EOS,))]
+        frame = f"{BOS} $A {EOS}" if framed else f"$A {EOS}"
+        tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=ends)
     return str(tokenizer.to_str()).encode()
 
 

@@ -60,6 +60,11 @@ class Tokens:
             return np.zeros(0, np.int64)
         return np.add.reduceat(self.trained, self.offsets[:-1], dtype=np.int64)
 
+    @property
+    def paired(self) -> bool:
+        """Whether each document is a source, the tokens before its first target, and a target, which is all others."""
+        return "source_tokens" in self.facts
+
     def document(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         part = slice(self.offsets[index], self.offsets[index + 1])
         return self.ids[part], self.trained[part]

@@ -24,3 +24,12 @@ def longest(plan: Plan) -> tuple[int, int]:
         taken = np.array([passes > 0 for passes in plan.mix.passes])[plan.mix.source[documents[offsets[:-1]]]]
         tokens, targets = tokens[taken], targets[taken]
     return int(tokens.max()), int(min(targets.max(), tokens.max()))
+
+
+def widest(plan: Plan) -> tuple[int, int]:
+    """Columns of the widest rows of sources and targets, and how many of them are for targets.
+
+    A forward pass may meet the longest source in one row and the longest target in another.
+    """
+    targets = int(plan.targets.max())
+    return int((plan.lengths - plan.targets).max()) + targets, targets

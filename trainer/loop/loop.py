@@ -28,7 +28,7 @@ from trainer.loop.best import BestWeights, best_step, stalled
 from trainer.loop.compiling import Compiled, kinds
 from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
-from trainer.loop.longest import longest
+from trainer.loop.longest import longest, widest
 from trainer.loop.observer import Observer
 from trainer.loop.optim import bytes_of_a_value, first_state, load_optimizer, optimizer_tensors
 from trainer.loop.progress import Progress
@@ -148,6 +148,7 @@ class Loop:
             precision=train.precision,
             env=os.environ,
             say=self.console.say,
+            targets=self.plan.targets if self.train.paired else None,
         )
         self.log = StepLog(
             self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device, self.board
@@ -261,8 +262,9 @@ class Loop:
         """Measure the longest micro-batch that may come, and refuse what would end in a kill."""
         plan, train, world = self.plan, self.settings.train, self.gang.world
         rows = min(self.batching.micro_batch, math.ceil(len(plan.step(0)) / world))
-        most, targets = longest(plan)
-        tokens = min(-(-most // 8) * 8, train.sequence_length)
+        most, targets = widest(plan) if self.train.paired else longest(plan)
+        tokens = -(-most // 8) * 8
+        tokens = tokens if self.train.paired else min(tokens, train.sequence_length)
         weights = self.wrapped.trained_bytes()
         moments = weights // 4 * bytes_of_a_value(self.optimizer)  # trained weights are fp32
         extra = 0 if self.optimizer.state else moments  # the first step makes them

@@ -10,7 +10,7 @@ from torch import nn
 
 from dropforge.errors import RecipeError
 from trainer.config import Lora
-from trainer.model.build import Built, head_modules, is_classifier
+from trainer.model.build import Built, head_modules, is_classifier, is_seq2seq
 
 _TARGETS: Final = "recipe key `train.lora.targets`"
 
@@ -33,7 +33,7 @@ def add_adapters(model: Any, lora: Lora, seed: int, *, dora: bool = False, new: 
         target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
         use_dora=dora,
         trainable_token_indices={name: list(new) for name in _tables(model)} if new else None,
-        task_type="CAUSAL_LM" if head is None else "SEQ_CLS",
+        task_type="SEQ_2_SEQ_LM" if is_seq2seq(model) else "CAUSAL_LM" if head is None else "SEQ_CLS",
         modules_to_save=head,  # a head is new: adapters on random weights would leave them random
     )
     torch.manual_seed(seed)

@@ -17,9 +17,10 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import AttentionName
 from trainer.gang import Gang
-from trainer.model.build import context_of, is_classifier
+from trainer.model.build import context_of, is_classifier, is_seq2seq
 from trainer.model.isolation import TOLERANCE, Isolation, check_isolation
 from trainer.model.loss import LabelLoss, LossModel, Precision, loss_model
+from trainer.model.seq2seq import Seq2SeqLoss
 
 Packing = Literal["positions", "mask", "padded"]
 ON_GPU: Final = ("flash_attention_2", "flex_attention")  # neither has a backward pass on a CPU
@@ -143,6 +144,9 @@ def _packing(
     if is_classifier(model):
         isolation = Isolation(False, 0.0, "a classifier reads one document a row")
         return Attention(name, "padded", isolation, deviation, over)
+    if is_seq2seq(model):
+        isolation = Isolation(False, 0.0, "an encoder-decoder reads one source and writes one target a row")
+        return Attention(name, "padded", isolation, deviation, over)
     if not pack:
         return Attention(name, "padded", Isolation(False, 0.0, "the recipe says so"), deviation, over)
     found = check_isolation(LossModel(model, True, bf16), length)
@@ -200,6 +204,8 @@ def _plain_logits(model: Any, bf16: bool) -> torch.Tensor:
         loss = loss_model(model, False, bf16)
         if isinstance(loss, LabelLoss):
             return loss.states(ids)
+        if isinstance(loss, Seq2SeqLoss):
+            return loss.alone(ids)
         places = torch.arange(ids.numel(), device=ids.device)
         return loss.logits(ids, places[None], places)
     finally:

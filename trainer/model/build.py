@@ -15,6 +15,7 @@ from torch import nn
 from dropforge.errors import RecipeError
 from dropforge.hub import check_pickles, is_hub_id
 from dropforge.store import Store, open_store
+from trainer.config import Task
 from trainer.data.hub import fetch_from_hub
 
 CONFIG: Final = "config.json"
@@ -91,6 +92,21 @@ def fetch_base(model: str, revision: str | None, folder: Path) -> Path:
 def is_classifier(model: Any) -> bool:
     """Whether a model gives each row logits of labels, and not of the next token."""
     return type(model).__name__.endswith(_CLASSIFIER)
+
+
+def is_seq2seq(model: Any) -> bool:
+    """Whether a model reads with an encoder and writes with a decoder."""
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and not is_classifier(model)
+
+
+def task_of(folder: str | Path, revision: str | None = None) -> Task:
+    """What a model was made for, by its config. :raises RecipeError: if that cannot be read."""
+    if (Path(folder) / PREFIX_CONFIG).is_file() and not (Path(folder) / CONFIG).is_file():
+        return "causal-lm"
+    config = _read_config(folder, revision)
+    if any(str(name).endswith(_CLASSIFIER) for name in config.architectures or ()):
+        return "classification"
+    return "sequence-to-sequence" if config.is_encoder_decoder else "causal-lm"
 
 
 def name_labels(config: Any, labels: Sequence[str], pad: int) -> None:
@@ -191,6 +207,12 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    if _read_config(folder, revision).is_encoder_decoder:  # of some the library would take the decoder alone
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} is an encoder-decoder, which reads a prompt and writes the answer to it",
+            "Set `task: sequence-to-sequence`, or name a causal language model",
+        )
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(folder), revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True

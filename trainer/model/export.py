@@ -20,8 +20,9 @@ from dropforge.errors import DropforgeError
 from dropforge.store import Store
 from trainer.data.batch import Batch
 from trainer.model.attention import ON_GPU
-from trainer.model.build import Built, is_classifier, load_classifier, prefix_length
+from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
 from trainer.model.prefix import open_model
+from trainer.model.seq2seq import load_seq2seq
 
 TOLERANCE: Final = 1e-3
 
@@ -84,7 +85,7 @@ def export_model(
         _download(Path(name), store, prefix, files)
         for weight in model.parameters():
             weight.data = torch.empty(0)  # whoever else holds it, its memory is free
-        load = load_classifier if is_classifier(model) else open_model
+        load = load_classifier if is_classifier(model) else load_seq2seq if is_seq2seq(model) else open_model
         again = _logits(load(name).to(device), probe.ids.to(device))
     difference = float((live - again).abs().max()) if live.numel() else 0.0
     if not difference <= TOLERANCE * max(1.0, float(live.abs().max())):
@@ -123,7 +124,9 @@ def _sha256(path: Path) -> str:
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     training = model.training
     model.eval()
-    cache = {} if is_classifier(model) else {"use_cache": False}
-    found = model(input_ids=ids, **cache).logits.float()
+    more: dict[str, Any] = {} if is_classifier(model) else {"use_cache": False}
+    if is_seq2seq(model):
+        more["decoder_input_ids"] = ids
+    found = model(input_ids=ids, **more).logits.float()
     model.train(training)
     return found  # type: ignore[no-any-return]

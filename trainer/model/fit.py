@@ -177,6 +177,13 @@ def rehearsal(data: Tokens, length: int, share: float, packed: bool, rows: int =
         return Batch(
             ids.repeat(rows, 1), positions, ends, targets, torch.zeros_like(ends), rows * length, labelled=True
         )
+    if data.paired:
+        tail = min(length - 1, max(1, round(share * (length - 1))))
+        head = length - tail
+        targets = ids[0, head:].repeat(rows)
+        places = (torch.arange(rows)[:, None] * length + head - 1 + torch.arange(tail)).reshape(-1)
+        positions = torch.arange(head).repeat(rows, 1)
+        return Batch(ids.repeat(rows, 1), positions, places, targets, torch.zeros_like(places), rows * length)
     border = length // 2 if packed else length
     positions = torch.cat([torch.arange(border), torch.arange(length - border)])[None]
     count = max(1, round(share * (length - 1)))

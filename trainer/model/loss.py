@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, Final, Literal
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from dropforge.errors import DropforgeError, RecipeError
 from trainer.data.batch import Batch
-from trainer.model.build import context_of, is_classifier, takes_positions
+from trainer.model.build import context_of, is_classifier, is_seq2seq, takes_positions
 from trainer.model.chunks import linear_cross_entropy
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -45,6 +46,8 @@ class LossModel(nn.Module):
         self.masked = packed and masked
         self.bf16, self.fp16 = bf16, False
         self.way: Way = way
+        self.scale = 1.0  # of what stands below the head
+        self.scales: tuple[float, ...] = (1.0,)  # that are tried
 
     @property
     def precision(self) -> Precision:
@@ -75,6 +78,10 @@ class LossModel(nn.Module):
     def like(self, model: Any) -> LossModel:
         """The same loss, in the weights' own arithmetic, of another copy of the model."""
         return LossModel(model, self.packed, False, self.way, masked=self.masked)
+
+    def has_states(self) -> bool:
+        """Whether there is a part below the head that can be asked by itself."""
+        return _decoder(self.model) is not None
 
     def place(self) -> tuple[torch.device, int]:
         """Where inputs go, and the rows of the embedding."""
@@ -171,12 +178,18 @@ class LossModel(nn.Module):
                 return linear_cross_entropy(hidden.to(kind), head.weight.to(kind), targets, head.bias)
             return head(hidden).sum()  # type: ignore[no-any-return]
         if self.way == "own" and len(targets):
-            labels = torch.full_like(ids, -100)
-            labels.view(-1)[places + 1] = targets
             with self._arithmetic(ids):
-                loss = self.model(**self._inputs(ids, positions), labels=labels).loss
-            return loss.float() * len(targets)  # type: ignore[no-any-return]
+                loss = self._own(ids, positions, places, targets)
+            return loss.float() * len(targets)
         return functional.cross_entropy(self._logits(ids, positions, places), targets, reduction="sum")
+
+    def _own(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """The mean of the loss over the targets, as the model itself has it."""
+        labels = torch.full_like(ids, -100)
+        labels.view(-1)[places + 1] = targets
+        return self.model(**self._inputs(ids, positions), labels=labels).loss  # type: ignore[no-any-return]
 
     def _arithmetic(self, ids: torch.Tensor) -> torch.autocast:
         return torch.autocast(ids.device.type, dtype=self.narrow or torch.bfloat16, enabled=self.narrow is not None)
@@ -248,7 +261,10 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
     """Set and return the cheapest way whose loss and logits agree with the model's own, in fp32.
 
     :param batch: any batch with targets; a part of it is used.
+    :raises RecipeError: if the model learns by another loss than is measured.
     """
+    from trainer.model.seq2seq import Seq2SeqLoss
+
     batch = shortened(batch)
     narrow = loss.narrow
     with loss.without_dropout("fp32"):
@@ -258,19 +274,21 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
         inputs = (batch.ids, batch.positions, batch.places, batch.targets)
         loss.way = "own"
         own, logits = float(loss(*inputs)), loss.logits(*inputs[:3])
+        if isinstance(loss, Seq2SeqLoss):
+            loss.check(own, logits, batch.targets)
         head = loss.model.get_output_embeddings()
-        ways: list[Way] = ["places"] if isinstance(head, nn.Module) and _decoder(loss.model) is not None else []
+        ways: list[Way] = ["places"] if isinstance(head, nn.Module) and loss.has_states() else []
         # Chunks pay only where the vocabulary is wider than the hidden state. They make gradients before a loss scale
         # is known, which in fp16 are lost without it.
         wide = type(head) is nn.Linear and head.out_features > head.in_features
         if ways and wide and narrow is not torch.float16:
             ways.insert(0, "fused")
-        for way in ways:
-            loss.way = way
+        for way, scale in product(ways, loss.scales):
+            loss.way, loss.scale = way, scale
             same = torch.allclose(loss.logits(*inputs[:3]), logits, rtol=0, atol=TOLERANCE * _scale(logits))
             if same and abs(float(loss(*inputs)) - own) <= TOLERANCE * max(1.0, abs(own)):
                 return way
-        loss.way = "own"
+        loss.way, loss.scale = "own", 1.0
         return "own"
 
 
@@ -296,6 +314,8 @@ def shortened(batch: Batch) -> Batch:
     width = batch.ids.shape[1]
     keep = min(_PROBE, width)
     row, column = batch.places // width, batch.places % width
+    if batch.paired:
+        return _shortened_pairs(batch, row, column)
     if batch.labelled:
         return Batch(
             ids=batch.ids[:2, :keep].contiguous(),
@@ -320,10 +340,31 @@ def shortened(batch: Batch) -> Batch:
     )
 
 
+def _shortened_pairs(batch: Batch, row: torch.Tensor, column: torch.Tensor) -> Batch:
+    """The first tokens of the sources, and those of the targets."""
+    border, half = batch.positions.shape[1], _PROBE // 2
+    heads, tails = min(half, border), min(half, batch.ids.shape[1] - border)
+    place = column - (border - 1)
+    inside = (row < 2) & (place < tails)
+    return Batch(
+        ids=torch.cat([batch.ids[:2, :heads], batch.ids[:2, border : border + tails]], 1),
+        positions=batch.positions[:2, :heads].contiguous(),
+        places=(row * (heads + tails) + heads - 1 + place)[inside],
+        targets=batch.targets[inside],
+        documents=batch.documents[inside],
+        tokens=min(batch.tokens, 2 * (heads + tails)),
+    )
+
+
 def loss_model(model: Any, packed: bool, bf16: bool = False, masked: bool = False) -> LossModel:
-    """Wrap a model; rows are packed only if something keeps their documents apart, and those of a classifier never."""
+    """Wrap a model; rows are packed only if something keeps their documents apart, and those of classifiers and
+    encoder-decoders never."""
     if is_classifier(model):
         return LabelLoss(model, bf16)
+    if is_seq2seq(model):
+        from trainer.model.seq2seq import Seq2SeqLoss
+
+        return Seq2SeqLoss(model, bf16)
     return LossModel(model, packed and (masked or takes_positions(model)), bf16, masked=masked)
 
 

@@ -22,6 +22,9 @@ _NOT_HERE: Final = {
     "bos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
     "eos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
     "pad_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
+    "decoder_start_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
+    "forced_bos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
+    "forced_eos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
     "dtype": "weights are fp32, and `train.precision` is the arithmetic",
     "torch_dtype": "weights are fp32, and `train.precision` is the arithmetic",
     "attn_implementation": "`train.attention` chooses it",
@@ -57,6 +60,16 @@ def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
         raise RecipeError(f"{_KEY}`", f"{kind} does not take it ({cause})", "Mend the value") from error
 
 
+def begin_decoder(config: Any, special: Mapping[str, int]) -> None:
+    """Have an encoder-decoder of this config begin its answers with the begin token, and end them with the end token.
+
+    :param special: ids of the special tokens by their text.
+    """
+    config.decoder_start_token_id = special[BOS]
+    if getattr(config, "forced_eos_token_id", None) is not None:
+        config.forced_eos_token_id = special[EOS]
+
+
 def check_scratch(scratch: Scratch, task: Task = "causal-lm") -> None:
     """See that a new model can be what the recipe says, before anything is made of it.
 
@@ -66,6 +79,7 @@ def check_scratch(scratch: Scratch, task: Task = "causal-lm") -> None:
         return
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
 
@@ -74,6 +88,18 @@ def check_scratch(scratch: Scratch, task: Task = "causal-lm") -> None:
         if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
             raise RecipeError(f"{_KEY}.model_type`", f"{config.model_type} is made for no labels", "Name another")
         return
+    if task == "sequence-to-sequence":
+        if config.model_type not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or not config.is_encoder_decoder:
+            raise RecipeError(
+                f"{_KEY}.model_type`", f"{config.model_type} is no encoder-decoder of texts", "Name one, such as `t5`"
+            )
+        return
+    if config.is_encoder_decoder:  # of some the library would make the decoder alone
+        raise RecipeError(
+            f"{_KEY}.model_type`",
+            f"{config.model_type} is an encoder-decoder, and no causal language model",
+            "Set `task: sequence-to-sequence`, or name a decoder",
+        )
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise RecipeError(f"{_KEY}.model_type`", f"{config.model_type} is no causal language model", "Name one")
 
@@ -87,17 +113,26 @@ def longest(scratch: Scratch) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int, labels: Sequence[str] | None = None) -> Built:
+def make_scratch(
+    scratch: Scratch,
+    special: Mapping[str, int],
+    seed: int,
+    labels: Sequence[str] | None = None,
+    task: Task = "causal-lm",
+) -> Built:
     """A new model with weights from `seed`, the same on every rank.
 
-    :param labels: those of a classifier.
+    :param labels: those of a classifier. :param task: what it is made for, if it is no classifier.
     :raises RecipeError: if its kind does not do for training: see `scratch_config`, or it looks ahead.
     :raises DropforgeError: if the library left a weight as the memory was.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
     config = scratch_config(scratch, special)
     kind: Any = AutoModelForCausalLM
+    if task == "sequence-to-sequence":
+        begin_decoder(config, special)
+        kind = AutoModelForSeq2SeqLM
     if labels is not None:
         name_labels(config, labels, special[PAD])
         kind = AutoModelForSequenceClassification
@@ -115,9 +150,9 @@ def make_scratch(scratch: Scratch, special: Mapping[str, int], seed: int, labels
     check_initialised(model)
     if scratch.config is not None:
         check_router(model)
-        if labels is None:
+        if kind is AutoModelForCausalLM:
             check_causal(model)
-    if labels is None:  # a chat ends with its turn, a text with its end: generation stops at both
+    if kind is AutoModelForCausalLM:  # a chat ends with its turn, a text with its end: generation stops at both
         model.generation_config.eos_token_id = [special[EOS], special[END]]
     return Built(model)
 

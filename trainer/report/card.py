@@ -27,6 +27,16 @@ _OF_LABELS: Final = (
     ("eval/accuracy", "Accuracy", "accuracy"),
     ("eval/macro_f1", "Macro F1", "f1"),
 )
+_PIPELINES: Final = {
+    "causal-lm": "text-generation",
+    "classification": "text-classification",
+    "sequence-to-sequence": "text2text-generation",
+}
+_KINDS: Final = {
+    "causal-lm": "A causal language model",
+    "classification": "A classifier of texts",
+    "sequence-to-sequence": "An encoder-decoder, which writes an answer to what it reads",
+}
 _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step", "learning_rate", "schedule", "warmup",
                  "weight_decay", "clip", "precision", "loss_on", "seed", "export")  # fmt: skip
 
@@ -46,6 +56,8 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     """
     base, train = spec.recipe["base"], spec.recipe["train"]
     asked = _ASKED if _language(spec) else _ASKED.replace("continues rows", "labels rows").replace(_TRUE, _TRUE_LABELS)
+    if _task(spec) == "sequence-to-sequence":
+        asked = f"{_ASKED.replace('continues rows', 'answers rows')}\n\n{_USE}"
     sections = [
         ("", _front_matter(spec, report)),
         (f"# {spec.family}", _what(spec, base, train)),
@@ -59,8 +71,12 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     return "\n\n".join(part for heading, text in sections for part in (heading, text) if part) + "\n"
 
 
+def _task(spec: RunSpec) -> str:
+    return str(spec.recipe.get("task", "causal-lm"))
+
+
 def _language(spec: RunSpec) -> bool:
-    return bool(spec.recipe.get("task", "causal-lm") == "causal-lm")
+    return _task(spec) != "classification"
 
 
 def _metrics(spec: RunSpec) -> tuple[tuple[str, str, str], ...]:
@@ -77,10 +93,17 @@ _ASKED: Final = (
 )
 
 
+_USE: Final = (
+    "The encoder reads a prompt as it stands, unless the base model brought a chat template of its own: "
+    '`model.generate(**tokenizer(prompt, return_tensors="pt"))`. Of several messages the tokenizer\'s chat template '
+    "makes one prompt."
+)
+
+
 def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
     base, train = spec.recipe["base"], spec.recipe["train"]
     model = spec.start.origin.get("model") if spec.start and spec.start.origin else base.get("model")
-    kind_of = "text-generation" if _language(spec) else "text-classification"
+    kind_of = _PIPELINES[_task(spec)]
     lines = [
         f"library_name: {'peft' if train['method'] == 'prefix' else 'transformers'}",
         f"pipeline_tag: {kind_of}",
@@ -135,7 +158,7 @@ def _what(spec: RunSpec, base: Mapping[str, Any], train: Mapping[str, Any]) -> s
             named += f", which goes back to `{from_base}`" if from_base else ", which goes back to a new model"
         origin = f"{named}, fine-tuned: {how}"
     return (
-        f"{'A causal language model' if _language(spec) else 'A classifier of texts'}: {origin}.\n\n"
+        f"{_KINDS[_task(spec)]}: {origin}.\n\n"
         f"It was made by the run `{spec.run}` of Dropforge, code `{spec.code[:12]}`"
         + (f", git `{spec.git[:12]}`" if spec.git else "")
         + "."

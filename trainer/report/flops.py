@@ -21,6 +21,8 @@ from torch import nn
 PEAK_VARIABLE: Final = "DROPFORGE_PEAK_TFLOPS"
 _LAYER: Final = re.compile(r"\.(\d+)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.")
+_DECODER: Final = re.compile(r"\.decoder\.")
+_CROSS: Final = re.compile(r"\.(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\.")  # they read the encoder's states
 
 # By the name that CUDA tells: dense bf16 with sums in fp32, and fp32 without tensor cores, in TFLOPS of the vendors'
 # data sheets. None where there is no such arithmetic. The first pattern that fits counts.
@@ -101,11 +103,15 @@ def make_gauge(
     precision: str,
     env: Mapping[str, str],
     say: Callable[[str], None],
+    targets: NDArray[np.integer[Any]] | None = None,
 ) -> Gauge:
-    """Count the model and look the device up; what cannot be told is said, and ends no training."""
+    """Count the model and look the device up; what cannot be told is said, and ends no training.
+
+    :param targets: of an encoder-decoder, see `model_flops`.
+    """
     flops, peak = None, None
     try:
-        flops = model_flops(model, lengths)
+        flops = model_flops(model, lengths, targets)
     except Exception as error:  # a config of a kind that nobody thought of
         say(f"no MFU: the FLOPs of {type(model).__name__} cannot be counted ({type(error).__name__}: {error})")
     try:
@@ -117,11 +123,14 @@ def make_gauge(
     return Gauge(flops, peak, devices)
 
 
-def model_flops(model: nn.Module, lengths: NDArray[np.integer[Any]]) -> Flops:
+def model_flops(
+    model: nn.Module, lengths: NDArray[np.integer[Any]], targets: NDArray[np.integer[Any]] | None = None
+) -> Flops:
     """Count a model's weights, before or after it is shared among ranks.
 
-    :param model: a Hugging Face model for causal language modelling, with adapters or without.
+    :param model: a Hugging Face model for causal language modelling or an encoder-decoder, with adapters or without.
     :param lengths: (D,) tokens of the documents of an epoch.
+    :param targets: (D,) of an encoder-decoder, those of them that its decoder reads; the encoder reads the others.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -140,16 +149,29 @@ def model_flops(model: nn.Module, lengths: NDArray[np.integer[Any]]) -> Flops:
         if weight.ndim < 2 or (id(weight) in embeddings and id(weight) not in head):
             continue
         each = (6.0 if weight.requires_grad else 4.0 if trained else 2.0) * weight.numel()
-        if id(weight) in head:
+        if id(weight) in head or (targets is not None and _DECODER.search(f".{name}") and not _CROSS.search(name)):
             target += each
         else:
             token += each * (experts if _EXPERTS.search(f".{name}") else 1.0)
     attention = 0.0
     width = config.num_attention_heads * (getattr(config, "head_dim", None) or _head_size(config))
+    if targets is not None:
+        passes = 12.0 if trained else 4.0
+        # A target passes the decoder and no encoder.
+        return Flops(token, target - token, passes * width * _mean_pairs(config, lengths - targets, targets))
     for layer, window in enumerate(_windows(config)):
         passes = 12.0 if trained and lowest is not None and layer >= lowest else 4.0
         attention += passes * width * mean_context(lengths, window)
     return Flops(token, target, attention)
+
+
+def _mean_pairs(config: Any, sources: NDArray[np.integer[Any]], targets: NDArray[np.integer[Any]]) -> float:
+    """Places that a token sees in all layers together, on the average: sources see each other, and targets both."""
+    read, written = (np.asarray(part, dtype=np.float64) for part in (sources, targets))
+    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+    decoder = next(int(count) for name in names if (count := getattr(config, name, None)))
+    seen = int(config.num_hidden_layers) * (read * read).sum() + decoder * (written * (written + read)).sum()
+    return float(seen / max(1.0, (read + written).sum()))
 
 
 def mean_context(lengths: NDArray[np.integer[Any]], window: int | None = None) -> float:

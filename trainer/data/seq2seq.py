@@ -1,0 +1,158 @@
+"""Rows become a source and a target: what an encoder reads, and what a decoder is to write.
+
+The target is a row's last answer and the source all before it, both tokenised as transformers does it for a model in
+use. A document holds them end to end, the target's tokens being its targets: so whatever counts, plans or proves
+documents need not know of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from trainer.data.chat import COUNTS, Document, in_batches, leave_out
+from trainer.data.prompts import held_out
+from trainer.data.rows import Row
+from trainer.data.template import ChatTemplate, UnusableChatError
+from trainer.data.tokenizer import is_ours
+
+# One message is the source as it stands, as the T5 paper has it (https://arxiv.org/abs/1910.10683, section 2.4); of
+# several each has its role before it.
+TEMPLATE: Final = (
+    "{% if messages | length == 1 %}{{ messages[0]['content'] }}{% else %}"
+    "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] + '\\n' }}{% endfor %}"
+    "{% endif %}"
+)
+_SHARE: Final = 2  # a target has half of a row for itself, and more where its source leaves it
+
+
+def for_seq2seq(tokenizer: Any) -> Any:
+    """A tokenizer as an encoder-decoder uses and saves it: a template of its own stays, else it gets `TEMPLATE`."""
+    if not tokenizer.chat_template or is_ours(tokenizer):
+        tokenizer.chat_template = TEMPLATE
+    tokenizer.padding_side = "right"
+    return tokenizer
+
+
+class Sources:
+    """Messages before an answer to what the encoder reads. :param tokenizer: see `for_seq2seq`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.special = tokenizer.chat_template == TEMPLATE  # other templates write special tokens themselves
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer)
+
+    def text(self, messages: Sequence[tuple[str, str]]) -> str:
+        """:raises UnusableChatError: if the template refuses them."""
+        return self.template.prompt([{"role": role, "content": content} for role, content in messages])
+
+    def ids(self, texts: list[str], longest: int | None = None) -> list[list[int]]:
+        """:param longest: tokens, cut as the tokenizer cuts."""
+        if not texts:
+            return []
+        cut = {} if longest is None else {"truncation": True, "max_length": longest}
+        return list(self.tokenizer(texts, add_special_tokens=self.special, verbose=False, **cut)["input_ids"])
+
+    def ask(self, messages: Sequence[tuple[str, str]]) -> tuple[str, tuple[int, ...]] | None:
+        """A prompt's text and tokens; None if the template refuses it."""
+        try:
+            text = self.text(messages)
+        except UnusableChatError:
+            return None
+        return text, tuple(self.ids([text])[0])
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What a row says in full length. :param said: UTF-8 bytes of the answer."""
+
+    text: str
+    source: Sequence[int]
+    target: Sequence[int]
+    said: int
+
+
+def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any]) -> Iterator[Document]:
+    """One document for each row that has an answer to something.
+
+    Together they have at most `length` tokens. A target keeps its beginning, half of the row at least if it is so
+    long; a source is cut as the tokenizer cuts.
+
+    :param tokenizer: see `for_seq2seq`. :param length: tokens of a row, from 4 on.
+    :param facts: gains what `trainer.data.chat.documents` counts, and `source_tokens`.
+    """
+    for key in (*COUNTS, "source_tokens"):
+        facts.setdefault(key, 0)
+    facts.setdefault("left_out", [])
+    reader = _Reader(tokenizer)
+    for index, row, found in in_batches(rows, reader.read):
+        facts["rows"] += 1
+        if isinstance(found, str):
+            facts["refused_by_template"] += found.startswith(_REFUSED)
+            leave_out(row, found, facts)
+            continue
+        most = max(length // _SHARE, length - len(found.source))
+        target = found.target[:most]
+        room = length - len(target)
+        source = found.source
+        if len(source) > room:
+            source = reader.sources.ids([found.text], room)[0]
+        if not source:
+            leave_out(row, "its prompt has no token", facts)
+            continue
+        lost = len(found.target) - len(target)
+        facts["documents"] += 1
+        facts["tokens"] += len(source) + len(target)
+        facts["source_tokens"] += len(source)
+        facts["targets"] += len(target)
+        facts["target_bytes"] += found.said * len(target) // len(found.target)
+        facts["cut_conversations"] += bool(lost) or len(source) < len(found.source)
+        facts["cut_targets"] += lost
+        trained = np.zeros(len(source) + len(target), dtype=np.bool_)
+        trained[len(source) :] = True
+        yield Document(index, np.array([*source, *target], dtype=np.int32), trained)
+
+
+_REFUSED: Final = "the chat template refuses it"
+
+
+class _Reader:
+    """Rows to pairs, many at a time."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.sources = tokenizer, Sources(tokenizer)
+
+    def read(self, rows: Sequence[Row]) -> list[_Pair | str]:
+        """For each row its pair, or why it has none."""
+        found: list[_Pair | str] = [""] * len(rows)
+        asked: list[tuple[int, str, str]] = []
+        for place, row in enumerate(rows):
+            parts = held_out(row)
+            if parts is None:
+                kind = "a text" if row.text is not None else "a conversation"
+                found[place] = f"it is {kind} without an answer, which would be the target"
+                continue
+            try:
+                asked.append((place, self.sources.text(parts[0]), parts[1]))
+            except UnusableChatError as error:
+                found[place] = str(error)
+        sources = self.sources.ids([text for _, text, _ in asked])
+        targets = self._targets([answer for _, _, answer in asked])
+        for (place, text, answer), source, target in zip(asked, sources, targets, strict=True):
+            found[place] = _Pair(text, source, target, len(answer.encode()))
+        return found
+
+    def _targets(self, answers: list[str]) -> list[list[int]]:
+        """Each ends with the end token, without which a model could not learn to stop."""
+        if not answers:
+            return []
+        end = self.tokenizer.eos_token_id
+        found = self.tokenizer(text_target=answers, verbose=False)["input_ids"]
+        return [list(ids) if ids and ids[-1] == end else [*ids, end] for ids in found]
