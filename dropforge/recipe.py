@@ -23,6 +23,7 @@ Task = Literal["causal-lm", "classification", "sequence-to-sequence"]
 Minutes = Annotated[str, Field(pattern="^[1-9][0-9]{0,8} ?min$")]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
+OwnScore = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]  # of the wheel that `code` names
 NewToken = Annotated[str, Field(pattern=r"^\S{1,64}$")]
 START: Final = r"^(base|champion|runs/[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?/step-[1-9][0-9]{0,8})$"
 
@@ -378,8 +379,12 @@ class Generation(Section):
     """The first evaluation rows that have an answer."""
     max_new_tokens: Count = 128
     """Longest answer; the model's end tokens end it earlier."""
-    metrics: Annotated[tuple[Score, ...], Field(strict=False, min_length=1)] = ("exact-match", "token-f1", "rouge-l")
-    """What answers are measured by, each `gen/NAME` in MLflow and from 0 to 1."""
+    metrics: Annotated[tuple[Score | OwnScore, ...], Field(strict=False, min_length=1)] = (
+        "exact-match",
+        "token-f1",
+        "rouge-l",
+    )
+    """What answers are measured by, each `gen/NAME` in MLflow: ours from 0 to 1, and those of `code` by their names."""
     batch: Count = 8
     """Rows that are answered side by side; fewer take less memory."""
     every: Count = 1
@@ -404,17 +409,20 @@ class Promote(Section):
 
     alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
     """Alias in MLflow's model registry."""
-    metric: Literal[
-        "eval/loss",
-        "eval/perplexity",
-        "eval/accuracy",
-        "eval/bits_per_byte",
-        "eval/macro_f1",
-        "gen/exact-match",
-        "gen/token-f1",
-        "gen/rouge-l",
-        "gen/valid-json",
-    ] = "eval/loss"
+    metric: (
+        Literal[
+            "eval/loss",
+            "eval/perplexity",
+            "eval/accuracy",
+            "eval/bits_per_byte",
+            "eval/macro_f1",
+            "gen/exact-match",
+            "gen/token-f1",
+            "gen/rouge-l",
+            "gen/valid-json",
+        ]
+        | Annotated[str, Field(pattern=r"^gen/[a-z][a-z0-9_-]{0,40}$")]
+    ) = "eval/loss"
     """Deciding metric. In the place of one that counts tokens, bits per byte decide between language models of
     different tokenizers. `eval/macro_f1` is for `task: classification`, which has neither perplexity nor bits per byte
     nor `gen/...`."""
@@ -422,6 +430,15 @@ class Promote(Section):
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     better_than_base: bool = True
     """The candidate must also beat the model it started from."""
+
+
+class Code(Section):
+    """A user's own functions, by entry points of a wheel that is named by its digest and never installed."""
+
+    wheel: str = Field(pattern=r"^(s3://[a-z0-9][a-z0-9.-]*/[^\s?@]+|/[^\s]*)-none-any\.whl$")
+    """Where it lies: `s3://...`, or a file that every pod sees."""
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the wheel's bytes."""
 
 
 class Recipe(Section):
@@ -444,6 +461,8 @@ class Recipe(Section):
     """Measurement."""
     promote: Promote = Promote()
     """Promotion."""
+    code: Code | None = None
+    """Own row functions, metrics and callbacks."""
 
     def plain(self) -> dict[str, Any]:
         """The resolved recipe as JSON values, the same for equal recipes."""

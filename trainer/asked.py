@@ -62,15 +62,16 @@ def read_order(uri: str) -> dict[str, Any]:
 
 def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console: Console) -> dict[str, Any]:
     from trainer.config import read_settings
+    from trainer.data.user_code import user_code
     from trainer.evaluate import evaluation_rows, measure_model
     from trainer.restore import export_sealed
 
     settings = read_settings(spec.recipe)
-    rows = evaluation_rows(spec, settings)
-    with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
+    with user_code(settings.code) as code, tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
+        rows = evaluation_rows(spec, settings, code)
         console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
         export_sealed(spec, order["step"], order["digest"], Path(name) / "model", console.say)
-        measured = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console)
+        measured = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console, code)
     figures = measured.figures
     if "problem" in figures:
         raise DataError(

@@ -289,6 +289,8 @@ def describe(
     ):
         if facts.get(key):
             console.say(f"{facts[key]} {text}")
+    if prepared.code.wheel is not None:
+        console.say(f"own code: {prepared.code.wheel}")
     if prepared.labels is not None:
         console.say(
             f"{len(prepared.labels)} labels: " + ", ".join(f"{k} ({n})" for k, n in facts["labels"].items())[:500]

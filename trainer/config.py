@@ -179,6 +179,14 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Code:
+    """A wheel of a user's own functions."""
+
+    wheel: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the trainer reads of a recipe.
 
@@ -193,6 +201,7 @@ class Settings:
     :param gpus: GPUs of this node, one a rank; 0 trains on the CPU.
     :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
     :param compile_cache: folder for compiled code.
+    :param code: the wheel of the user's own functions, if there is one.
     """
 
     task: Task
@@ -209,6 +218,7 @@ class Settings:
     parallel: Parallel
     shard_group: int | None
     compile_cache: str | None
+    code: Code | None = None
 
 
 def read_settings(recipe: Mapping[str, Any]) -> Settings:
@@ -239,6 +249,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         parallel=_value(Parallel, _get(recipe, "compute", "parallel"), "compute.parallel"),
         shard_group=_value(int | None, _get(recipe, "compute", "shard_group"), "compute.shard_group"),
         compile_cache=_value(str | None, _get(recipe, "compute", "compile_cache"), "compute.compile_cache"),
+        code=_value(Code | None, recipe.get("code"), "code"),
     )
     if (base.model is None) == (base.scratch is None):
         raise _bad("base.model", "exactly one of `base.model` and `base.scratch` must be given")
@@ -399,7 +410,8 @@ def _check_generation(asked: Generation, settings: Settings) -> None:
     if settings.train.method == "prefix":
         raise _bad("evaluate.generation", "answers are not written with a prefix yet")
     for metric in asked.metrics:
-        if metric not in SCORES or asked.metrics.count(metric) > 1:
+        known = metric in SCORES or settings.code is not None  # what its wheel has is looked at when that is here
+        if not known or asked.metrics.count(metric) > 1:
             raise _bad(
                 "evaluate.generation.metrics", f"{metric!r} is none of {', '.join(SCORES)}, or stands there twice"
             )

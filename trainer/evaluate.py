@@ -37,6 +37,7 @@ from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import Settings, read_settings
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows
+from trainer.data.user_code import UserCode, user_code
 from trainer.launch import Verdict, write_termination_message
 from trainer.rank import ending
 from trainer.report.artifacts import keep_files
@@ -66,9 +67,16 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     root, key = split_uri(order["run"])
     spec = RunSpec.from_json(open_store(root).get(key))
     settings = read_settings(spec.recipe)
-    rows = evaluation_rows(spec, settings)
+    with user_code(settings.code) as code:
+        return _compare(spec, settings, order, code, stop, console)
+
+
+def _compare(
+    spec: RunSpec, settings: Settings, order: Mapping[str, Any], code: UserCode, stop: StopSignal, console: Console
+) -> dict[str, Any]:
+    rows = evaluation_rows(spec, settings, code)
     stop.check()
-    measured = measure_model("candidate", order["candidate"], rows, settings, stop, console)
+    measured = measure_model("candidate", order["candidate"], rows, settings, stop, console, code)
     candidate, tables = measured.figures, {"candidate": measured.answers}
     champion: dict[str, Any] | None = None
     same = True
@@ -76,7 +84,7 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
         if measured.labels is not None:
             rows = [row for row in rows if row.label in measured.labels]
         try:
-            other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console)
+            other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console, code)
             champion, same = other.figures, measured.tokenizer == other.tokenizer
             tables["champion"] = other.answers
         except OtherTaskError as error:
@@ -135,8 +143,8 @@ def read_order(uri: str) -> dict[str, Any]:
         raise RecipeError(uri, f"it is no evaluate.json ({error!r})", "Write it with this version") from error
 
 
-def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
-    """The rows to measure on, checked against the dataset's manifest."""
+def evaluation_rows(spec: RunSpec, settings: Settings, code: UserCode | None = None) -> list[Row]:
+    """The rows to measure on, checked against the dataset's manifest. :param code: the user's, which changes them."""
     manifest = load_manifest(spec)
     store = open_store(spec.data_root)
     keys = {split: bytearray() for split in ("train", "eval")}  # 16 bytes of each row are all that stays of it
@@ -150,15 +158,22 @@ def evaluation_rows(spec: RunSpec, settings: Settings) -> list[Row]:
     for _ in read("train"):
         pass
     check_keys(manifest, {split: np.frombuffer(found, dtype="V16") for split, found in keys.items()})
-    return rows
+    return rows if code is None or code.rows is None else [code.rows(row) for row in rows]
 
 
 def measure_model(
-    name: str, uri: str, rows: list[Row], settings: Settings, stop: StopSignal, console: Console
+    name: str,
+    uri: str,
+    rows: list[Row],
+    settings: Settings,
+    stop: StopSignal,
+    console: Console,
+    code: UserCode | None = None,
 ) -> MeasuredModel:
     """Measure one model. Without a finite loss, `problem` is in the place of figures.
 
     :param name: what it is called in messages. :param uri: its folder.
+    :param code: the user's own, for its metrics; `rows` were changed by it.
     :raises OtherTaskError: if it is not for the task of `settings`.
     """
     from trainer.assembly import examine, pad_id
@@ -183,6 +198,8 @@ def measure_model(
     from trainer.model.seq2seq import load_seq2seq
     from trainer.prepare import encode_eval, prompts_of
 
+    code = code or UserCode()
+    code.check_metrics(settings.generation)
     console.phase(f"measuring the {name}, {uri}")
     quiet_libraries()
     gang = gang_from_env(settings.gpus, {})
@@ -231,6 +248,7 @@ def measure_model(
         precision=settings.eval_precision,
         stop=lambda: stop.asked,
         tell=tell,
+        own=code.figures,
     )
     if found is None:
         stop.check()
@@ -259,6 +277,7 @@ def measure_model(
         precision=settings.eval_precision,
         stop=lambda: stop.asked,
         say=console.say,
+        scorers=code.scorers,
     )
     if answers is None:
         stop.check()

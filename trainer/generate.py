@@ -9,8 +9,8 @@ that evaluates: where the cache gives other tokens than that, all answers are wr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -44,12 +44,13 @@ class Answers:
     prompts: Sequence[Prompt]
     answers: Sequence[Answer | None]
     names: Sequence[str]
+    scorers: Mapping[str, Callable[[str, str], float]] = field(default_factory=lambda: SCORES)
 
     @cached_property
     def scores(self) -> list[dict[str, float]]:
         """For each prompt its scores by name; they are 0 where there is no answer."""
         return [
-            {name: 0.0 if answer is None else SCORES[name](answer.text, prompt.answer) for name in self.names}
+            {name: 0.0 if answer is None else self.scorers[name](answer.text, prompt.answer) for name in self.names}
             for answer, prompt in zip(self.answers, self.prompts, strict=True)
         ]
 
@@ -98,12 +99,14 @@ def generate(
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = lambda _: None,
+    scorers: Mapping[str, Callable[[str, str], float]] = SCORES,
 ) -> Answers | None:
     """Have the model answer; a collective, with the same prompts on every rank.
 
     :param pad: id for padding. :param precision: arithmetic of the forward pass, whatever the training's.
     :param stop: called with each token, which is a sign of life, and agreed on every few; None is returned if any
         rank's is true. :param tell: called where ranks agree. :param say: told if the model's cache is of no use.
+    :param scorers: the metrics that `asked` names, of an answer and its reference.
     """
     own = loss.model.generation_config.eos_token_id
     taught = (int(tokenizer.eos_token_id),) if isinstance(loss, Seq2SeqLoss) else end_tokens(tokenizer)
@@ -119,7 +122,7 @@ def generate(
     if written is None:
         return None
     found = [None if ids is None else _answer(ids, ends, tokenizer) for ids in written]
-    return Answers(prompts, found, asked.metrics)
+    return Answers(prompts, found, asked.metrics, scorers)
 
 
 def context(model: Any) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -27,6 +27,7 @@ class Measured:
     :param bits_per_byte: by the bytes of the rows' own text, so comparable between tokenizers; None if not known.
     :param macro_f1: of a classifier, see `macro_f1`; its loss is in nats per row, and it has no perplexity.
     :param precision: arithmetic of the forward pass; figures of two precisions do not compare.
+    :param own: the user's metrics of this evaluation, by name.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class Measured:
     bits_per_byte: float | None
     precision: Precision = "fp32"
     macro_f1: float | None = None
+    own: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
@@ -44,11 +46,22 @@ class Measured:
     def metrics(self) -> dict[str, float]:
         """Names as in MLflow."""
         if self.macro_f1 is not None:
-            return {"eval/loss": self.loss, "eval/accuracy": self.accuracy, "eval/macro_f1": self.macro_f1}
+            values = {"eval/loss": self.loss, "eval/accuracy": self.accuracy, "eval/macro_f1": self.macro_f1}
+            return {**values, **self._own()}
         values = {"eval/loss": self.loss, "eval/perplexity": self.perplexity, "eval/accuracy": self.accuracy}
         if self.bits_per_byte is not None:
             values["eval/bits_per_byte"] = self.bits_per_byte
-        return values
+        return {**values, **self._own()}
+
+    def _own(self) -> dict[str, float]:
+        return {f"eval/{name}": value for name, value in self.own.items()}
+
+    def counted(self) -> dict[str, Any]:
+        """What the user's own metrics are given, as JSON values."""
+        values: dict[str, Any] = {"loss": self.loss, "accuracy": self.accuracy, "rows": self.rows}
+        if self.macro_f1 is None:
+            values |= {"perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        return {**values, "targets": self.targets, "precision": self.precision}
 
     def __str__(self) -> str:
         last = f"perplexity {self.perplexity:.2f}" if self.macro_f1 is None else f"macro F1 {self.macro_f1:.4f}"
@@ -75,6 +88,7 @@ def measure(
     precision: Precision = "fp32",
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[int, int], None] = lambda *_: None,
+    own: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None,
 ) -> Measured | None:
     """Evaluate all documents, spread over the ranks without repeats.
 
@@ -82,6 +96,9 @@ def measure(
     :param precision: arithmetic of the forward pass, whatever the training's; losses and sums are fp32 and float64.
     :param stop: called with each batch, which is a sign of life, and agreed on every few; None is returned if any
         rank's is true.
+    :param own: the user's metrics. They get `loss`, `accuracy`, `rows`, `targets`, `precision`; of a language model
+        also `perplexity` and `bits_per_byte` (None if not known); of a classifier `labels`, the names, and `confusion`:
+        for each label that rows have, how many of them were given each label.
     """
     batches = _batches(loss, tokens, size, micro)
     # Loss, right ones and targets; they stay on the device, so that batches do not wait for each other.
@@ -89,6 +106,8 @@ def measure(
     # Of each label the rows that are rightly given it, those that are given it, and those that have it.
     count = 0 if tokens.labels is None else int(loss.model.config.num_labels)
     labels = torch.zeros(3, count, dtype=torch.float64, device=gang.device)
+    # Of each label how many of its rows are given each label; nobody else needs what grows with their square.
+    pairs = torch.zeros(count**2 if own else 0, dtype=torch.float64, device=gang.device)
     with loss.without_dropout(precision):
         turns = -(-len(batches) // gang.world)
         for turn in range(turns):
@@ -104,15 +123,25 @@ def measure(
                 labels[0].index_add_(0, batch.targets, right.double())
                 for row, found in ((1, guess), (2, batch.targets)):
                     labels[row].index_add_(0, found, torch.ones_like(right, dtype=torch.float64))
+            if len(pairs):
+                pairs.index_add_(0, batch.targets * count + guess, torch.ones_like(right, dtype=torch.float64))
             sums += torch.stack([each.double().sum(), right.sum().double(), torch.ones_like(each).double().sum()])
             asked = stop()
             if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(asked)])[0]:
                 return None
             tell(turn + 1, turns)
-    total = gang.sum([*sums.tolist(), *labels.flatten().tolist()])
-    scores = total[3:]
+    total = gang.sum([*sums.tolist(), *labels.flatten().tolist(), *pairs.tolist()])
+    scores, given = total[3 : 3 + 3 * count], total[3 + 3 * count :]
     f1 = macro_f1(*(scores[row * count : (row + 1) * count] for row in range(3))) if count else None
-    return _measured(tokens, total[:3], precision, f1)
+    measured = _measured(tokens, total[:3], precision, f1)
+    if own is None or not math.isfinite(measured.loss):  # of a model that is broken there is nothing more to say
+        return measured
+    facts = measured.counted()
+    if count:
+        names = loss.model.config.id2label
+        facts["labels"] = [str(names[number]) for number in range(count)]
+        facts["confusion"] = [[int(n) for n in given[row * count : (row + 1) * count]] for row in range(count)]
+    return replace(measured, own=dict(own(facts)))
 
 
 def macro_f1(right: Sequence[float], given: Sequence[float], there: Sequence[float]) -> float:

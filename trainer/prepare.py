@@ -14,7 +14,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
 from trainer.data.seq2seq import Sources, for_seq2seq, pairs
 from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
+from trainer.data.user_code import UserCode, bring_code, load_code
 from trainer.model.build import fetch_base, head_labels
 from trainer.model.scratch import check_scratch, longest
 from trainer.model.start import BASE, check_files, check_start
@@ -47,6 +49,7 @@ from trainer.model.start import BASE, check_files, check_start
 TOKENIZER: Final = "tokenizer/tokenizer.json"
 PATIENCE: Final = 3600.0  # seconds that a node waits for what the first one prepares, before it does so itself
 _READY: Final = "ready.json"
+_CODE_FOLDER: Final = "code"  # in the scratch folder
 _PLAN: Final = "plan"  # the folder in the scratch folder
 _KEYS: Final = "row_keys.npy"
 _SOURCES: Final = "sources.json"
@@ -73,6 +76,7 @@ class Prepared:
     :param packs: the packed plan's packs; None if the recipe packs nothing. Padded, each document is its own.
     :param prompts: of the evaluation by generation, if the recipe asks for one.
     :param labels: of a classifier, in the order of their numbers; None for other tasks.
+    :param code: the user's own functions.
     """
 
     train: Tokens
@@ -85,6 +89,7 @@ class Prepared:
     packs: Packs | None = None
     prompts: Sequence[Prompt] = ()
     labels: tuple[str, ...] | None = None
+    code: UserCode = field(default_factory=UserCode)
 
 
 def prepare(
@@ -110,6 +115,8 @@ def prepare(
     data, run = open_store(spec.data_root), open_store(spec.root)
     end = time.monotonic() + (0.0 if first or not keep else patience)
     check_start(settings.base, spec.start)
+    code = bring_code(settings.code, scratch / _CODE_FOLDER)
+    code.check_metrics(settings.generation)
     base = ""
     if settings.base.scratch is not None:
         check_scratch(settings.base.scratch, settings.task)
@@ -125,23 +132,25 @@ def prepare(
     labels = None
     if settings.task == "classification":
         if not comes(lambda: run.stat(LABELS) is not None, end, check):
-            _publish_labels(run, data, manifest, settings, base, say)
+            name = f"train split of {manifest.family}/{manifest.digest[:12]}"
+            _publish_labels(run, read_rows(data, manifest, "train", code.rows), name, settings, base, say)
         labels = read_labels(run)
     if not base and not comes(lambda: run.stat(TOKENIZER) is not None, end, check):
         say("training the tokenizer")
-        _publish_tokenizer(run, lambda: texts(read_rows(data, manifest, "train"), TRAINING_CHARACTERS), settings)
+        rows = partial(read_rows, data, manifest, "train", code.rows)
+        _publish_tokenizer(run, lambda: texts(rows(), TRAINING_CHARACTERS), settings)
     check()
     tokenizer = open_tokenizer(settings, base, run)
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
-    stored = PlanStore(run, identity(spec, settings, tokenizer, labels))
+    stored = PlanStore(run, identity(spec, settings, tokenizer, labels, code))
     if keep and comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
     else:
         staging = scratch / f".{_PLAN}"
         shutil.rmtree(staging, ignore_errors=True)
-        _make(spec, settings, manifest, tokenizer, labels, staging, check, say)
+        _make(spec, settings, manifest, tokenizer, labels, code, staging, check, say)
         check()
         staging.rename(folder)
         if keep:
@@ -176,6 +185,7 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
         packs=Packs.load(folder / "packs") if _packs(settings) else None,
         prompts=read_prompts(folder / _PROMPTS) if settings.generation is not None else (),
         labels=read_labels(run) if settings.task == "classification" else None,
+        code=load_code(settings.code, scratch / _CODE_FOLDER),
     )
 
 
@@ -185,7 +195,11 @@ def _packs(settings: Settings) -> bool:
 
 
 def identity(
-    spec: RunSpec, settings: Settings, tokenizer: Any, labels: tuple[str, ...] | None = None
+    spec: RunSpec,
+    settings: Settings,
+    tokenizer: Any,
+    labels: tuple[str, ...] | None = None,
+    code: UserCode | None = None,
 ) -> dict[str, Any]:
     """Everything that tokens and packs follow from, as JSON values."""
     train, found = settings.train, versions()
@@ -207,6 +221,7 @@ def identity(
         "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in names)).hexdigest(),
         **({"labels": list(labels)} if labels else {}),
         **({"task": settings.task} if seq2seq else {}),
+        **({"row_functions": code.rows_facts} if code is not None and code.rows_facts else {}),
         "versions": {key: found[key] for key in sorted(found) if key in ("tokenizers", "transformers")},
     }
 
@@ -217,6 +232,7 @@ def _make(
     manifest: Manifest,
     tokenizer: Any,
     labels: tuple[str, ...] | None,
+    code: UserCode,
     folder: Path,
     check: Callable[[], None],
     say: Callable[[str], None],
@@ -235,7 +251,7 @@ def _make(
             stack.callback(column.close)
 
         def seen(split: str) -> Iterator[Row]:
-            for row in read_rows(data, manifest, split):
+            for row in read_rows(data, manifest, split, code.rows):
                 columns[split].append(row.key)
                 if split == "train":
                     of_row.append(sources.setdefault(row.source, len(sources)))
@@ -374,11 +390,16 @@ def _no_target(dataset: str, split: str, facts: dict[str, Any]) -> DataError:
 
 
 def _publish_labels(
-    run: Store, data: Store, manifest: Manifest, settings: Settings, base: str, say: Callable[[str], None]
+    run: Store,
+    rows: Iterable[Row],
+    name: str,
+    settings: Settings,
+    base: str,
+    say: Callable[[str], None],
 ) -> None:
     # Of all training rows, so that a smoke run on few of them makes the same model.
     head = head_labels(base, settings.base.revision) if base else None
-    found = find_labels(read_rows(data, manifest, "train"), f"train split of {manifest.family}/{manifest.digest[:12]}")
+    found = find_labels(rows, name)
     chosen = choose_labels(found, head, goes_on=settings.base.start != BASE)
     if absent := [label for label in chosen if label not in found]:
         say(f"no training row has {len(absent)} of the labels that the model knows: {told(absent)}")

@@ -77,6 +77,7 @@ def train(
         prompts=prepared.prompts,
         tokenizer=prepared.tokenizer,
         answered=teller.answered,
+        code=prepared.code,
     )
     loop.wrapped.prove(made.probe, made.expected)
     proven = loop.wrapped.prove_isolation(reach(made.built, settings))
@@ -85,6 +86,8 @@ def train(
     try:
         resumed_from = loop.resume()
         teller.begin(resumed_from, loop.steps)
+        if prepared.code.wheel is not None:
+            teller.tracker.tags({"dropforge.user_code": str(prepared.code.wheel)[:5000]})
         if resumed_from is not None and gang.leader:  # the attempt before may have ended before it could tell
             loop.offer(checkpoints.seals())
         loop.start()

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dropforge.code import look_at, told
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
 from dropforge.job import evaluate_job, train_job
 from dropforge.layout import check_family, run_prefix
@@ -105,6 +106,7 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     rows = [
         ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),
         *([("begins with", recipe.base.start)] if recipe.base.start != "base" else []),
+        *([("own code", escape(told(recipe, look_at(recipe))))] if recipe.code is not None else []),
         ("method", f"{train.method}, {train.precision}"),
         ("parameters", f"{figures.parameters:,}" if figures.parameters else unknown),
         ("trained", f"{figures.trained:,}" if figures.trained else unknown),

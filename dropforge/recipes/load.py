@@ -125,6 +125,9 @@ def read_drop_recipe(text: bytes | str) -> dict[str, Any]:
     :raises RecipeError: if it is no recipe, or tries.
     """
     values = read_yaml(text)
+    if "code" in values:
+        mend = "Set it in the form or the preset"
+        raise RecipeError("recipe key `code`", "a recipe in a drop may not choose it", mend)
     asked = values.get("compute")
     for key in ("image", "namespace", "backend", "volumes", "queue"):
         if isinstance(asked, Mapping) and key in asked:

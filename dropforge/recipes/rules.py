@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+from typing import get_args
+
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
-from dropforge.recipe import LARGEST, Recipe, Scratch
+from dropforge.recipe import LARGEST, Recipe, Score, Scratch
 from dropforge.run import wrong_address
 
 SIZES = ("architecture", "hidden_size", "layers", "heads", "vocab_size", "context")  # of `base.scratch`
 PLACEHOLDER = "set-base-model"  # in presets for a model of one's own
+SCORES: tuple[str, ...] = get_args(Score)
 
 
 def check_startable(recipe: Recipe) -> Recipe:
@@ -356,6 +360,14 @@ def _check_generation(recipe: Recipe) -> None:
     if asked is None:
         return
     key = "recipe key `evaluate.generation"
+    strange = next((name for name in asked.metrics if name not in SCORES), None)
+    if strange is not None and recipe.code is None:
+        near = difflib.get_close_matches(strange, SCORES, 1)
+        raise RecipeError(
+            f"{key}.metrics`",
+            f"{strange!r} is none of ours, which are {', '.join(SCORES)}, and `code` names no wheel that has it",
+            f"Did you mean {near[0]!r}?" if near else "Name the wheel under `code`",
+        )
     if len(set(asked.metrics)) < len(asked.metrics):
         raise RecipeError(f"{key}.metrics`", "one of them stands there twice", "Name each once")
     if asked.rows > recipe.evaluate.max_rows:

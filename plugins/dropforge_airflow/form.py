@@ -60,6 +60,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "promote.better_than_base",
         "promote.alias",
     ),
+    "Own code": ("code.wheel", "code.sha256"),
 }
 
 _YES_NO: Final = {"yes": True, "no": False}
@@ -177,7 +178,8 @@ def _joined(found: Mapping[str, Any]) -> Mapping[str, Any]:
 def _find(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = schema
     for part in key.split("."):
-        reference = found.get("$ref", "")
+        options = (found, *found.get("anyOf", ()))  # a section that may be left out is one of two
+        reference = next((part["$ref"] for part in options if "$ref" in part), "")
         if reference:
             found = schema["$defs"][reference.rpartition("/")[2]]
         found = found["properties"][part]

@@ -31,10 +31,10 @@ def test_every_recipe_field_of_the_form_exists_and_takes_the_presets_value() -> 
     fields, values = form_fields(), load_recipe("sample").flat()
     plain = load_recipe("sample").plain()
     for key in KEYS:
-        assert key in values
+        assert key in values or key.rpartition(".")[0] in values  # or its whole section is left out
         value = plain
         for part in key.split("."):
-            value = value[part]
+            value = None if value is None else value[part]
         shown = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
         jsonschema.validate(shown, dict(fields[key.replace(".", "_")].schema))
 
@@ -87,3 +87,16 @@ def test_the_presets_are_offered_and_the_default_follows_the_environment() -> No
 def test_overrides_must_be_an_object() -> None:
     with pytest.raises(RecipeError, match="overrides"):
         form_overrides({"overrides": [1]})
+
+
+def test_a_wheel_of_ones_own_needs_its_digest() -> None:
+    filled = {"code_wheel": "s3://b/own-1.0-py3-none-any.whl", "code_sha256": "0" * 64}
+    fields = form_fields()
+    for name, value in filled.items():
+        jsonschema.validate(value, dict(fields[name].schema))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate("s3://b/own-1.0.tar.gz", dict(fields["code_wheel"].schema))
+    plain = load_recipe("tiny").plain()
+    assert build_recipe(merge(plain, form_overrides(filled))).code is not None
+    with pytest.raises(RecipeError, match=r"`code.sha256`"):
+        build_recipe(merge(plain, form_overrides({"code_wheel": filled["code_wheel"]})))

@@ -23,6 +23,7 @@ from dropforge.settings import Settings
 from dropforge.start import model_digest
 from dropforge.store import Store
 from dropforge.tracking import Champion
+from tests.wheels import make_wheel
 
 
 def upload(store: Store, drop: str = "d1", recipe: str | None = None) -> Drop:
@@ -201,3 +202,18 @@ def test_a_start_that_is_gone_ends_the_run_before_anything_is_curated(store: Sto
         plan(store, None, drop="fam/d1", base_start="runs/gone/step-5")
     with pytest.raises(RecipeError, match=r"`base.start`"):
         plan(store, None, drop="fam/d1", again=True, owner="run-2", base_start="the best one")
+
+
+def test_the_plan_says_what_a_wheel_of_ones_own_provides_and_refuses_another(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    code = make_wheel(tmp_path, {"own_plan.py": "raise SystemExit"}, {"dropforge.callbacks": {"watch": "own_plan:f"}})
+    store.put(f"wheels/{Path(code['wheel']).name}", Path(code["wheel"]).read_bytes())
+    code["wheel"] = f"{store.uri}/wheels/{Path(code['wheel']).name}"
+    entered(store)
+    made = plan(store, None, drop="fam/d1", overrides={"code": code})
+    assert made["recipe"]["code"] == code
+    assert "callbacks watch" in caplog.text  # and nothing of it was run
+    with pytest.raises(RecipeError, match=r"`code.sha256`"):
+        plan(store, None, drop="fam/d1", again=True, owner="run-2", overrides={"code": {**code, "sha256": "0" * 64}})

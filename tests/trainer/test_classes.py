@@ -257,6 +257,20 @@ def test_an_evaluation_is_exact_for_every_batch_size(bases: dict[str, str]) -> N
         assert found.accuracy == sum(a == b for a, b in zip(guesses, truth, strict=True)) / 23
         assert found.macro_f1 == pytest.approx(sum(f1) / 3, rel=1e-12)
         assert set(found.metrics()) == {"eval/loss", "eval/accuracy", "eval/macro_f1"}
+    # A user's own metric is given how many rows of each label were given each label.
+    told: list[Any] = []
+
+    def own(facts: Any) -> dict[str, float]:
+        told.append(facts)
+        return {"own": 0.5}
+
+    found = measure(loss, data, Gang(), size=64, micro=4, pad=pad_id(tokenizer), own=own)
+    assert found is not None
+    assert found.metrics()["eval/own"] == 0.5
+    pairs = list(zip(truth, guesses, strict=True))
+    assert told[0]["confusion"] == [[pairs.count((a, b)) for b in range(3)] for a in range(3)]
+    assert told[0]["labels"] == [loss.model.config.id2label[number] for number in range(3)]
+    assert (told[0]["accuracy"], told[0]["rows"], "perplexity" in told[0]) == (found.accuracy, 23, False)
 
 
 def test_a_loss_that_is_not_cross_entropy_is_refused_and_a_short_probe_keeps_its_rows(bases: dict[str, str]) -> None:

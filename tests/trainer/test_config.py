@@ -11,6 +11,7 @@ import pytest
 from dropforge import recipe as model
 from dropforge.errors import RecipeError
 from dropforge.recipes import load_recipe, presets
+from dropforge.wheel import ANSWERS, TAKEN
 from trainer import config
 from trainer.config import read_settings
 from trainer.scores import PREFIX, SCORES
@@ -34,7 +35,8 @@ def generation(**values: Any) -> dict[str, Any]:
 
 def test_the_same_metrics_are_known_to_both() -> None:
     assert set(SCORES) == set(typing.get_args(model.Score))
-    promoted = typing.get_args(model.Promote.model_fields["metric"].annotation)
+    ours, _ = typing.get_args(model.Promote.model_fields["metric"].annotation)  # or one of the user's
+    promoted = typing.get_args(ours)
     assert {name.removeprefix(PREFIX) for name in promoted if name.startswith(PREFIX)} == set(SCORES)
     assert read_settings(change("evaluate.generation", generation())).generation is not None
 
@@ -46,7 +48,7 @@ def test_every_preset_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize(
     "section",
-    ["Scratch", "Base", "Lora", "Prefix", "Freeze", "EarlyStopping", "FastCheckpoints", "Generation", "Train"],
+    ["Scratch", "Base", "Lora", "Prefix", "Freeze", "EarlyStopping", "FastCheckpoints", "Generation", "Train", "Code"],
 )
 def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
     assert set(getattr(config, section).__dataclass_fields__) == set(getattr(model, section).model_fields)
@@ -154,3 +156,7 @@ def test_a_missing_key_is_named() -> None:
     del values["train"]["clip"]
     with pytest.raises(RecipeError, match=r"train\.clip"):
         read_settings(values)
+
+
+def test_names_of_figures_that_are_ours_are_no_names_for_a_users() -> None:
+    assert set(SCORES) < set(TAKEN[ANSWERS])

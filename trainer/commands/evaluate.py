@@ -80,14 +80,16 @@ def main(arguments: argparse.Namespace) -> int:
     settings = _with(settings, arguments)
 
     from trainer.compat import check_versions
+    from trainer.data.user_code import user_code
     from trainer.evaluate import evaluation_rows
 
     check_versions()
-    rows = evaluation_rows(spec, settings)
     found = []
-    for model in arguments.models:
-        print(f"measuring {safe(model)} on {len(rows)} rows", file=sys.stderr)
-        found.append(_measure(model, spec, settings, rows))
+    with user_code(settings.code) as code:
+        rows = evaluation_rows(spec, settings, code)
+        for model in arguments.models:
+            print(f"measuring {safe(model)} on {len(rows)} rows", file=sys.stderr)
+            found.append(_measure(model, spec, settings, rows, code))
     if arguments.json:
         print(json.dumps(found, indent=1, allow_nan=False))
     else:
@@ -130,7 +132,7 @@ def _generation(asked: Generation | None, arguments: argparse.Namespace) -> Gene
     )
 
 
-def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> dict[str, Any]:
+def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any], code: Any) -> dict[str, Any]:
     from trainer.commands.models import fetch_model
     from trainer.compat import quiet_libraries
     from trainer.evaluate import measure_model
@@ -145,7 +147,7 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any]) -> 
             settings = replace(settings, task=task_of(folder))
         if settings.generation is not None and settings.task == "classification":
             raise RecipeError("option --answers", f"{model} is a classifier, which writes no text", "Leave it out")
-        measured = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True))
+        measured = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True), code)
     about = {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None}
     table = None if measured.answers is None else measured.answers.table()
     answers = {} if table is None else {"answers": [dict(zip(table["columns"], r, strict=True)) for r in table["data"]]}

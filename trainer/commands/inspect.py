@@ -16,6 +16,7 @@ from typing import Any
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
+from dropforge.wheel import ROWS
 from trainer.commands.addresses import is_dataset, open_dataset, open_run, spec_of
 from trainer.commands.arguments import natural, positive, subparser
 from trainer.commands.terminal import Paint
@@ -112,10 +113,14 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     from trainer.data.rows import load_manifest
     from trainer.data.seq2seq import pairs
     from trainer.data.tokens import collect
+    from trainer.data.user_code import user_code
 
     manifest = load_manifest(subject.spec)
     there = manifest.rows(arguments.split)
-    rows = list(_rows(subject.spec, manifest, arguments.split, arguments.start, arguments.rows))
+    with user_code(subject.settings.code if subject.settings else None) as code:
+        change = code.rows
+        lying = _rows(subject.spec, manifest, arguments.split, arguments.start, arguments.rows)
+        rows = list(lying if change is None else map(change, lying))
     facts: dict[str, Any] = {
         "family": manifest.family,
         "dataset": manifest.digest,
@@ -124,6 +129,8 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         "start": arguments.start,
         "notes": [],
     }
+    if change is not None:
+        facts["notes"].append(f"each row was changed by {', '.join(code.of(ROWS))} of the run's own code")
     if not rows:
         facts["notes"].append(f"there is no row {arguments.start}: the split has {there}")
     with _tokenizer(subject, arguments.model) as tokenizer:

@@ -189,6 +189,7 @@ def describe(made: Rehearsal, settings: Settings, ranks: int, place: str | None)
     return {
         "task": settings.task,
         "labels": None if made.prepared.labels is None else made.prepared.train.facts["labels"],
+        "user_code": None if made.prepared.code.wheel is None else made.prepared.code.wheel.plain(),
         "train": counts,
         "eval": {key: value for key, value in made.prepared.eval.facts.items() if isinstance(value, int)},
         "packing": {
@@ -325,6 +326,14 @@ def _labels(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [("labels", told)]
 
 
+def _own(code: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What takes part of the user's wheel."""
+    if code is None:
+        return []
+    lines = [f"{safe(code['wheel'])}, SHA-256 {code['sha256'][:12]}"]
+    return [("own code", "\n".join([*lines, *(f"{words}: {', '.join(n)}" for words, n in code["provides"].items())]))]
+
+
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     train, packing, step, model = facts["train"], facts["packing"], facts["step"], facts["model"]
     notes = [
@@ -381,6 +390,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{facts['eval']['rows']:,} rows, {facts['eval']['targets']:,} targets{often(facts['evaluations'])}",
         ),
         *_labels(facts),
+        *_own(facts["user_code"]),
         *_answers(facts["answers"]),
         ("attention", attends),
         ("packing", told),

@@ -15,16 +15,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dropforge.wheel import CALLBACKS
 from trainer.config import Settings
 from trainer.data.batch import Batch, make_batch
 from trainer.data.plan import Plan
 from trainer.data.prompts import Prompt
 from trainer.data.tokens import Tokens
+from trainer.data.user_code import UserCode
 from trainer.gang import Gang
 from trainer.generate import Answers, generate
 from trainer.interval import Due, Interval, Timers
 from trainer.loop.batching import solve
 from trainer.loop.best import BestWeights, best_step, stalled
+from trainer.loop.callbacks import Callbacks
 from trainer.loop.compiling import Compiled, kinds
 from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
@@ -77,6 +80,7 @@ class Loop:
     :param fast: this node's fast tier of checkpoints.
     :param prompts: of the evaluation by generation, written with `tokenizer` as the model's.
     :param answered: called on rank 0 with the answers of an evaluation.
+    :param code: the user's own metrics and callbacks.
     :param row_keys: content keys of the training rows, in the order of `train.rows`, to name those of a skipped step.
     """
 
@@ -103,6 +107,7 @@ class Loop:
     prompts: Sequence[Prompt] = ()
     tokenizer: Any = None
     answered: Callable[[Answers, Sequence[Mapping[str, Any]]], None] = lambda *_: None
+    code: UserCode = field(default_factory=UserCode)
 
     def __post_init__(self) -> None:
         train = self.settings.train
@@ -153,7 +158,8 @@ class Loop:
         self.log = StepLog(
             self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device, self.board
         )
-        self.observers = [self.heart, self.log, *self.observers]
+        self.callbacks = self._callbacks()
+        self.observers = [self.heart, self.log, *self.observers, *([self.callbacks] if self.callbacks else [])]
         self.due = Due()
         self.best = BestWeights(self.checkpoints.store)
         self.saving = Saving(
@@ -169,6 +175,12 @@ class Loop:
         )
         self._generators: Mapping[str, torch.Tensor] | None = None
         self.compiled: Compiled | None = None
+
+    def _callbacks(self) -> Callbacks | None:
+        """The user's, on the rank that leads."""
+        if not self.gang.leader or not self.code.of(CALLBACKS):
+            return None
+        return Callbacks(self.code, self.steps, self.checkpoints.store.uri)
 
     def resume(self) -> int | None:
         """Go on from the newest checkpoint that all ranks can read; its step, or None without one. A collective.
@@ -426,6 +438,7 @@ class Loop:
                 precision=precision,
                 stop=lambda: self.stop.asked,
                 tell=lambda *_: self.saving.poll(),  # a save that ends meanwhile is told of now
+                own=self.code.figures,
             )
         measured = time.perf_counter()
         answers = None
@@ -453,6 +466,8 @@ class Loop:
                 self.console.say(f"answers {when}: {answers}  ({time.perf_counter() - measured:.1f} s)")
                 if self.gang.leader:
                     self.answered(answers, self.progress.evaluations)
+            if self.callbacks is not None:
+                self.callbacks.evaluated(self.progress.evaluations)
         self.timers.restart("evaluation")
         return found
 
@@ -476,6 +491,7 @@ class Loop:
             precision=self.settings.eval_precision,
             stop=lambda: self.stop.asked,
             tell=self.saving.poll,
+            scorers=self.code.scorers,
             say=self.console.say,
         )
 
@@ -503,6 +519,8 @@ class Loop:
     def _saved(self, seals: list[Seal]) -> None:
         """On rank 0, after a save. :param seals: the durable checkpoints that exist now."""
         self.offer(seals)
+        if self.callbacks is not None:
+            self.callbacks.saved(seals)
         if self.settings.train.export == "best":
             self._prune_best(seals)
 
@@ -548,4 +566,5 @@ class Loop:
             "determinism": deterministic.ran(),
             "memory": None if self.fit is None else self.fit.plain(),
             "compiled": None if self.compiled is None else self.compiled.plain(),
+            "user_code": None if self.code.wheel is None else self.code.wheel.plain(),
         }

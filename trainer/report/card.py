@@ -10,6 +10,7 @@ from dropforge.hub import is_hub_id
 from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from dropforge.shape import config_of, shape_of_config
+from dropforge.wheel import ANSWERS, FIGURES, GROUPS, ROWS
 
 NAME: Final = "model/README.md"
 _METRICS: Final = (
@@ -65,7 +66,7 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
         ("## Use and limits", asked),
         ("## Data", _data(spec, report)),
         ("## Training", _training(report, train)),
-        ("## Evaluation", _evaluation(report, _metrics(spec))),
+        ("## Evaluation", _evaluation(report, (*_metrics(spec), *_own_metrics(report)))),
         ("## Checks", _checks(report)),
         ("## Environment", _environment(report)),
     ]
@@ -82,6 +83,14 @@ def _language(spec: RunSpec) -> bool:
 
 def _metrics(spec: RunSpec) -> tuple[tuple[str, str, str], ...]:
     return _METRICS if _language(spec) else _OF_LABELS
+
+
+def _own_metrics(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Those of the user's wheel."""
+    code = report.get("user_code") or {}
+    found = code.get("provides") or {}
+    groups = (("eval/", found.get(GROUPS[FIGURES], ())), ("gen/", found.get(GROUPS[ANSWERS], ())))
+    return [(f"{kind}{name}", f"`{kind}{name}` of `{code['wheel']}`", name) for kind, names in groups for name in names]
 
 
 _TRUE: Final = "whether what it says is true, safe or fair."
@@ -192,6 +201,10 @@ def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
     ):
         if train.get(key):
             rows.append((words, _count(train[key])))
+    code = report.get("user_code") or {}
+    if functions := (code.get("provides") or {}).get(GROUPS[ROWS]):
+        names = ", ".join(f"`{name}`" for name in functions)
+        rows.append(("Each row was changed by", f"{names} of `{code['wheel']}`, SHA-256 `{code['sha256']}`"))
     for label, number in (train.get("labels") or {}).items():
         rows.append((f"Label `{label}`, training and evaluation rows", f"{number:,}, {held['labels'][label]:,}"))
     if held.get("unseen_labels"):

@@ -10,6 +10,7 @@ from typing import Any, Final
 # The order of the samples is held by the plan's digest, the rows by the dataset's; these keys change neither them, nor
 # the arithmetic of a step beyond the order of its sums.
 SAFE: Final = (
+    "code.wheel",  # where it lies; its digest may not change
     "compute.*",
     "curation.*",
     "data.eval_fraction",

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from airflow.sdk.exceptions import AirflowSkipException
 
 from dropforge import layout, ledger
+from dropforge.code import look_at, told
 from dropforge.drop import Drop, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
@@ -97,6 +98,8 @@ def make_plan(
     check_memory(recipe, figures)
     about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
     log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
+    if recipe.code is not None:
+        log.info("Own code: %s", told(recipe, look_at(recipe, store)))
     recipe, start = settle(recipe, store, drop.family, find_champion)
     if start is not None:
         log.info("The weights begin with %s", start)
