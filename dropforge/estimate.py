@@ -176,6 +176,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
         memory = memory_of(recipe, shape, rows, targets)
         if compute.gpus:
             host = RUNTIME_BYTES + max(4 * shape.parameters, state_bytes(recipe) * trained // _copies(recipe))
+            host += offloaded_bytes(recipe, shape, rows, targets)
         room = _room(recipe)
         if room is not None:
             most = largest_micro_batch(recipe, shape, room, targets)
@@ -234,6 +235,8 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     whole = 4 * shape.parameters if on_cpu else base  # what is put into 4 bits reaches a GPU like that
     adapters = trained if recipe.train.method != "full" else 0
     activations, logits = passes_bytes(recipe, shape, rows, targets)
+    if train.offload in ("activations", "all"):  # those of the block that computes are there
+        activations = passes_bytes(recipe, replace(shape, layers=1), rows, targets)[0]
     weights = (base + 4 * adapters) // shards
     evaluates_whole = sharded and narrow and recipe.evaluate.precision != recipe.train.precision
     # A row of a classifier has a logit for each label, not one of each token.
@@ -251,8 +254,10 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
         heap=0,
         runtime=RUNTIME_BYTES,
     )
+    if train.offload in ("states", "all"):
+        found = replace(found, weights=0, gradients=0, moments=0)
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
-    found = replace(found, whole=max(0, whole - weights - states))
+    found = replace(found, whole=max(0, whole - found.weights - states))
     holes = HOLES[_trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
     return replace(found, heap=int((found.total - found.runtime) * (holes - 1)))
 
@@ -267,6 +272,19 @@ def _block_bytes(recipe: Recipe, shape: Shape, width: int) -> int:
         return width * shape.block
     packed = [inputs * outputs for inputs, outputs in shape.linears.values()]
     return width * (shape.block - sum(packed)) + sum(map(nf4_bytes, packed))
+
+
+def offloaded_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> int:
+    """What of a rank waits on the host by `train.offload`; arguments as of `memory_of`."""
+    offload, found = recipe.train.offload, 0
+    if offload in ("activations", "all"):
+        one = replace(shape, layers=1)
+        found += passes_bytes(recipe, shape, rows, targets)[0] - passes_bytes(recipe, one, rows, targets)[0]
+    if offload in ("states", "all"):
+        trained = trained_weights(recipe, shape)
+        adapters = trained if recipe.train.method != "full" else 0
+        found += (base_bytes(recipe, shape) + 4 * adapters + state_bytes(recipe) * trained) // shard_ranks(recipe)
+    return found
 
 
 def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
@@ -298,7 +316,7 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     within = tokens * 4 * (2 * shape.mlp * max(1, shape.chosen) + 3 * shape.hidden)  # of the last block's backward pass
     if recipe.task == "classification":
         return kept + within, 0
-    if arithmetic == "fp32" and shape.vocab > shape.hidden:  # in chunks
+    if train.precision != "fp16" and shape.vocab > shape.hidden:  # in chunks
         head = 4 * shape.vocab * shape.hidden if train.method == "full" else 0
         return kept + within, head
     logits = int(12 * tokens * targets) * shape.vocab  # logits or their gradient, logarithms, and the gradient of these

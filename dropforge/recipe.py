@@ -244,6 +244,10 @@ class Train(Section):
     compile: bool = False
     """Have torch compile each block for passes that take gradients; needs a C++ compiler where the ranks run, and takes
     a minute or more before the first step. Evaluations run the model's own code."""
+    offload: Literal["none", "activations", "states", "all"] = "none"
+    """What waits in the host's memory instead of the GPU's: what the forward pass keeps for the backward pass
+    (`activations`), or with shards their weights, gradients and moments, which are updated there (`states`). Slower,
+    with the same results."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
     """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -354,7 +358,7 @@ class Compute(Section):
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
     compile_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
-    """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is the pod's
+    """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is its
     own temporary folder. Who may write there can run code in a training."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""

@@ -24,6 +24,7 @@ MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
 Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "activations", "states", "all"]
 OptimizerName = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd"]
 Task = Literal["causal-lm", "classification", "sequence-to-sequence"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
@@ -122,6 +123,7 @@ class Train:
     micro_batch: int
     activation_checkpointing: Recompute
     compile: bool
+    offload: Offload
     epochs: float | None
     max_steps: int | None
     max_rows: int | None
@@ -279,6 +281,15 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("train.compile", "a prefix cannot be compiled, and compiled blocks choose what is computed again")
     if train.compile and train.method == "qlora":
         raise _bad("train.compile", "what unpacks 4 bits is bitsandbytes' own code, which is not compiled")
+    if train.offload != "none" and not settings.gpus:
+        raise _bad("train.offload", "`compute.gpus` is 0, and there is no GPU whose memory it would spare")
+    sharded = settings.parallel in ("fsdp", "fsdp-no-reshard", "hybrid")
+    if train.offload in ("states", "all") and not sharded:
+        raise _bad("train.offload", f"`compute.parallel: {settings.parallel}` keeps weights and moments on each GPU")
+    if train.offload in ("activations", "all") and train.activation_checkpointing == "selective":
+        raise _bad("train.offload", "what selective checkpointing keeps stays on the GPU")
+    if train.offload in ("states", "all") and (train.method == "qlora" or train.optimizer == "adamw-8bit"):
+        raise _bad("train.offload", "what bitsandbytes packs into 4 or 8 bits stays on the GPU")
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):
         if value is not None and value < 1:
             raise _bad(f"evaluate.{name}", "it must be at least 1")

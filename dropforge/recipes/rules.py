@@ -53,6 +53,7 @@ def check_combinations(recipe: Recipe) -> None:
     _check_generation(recipe)
     _check_attention(recipe)
     _check_compile(recipe)
+    _check_offload(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
             "recipe key `compute.processes_per_node`",
@@ -439,6 +440,36 @@ def _check_compile(recipe: Recipe) -> None:
                 f"pods may not write to {volume.path}, where {volume.claim} is mounted",
                 "Give that volume `read_only: false`, or name another folder",
             )
+
+
+def _check_offload(recipe: Recipe) -> None:
+    """:raises RecipeError: if what is to be moved to the host is not moved by anything, or is there already."""
+    key, offload = "recipe key `train.offload`", recipe.train.offload
+    if offload == "none":
+        return
+    if not recipe.compute.gpus:
+        raise RecipeError(
+            key, "`compute.gpus` is 0, and there is no GPU whose memory it would spare", "Remove it, or ask for GPUs"
+        )
+    parallel = recipe.compute.parallel
+    if offload != "activations" and parallel not in ("fsdp", "fsdp-no-reshard", "hybrid"):
+        raise RecipeError(
+            key,
+            f"`compute.parallel: {parallel}` keeps weights, gradients and moments on each GPU",
+            "Use `fsdp` on several ranks, or `offload: activations`",
+        )
+    if offload != "activations" and (recipe.train.method == "qlora" or recipe.train.optimizer == "adamw-8bit"):
+        raise RecipeError(
+            key,
+            "what bitsandbytes packs into 4 or 8 bits stays on the GPU",
+            "Use `offload: activations`, or leave it out",
+        )
+    if offload != "states" and recipe.train.activation_checkpointing == "selective":
+        raise RecipeError(
+            key,
+            "what `train.activation_checkpointing: selective` keeps stays on the GPU",
+            "Use `full`, or `none`",
+        )
 
 
 def _check_parallel(recipe: Recipe) -> None:

@@ -57,6 +57,15 @@ def test_every_preset_loads(name: str) -> None:
         (MODEL + "train: {method: prefix, activation_checkpointing: full}", r"would meet the prefix twice"),
         (MODEL + "train: {method: prefix, compile: true}", r"`train.compile`: each block would be compiled for itself"),
         (SCRATCH + "train: {compile: true, activation_checkpointing: selective}", r"Use `none`, or `full`"),
+        (SCRATCH + "train: {offload: activations}", r"`train.offload`: `compute.gpus` is 0"),
+        (
+            SCRATCH + "train: {offload: states}\ncompute: {gpus: 2, processes_per_node: 2, parallel: ddp}",
+            r"`compute.parallel: ddp` keeps weights, gradients and moments on each GPU",
+        ),
+        (
+            SCRATCH + "train: {offload: activations, activation_checkpointing: selective}\ncompute: {gpus: 1}",
+            r"`train.offload`: what .*selective` keeps stays on the GPU",
+        ),
         (SCRATCH + "compute: {compile_cache: /cache}", r"`compute.compile_cache`: nothing is compiled"),
         (SCRATCH + "train: {compile: true}\ncompute: {compile_cache: cache}", r"`compute.compile_cache`"),
         (

@@ -114,6 +114,7 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("train.deterministic", "yes"),
         ("train.activation_checkpointing", "some"),
         ("train.compile", "yes"),
+        ("train.offload", "states"),
         ("compute.compile_cache", "/cache"),
         ("train.precision", "fp8"),
         ("train.optimizer", "lion"),

@@ -52,8 +52,8 @@ class Compiled:
     def __str__(self) -> str:
         cached = f", {self.cached} of their parts from the cache," if self.cached else ""
         return (
-            f"compiled: {self.blocks} blocks share {self.graphs} graphs, made{cached} in {self.seconds:.1f} s; gradients "
-            f"differ by {self.difference:.1e} of their norm from those of the model's own code"
+            f"compiled: {self.blocks} blocks share {self.graphs} graphs, made{cached} in {self.seconds:.1f} s; "
+            f"gradients differ by {self.difference:.1e} of their norm from those of the model's own code"
         )
 
 

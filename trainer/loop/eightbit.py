@@ -145,7 +145,7 @@ def _read(kept: list[torch.Tensor], signed: bool, width: int) -> torch.Tensor:
     found = dequantize_blockwise(
         filled, absmax=scales.reshape(-1), code=_map(signed, codes.device), blocksize=_block(width)
     )
-    return found[:, :width].contiguous()  # type: ignore[no-any-return]
+    return found[:, :width].contiguous()
 
 
 def _write(moment: torch.Tensor, kept: list[torch.Tensor], signed: bool) -> None:
@@ -173,4 +173,4 @@ def _map(signed: bool, device: torch.device) -> torch.Tensor:
     """(256,) fp32 shares of a scale in ascending order; the first one of those without a sign is zero."""
     from bitsandbytes.functional import create_dynamic_map
 
-    return create_dynamic_map(signed=signed).to(device)  # type: ignore[no-any-return]
+    return create_dynamic_map(signed=signed).to(device)  # type: ignore[no-any-return, no-untyped-call]

@@ -279,7 +279,8 @@ class Loop:
         tokens = tokens if self.train.paired else min(tokens, train.sequence_length)
         weights = self.wrapped.trained_bytes()
         moments = state_bytes(self.optimizer, (weight for _, weight in self.wrapped.trainable()))
-        extra = 0 if self.optimizer.state else moments  # the first step makes them
+        elsewhere = self.wrapped.states_on_host and self.gang.device.type == "cuda"
+        extra = 0 if self.optimizer.state or elsewhere else moments  # the first step makes them
         if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
             extra += (weights + moments) // (world if self.wrapped.mode == "ddp" else 1)
         self.loss.train()

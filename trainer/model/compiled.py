@@ -1,8 +1,8 @@
 """`torch.compile` of each block: what it computes is the same, its operations are joined.
 
 Compiled is a block's forward method alone, so that shards are gathered around it, and activation checkpointing does it
-again as a whole. All blocks of a kind share their code, and so do rows of all lengths: sizes are symbols, of which torch
-tells 1 from all others. Random numbers are drawn as without it.
+again as a whole. All blocks of a kind share their code, and so do rows of all lengths: sizes are symbols, of which
+torch tells 1 from all others. Random numbers are drawn as without it.
 
 Only passes that take gradients are compiled. An evaluation runs the model's own code, as the program does that measures
 candidate and champion: figures of two arithmetics would not compare.

@@ -110,7 +110,7 @@ def unpack(packed: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> 
     )
     # Of rows with an odd width the library knows only a way through torch.compile, so all becomes one row.
     rows = shape if shape[1] % 2 == 0 else (1, 2 * ends[0])
-    state = QuantState(scales + fine[0], shape=rows, dtype=dtype, blocksize=NF4_BLOCK, quant_type=_KIND)
+    state = QuantState(scales + fine[0], shape=rows, dtype=dtype, blocksize=NF4_BLOCK, quant_type=_KIND)  # type: ignore[no-untyped-call]
     found: torch.Tensor = dequantize_4bit(values.view(torch.uint8), state)
     return found.reshape(-1)[:count].view(shape)
 
@@ -120,7 +120,7 @@ def _map(device: torch.device) -> torch.Tensor:
     """(256,) fp32 what the 8 bits of a scale stand for (https://arxiv.org/abs/2110.02861, section 2.1)."""
     from bitsandbytes.functional import create_dynamic_map
 
-    return create_dynamic_map().to(device)  # type: ignore[no-any-return]
+    return create_dynamic_map().to(device)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def quantise(model: Any, blocks: list[nn.Module]) -> None:

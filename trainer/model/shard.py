@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +38,7 @@ from trainer.model.build import Built
 from trainer.model.compiled import compile_blocks, compiled
 from trainer.model.isolation import largest_difference, tolerance
 from trainer.model.loss import LossModel, Precision
+from trainer.model.offload import ActivationsOnHost
 from trainer.model.recompute import recompute, recomputed
 
 _KEY: Final = "recipe key `compute.parallel`"
@@ -44,9 +52,13 @@ class Wrapped:
     """A model and its loss on this rank, ready for steps. This class is that of one rank alone, and does nothing else.
 
     :param loss: the loss with the model in it; `built` is the same model.
+    :ivar host: where activations wait, if not on the device. :ivar states_on_host: whether weights, gradients and
+        moments are kept there.
     """
 
     mode: Parallel = "auto"
+    host: ActivationsOnHost | None = None
+    states_on_host: bool = False
 
     def __init__(self, gang: Gang, built: Built, loss: LossModel) -> None:
         self.gang, self.built, self.loss = gang, built, loss
@@ -59,8 +71,10 @@ class Wrapped:
         :param last: whether it is the step's last one. Gradients are sums over all ranks only after that.
         """
         del last
+        keeping: AbstractContextManager[Any] = nullcontext() if self.host is None else self.host.keeping()
         with collective():
-            loss = self.module(batch.ids, batch.positions, batch.places, batch.targets)
+            with keeping:
+                loss = self.module(batch.ids, batch.positions, batch.places, batch.targets)
             (loss * scale).backward()
         return loss.detach()  # type: ignore[no-any-return]
 
@@ -145,11 +159,13 @@ class Wrapped:
         """The attention that the model runs, by its own word, what keeps documents apart, and what is not kept."""
         packing = "padded" if not self.loss.packed else "mask" if self.loss.masked else "positions"
         modes, fused = recomputed(self.loss), compiled(self.loss)
+        away = [name for name, there in (("activations", self.host), ("states", self.states_on_host)) if there]
         return {
             "attention": str(self.built.model.config.get_text_config()._attn_implementation),
             "packing": packing,
             "activation_checkpointing": f"{modes[0]}, {len(modes)} blocks" if modes else "none",
             "compiled": f"{fused} blocks" if fused else "none",
+            "on_the_host": " and ".join(away) or "none",
         }
 
 
@@ -183,12 +199,17 @@ class Sharded(Wrapped):
     """Weights, gradients and moments in shards (`fully_shard` of each block, then of the rest).
 
     :param shards: ranks that hold one copy together; fewer than all make a 2-D mesh of replicas.
+    :param on_host: whether shards of weights, gradients and moments are kept in the host's memory, and updated there.
     :raises RecipeError: if the model cannot be sharded. :raises ShardingError: if it is not sharded as asked.
     """
 
-    def __init__(self, gang: Gang, built: Built, loss: LossModel, mode: Parallel, shards: int) -> None:
+    def __init__(
+        self, gang: Gang, built: Built, loss: LossModel, mode: Parallel, shards: int, on_host: bool = False
+    ) -> None:
         super().__init__(gang, built, loss)
-        self.mode, self.shards = mode, shards
+        self.mode, self.shards, self.states_on_host = mode, shards, on_host
+        cuda = gang.device.type == "cuda"
+        place = CPUOffloadPolicy(pin_memory=cuda) if on_host else OffloadPolicy()
         blocks = find_blocks(built.model)
         check_dtypes(loss, blocks)
         self._skeleton = _skeleton(built)
@@ -204,7 +225,9 @@ class Sharded(Wrapped):
             again = False if mode == "fsdp-no-reshard" else None  # None keeps the root's weights up to its backward
             try:
                 for module in (*blocks, loss):
-                    fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=again)
+                    fully_shard(
+                        module, mesh=self.mesh, mp_policy=policy, offload_policy=place, reshard_after_forward=again
+                    )
             except (ValueError, NotImplementedError) as error:
                 raise RecipeError(_KEY, f"this model cannot be sharded ({error})", "Use `ddp`") from error
         self.units = [module for module in loss.modules() if isinstance(module, FSDPModule)]
@@ -333,9 +356,16 @@ def wrap(settings: Settings, gang: Gang, built: Built, loss: LossModel) -> Wrapp
         compile_blocks(blocks_to_compile(built.model))
     if asked != "none":
         recompute(blocks_to_recompute(built.model), asked)
+    offload = settings.train.offload
     if mode == "auto":
-        return Wrapped(gang, built, loss)
-    return Replicated(gang, built, loss) if mode == "ddp" else Sharded(gang, built, loss, mode, shards)
+        wrapped = Wrapped(gang, built, loss)
+    elif mode == "ddp":
+        wrapped = Replicated(gang, built, loss)
+    else:
+        wrapped = Sharded(gang, built, loss, mode, shards, on_host=offload in ("states", "all"))
+    if offload in ("activations", "all"):
+        wrapped.host = ActivationsOnHost([loss, *blocks_to_offload(built.model)])
+    return wrapped
 
 
 def choose(asked: Parallel, group: int | None, gang: Gang) -> tuple[Parallel, int]:
@@ -396,6 +426,11 @@ def blocks_to_recompute(model: nn.Module) -> list[nn.Module]:
 def blocks_to_compile(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks, for `torch.compile`. :raises RecipeError: if there are none."""
     return find_blocks(model, "recipe key `train.compile`", "to compile", "false")
+
+
+def blocks_to_offload(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks, for offload of activations. :raises RecipeError: if there are none."""
+    return find_blocks(model, "recipe key `train.offload`", "whose activations could be moved", "none")
 
 
 def _outermost(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:

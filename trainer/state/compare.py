@@ -23,6 +23,7 @@ SAFE: Final = (
     "train.micro_batch",
     "train.activation_checkpointing",
     "train.compile",
+    "train.offload",
     "train.attention",
     "train.deterministic",
     "train.eval_every",

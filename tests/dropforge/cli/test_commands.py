@@ -185,6 +185,29 @@ def test_what_is_computed_again_takes_less_memory_and_so_fits(tmp_path: Path) ->
     assert sizes[0] > 1.5 * sizes[1] > 6 * sizes[2] > 0
 
 
+def test_what_waits_on_the_host_is_counted_there_and_not_on_the_gpu(tmp_path: Path) -> None:
+    more = {"gpus": 2, "processes_per_node": 2, "parallel": "fsdp", "memory_gb": 900, "gpu_memory_gb": 80}
+    recipe = _with_config(tmp_path, CONFIG, **more).model_dump(mode="json")
+    found = {
+        offload: estimate(build_recipe({**recipe, "train": {**recipe["train"], "offload": offload}}))
+        for offload in ("none", "activations", "states", "all")
+    }
+    none, activations, states, both = (one.memory for one in found.values())
+    assert none
+    assert activations
+    assert states
+    assert both
+    assert activations.activations == both.activations < none.activations / 4
+    assert states.activations == none.activations
+    assert (
+        (states.weights, states.gradients, states.moments) == (0, 0, 0) == (both.weights, both.gradients, both.moments)
+    )
+    hosts = {offload: (one.host or 0) - (found["none"].host or 0) for offload, one in found.items()}
+    assert hosts["activations"] == none.activations - activations.activations
+    assert hosts["states"] == none.weights + none.gradients + none.moments
+    assert hosts["all"] == hosts["activations"] + hosts["states"]
+
+
 @pytest.mark.parametrize(
     ("train", "kept"), [({}, 8), ({"optimizer": "adamw-bf16"}, 4), ({"optimizer": "adamw-8bit"}, 2),
                         ({"optimizer": "sgd"}, 4), ({"optimizer": "sgd", "momentum": 0.0}, 0)],
