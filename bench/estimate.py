@@ -61,6 +61,10 @@ CELLS: dict[str, Cell] = {
     "full, fp32, fsdp-no-reshard": Cell(2, parallel="fsdp-no-reshard"),
     "full, bf16, fsdp": Cell(2, {"precision": "bf16"}, "fsdp"),
     "lora, fp32, fsdp": Cell(2, {"method": "lora"}, "fsdp", base=True),
+    "qlora, fp32": Cell(base=True, train={"method": "qlora"}),
+    "qlora, bf16": Cell(base=True, train={"method": "qlora", "precision": "bf16"}),
+    "qlora, fp32, fsdp": Cell(2, {"method": "qlora"}, "fsdp", base=True),
+    "full, fp32, adamw-8bit": Cell(train={"optimizer": "adamw-8bit"}),
     "full, fp32, hybrid": Cell(4, parallel="hybrid"),
 }
 

@@ -10,14 +10,14 @@ Nothing of it was held against a GPU.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import RecipeError
-from dropforge.methods import LOW_RANK
+from dropforge.methods import LOW_RANK, nf4_bytes
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
@@ -217,7 +217,7 @@ def state_bytes(recipe: Recipe) -> int:
     train = recipe.train
     if train.optimizer == "sgd":
         return 8 if train.momentum else 4
-    return 8 if train.optimizer == "adamw-bf16" else 12
+    return {"adamw-bf16": 8, "adamw-8bit": 6}.get(train.optimizer, 12)
 
 
 def rows_at_once(recipe: Recipe) -> int:
@@ -230,10 +230,11 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     """The memory of one rank. :param rows: of a forward pass. :param targets: share of the tokens learned from."""
     train, shards, on_cpu = recipe.train, shard_ranks(recipe), not recipe.compute.gpus
     sharded, narrow = shards > 1, recipe.train.precision != "fp32"
-    trained, whole = trained_weights(recipe, shape), 4 * shape.parameters
+    trained, base = trained_weights(recipe, shape), base_bytes(recipe, shape)
+    whole = 4 * shape.parameters if on_cpu else base  # what is put into 4 bits reaches a GPU like that
     adapters = trained if recipe.train.method != "full" else 0
     activations, logits = passes_bytes(recipe, shape, rows, targets)
-    weights = (whole + 4 * adapters) // shards
+    weights = (base + 4 * adapters) // shards
     evaluates_whole = sharded and narrow and recipe.evaluate.precision != recipe.train.precision
     # A row of a classifier has a logit for each label, not one of each token.
     told = 0 if recipe.task == "classification" else 8 * int(rows * train.sequence_length * targets) * shape.vocab
@@ -246,7 +247,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
         logits=logits,
         copy=state_bytes(recipe) * trained // _copies(recipe) if on_cpu else 0,
         whole=0,
-        evaluation=told + (whole if evaluates_whole else 0),
+        evaluation=told + (base if evaluates_whole else 0),
         heap=0,
         runtime=RUNTIME_BYTES,
     )
@@ -254,6 +255,18 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     found = replace(found, whole=max(0, whole - weights - states))
     holes = HOLES[_trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
     return replace(found, heap=int((found.total - found.runtime) * (holes - 1)))
+
+
+def base_bytes(recipe: Recipe, shape: Shape, width: int = 4) -> int:
+    """Bytes of the base model's weights. :param width: of one that is not held in 4 bits."""
+    return width * shape.parameters - _saved(recipe, shape.every_linear, width)
+
+
+def _saved(recipe: Recipe, linears: Iterable[tuple[int, int]], width: int) -> int:
+    """Bytes that 4 bits save of linear layers, of these inputs and outputs."""
+    if recipe.train.method != "qlora":
+        return 0
+    return sum(width * inputs * outputs - nf4_bytes(inputs * outputs) for inputs, outputs in linears)
 
 
 def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
@@ -320,13 +333,17 @@ def _arithmetic(recipe: Recipe) -> str:
 
 def _working(recipe: Recipe, shape: Shape, adapters: int) -> int:
     """Weights that a rank has beside its own while it computes, and their gradients before these are shared out."""
-    arithmetic = _arithmetic(recipe)
+    arithmetic, packed = _arithmetic(recipe), recipe.train.method == "qlora"
     width = 4 if arithmetic == "fp32" else 2
+    unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears.values()) if packed else 0
     if shard_ranks(recipe) == 1:
-        matrices = shape.layers * shape.matrices + shape.vocab * shape.hidden + adapters
-        return 2 * matrices if arithmetic == "cast" else 0
-    kept = shape.parameters if recipe.compute.parallel == "fsdp-no-reshard" else shape.root + 2 * shape.block
-    return width * kept + (0 if adapters else (width + 4) * shape.block)
+        inside = 0 if packed else shape.layers * shape.matrices  # one layer is unpacked at a time
+        cast = 2 * (inside + shape.vocab * shape.hidden + adapters)
+        return unpacked + (cast if arithmetic == "cast" else 0)
+    block = width * shape.block - _saved(recipe, shape.linears.values(), width)
+    whole = recipe.compute.parallel == "fsdp-no-reshard"
+    gathered = base_bytes(recipe, shape, width) if whole else width * shape.root + 2 * block
+    return unpacked + gathered + (0 if adapters else (width + 4) * shape.block)
 
 
 def _copies(recipe: Recipe) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-LOW_RANK: Final = ("lora", "dora")  # adapters that can be merged into their base
+LOW_RANK: Final = ("lora", "dora", "qlora")  # adapters that can be merged into their base
 ADAPTERS: Final = (*LOW_RANK, "prefix")  # methods that leave the base's own weights alone
+NF4_BLOCK: Final = 64  # values of `qlora` that share a scale, and
+NF4_SCALES: Final = 256  # scales that share one of their own
 
 _IN_TRL: Final = {
     "cpo": "CPOTrainer",
@@ -31,3 +33,12 @@ def refusal(method: object) -> tuple[str, str] | None:
         f"`{method}` learns from preferences or rewards, and here models learn from what rows say",
         f"Fine-tune with `full` or `lora`, and give the model that the run exports to TRL's {trainer}",
     )
+
+
+def nf4_bytes(values: int) -> int:
+    """Bytes of a matrix in NF4 with double quantisation (https://arxiv.org/abs/2305.14314, section 3).
+
+    Half a byte a value, a byte of scale for each block of 64 of them, four for each 256 scales, and the scales' mean.
+    """
+    blocks = -(-values // NF4_BLOCK)
+    return -(-values // 2) + blocks + 4 * -(-blocks // NF4_SCALES) + 4

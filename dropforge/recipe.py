@@ -162,7 +162,7 @@ class Curation(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685), of `lora` and `dora` alike."""
+    """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685), of `lora`, `dora` and `qlora` alike."""
 
     r: int = Field(default=8, ge=1, le=LARGEST)
     """Rank."""
@@ -214,9 +214,10 @@ class FastCheckpoints(Section):
 class Train(Section):
     """The training itself. Batch sizes are global: the number of ranks is a detail."""
 
-    method: Literal["full", "lora", "dora", "prefix"] = "full"
+    method: Literal["full", "lora", "dora", "qlora", "prefix"] = "full"
     """Train all weights, or adapters: low-rank ones, those with the weights' magnitudes apart from their directions
-    (DoRA, Liu et al., 2024, https://arxiv.org/abs/2402.09353), or a prefix."""
+    (DoRA, Liu et al., 2024, https://arxiv.org/abs/2402.09353), low-rank ones beside a base in 4 bits (QLoRA, Dettmers
+    et al., 2023, https://arxiv.org/abs/2305.14314; needs bitsandbytes where the ranks run), or a prefix."""
     lora: Lora = Lora()
     """Settings of the adapters."""
     prefix: Prefix = Prefix()
@@ -248,8 +249,9 @@ class Train(Section):
     """Optimizer steps, instead of `epochs`."""
     max_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Training rows to use, the first by content key: for smoke runs."""
-    optimizer: Literal["adamw", "adamw-bf16", "sgd"] = "adamw"
-    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (moments rounded to bf16), `sgd` 4."""
+    optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd"] = "adamw"
+    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (moments rounded to bf16), `adamw-8bit` 2
+    (needs bitsandbytes where the ranks run), `sgd` 4."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Of `sgd`; with 0 it keeps nothing."""
     learning_rate: float = Field(default=1e-3, gt=0)

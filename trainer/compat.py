@@ -9,10 +9,11 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
 
 # Lowest release that works, and the first that was never tried.
 SUPPORTED = {"torch": ((2, 11), (2, 16)), "transformers": ((5, 17), (6, 0)), "peft": ((0, 19), (1, 0))}
+QUANTISING = ((0, 50), (1, 0))  # of bitsandbytes, which only some recipes need
 
 
 def check_versions() -> None:
@@ -26,10 +27,39 @@ def check_versions() -> None:
                 "it is not installed",
                 "Install the `trainer` extra: pip install 'dropforge[trainer]'",
             ) from None
-        parts = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
-        if not lowest <= parts < beyond:
-            span = f"{'.'.join(map(str, lowest))} up to, not including, {'.'.join(map(str, beyond))}"
+        if not lowest <= _numbers(found) < beyond:
+            span = _span(lowest, beyond)
             raise DropforgeError(f"package {name}", f"{found} is installed, this trainer needs {span}", "Install one")
+
+
+def check_quantising(method: str, optimizer: str) -> None:
+    """See whether bitsandbytes is here, if what a recipe names needs it.
+
+    :raises RecipeError: if it is missing, or of a release that was never tried.
+    """
+    asked = {"method": method == "qlora", "optimizer": optimizer == "adamw-8bit"}
+    key = next((name for name, needs in asked.items() if needs), None)
+    if key is None:
+        return
+    thing = f"recipe key `train.{key}`"
+    value = {"method": method, "optimizer": optimizer}[key]
+    mend = f"Install the extra `dropforge[quantised]` there, or leave `{value}` out"
+    try:
+        found = version("bitsandbytes")
+    except PackageNotFoundError:
+        cause = f"`{value}` needs the package bitsandbytes, which is not installed where the ranks run"
+        raise RecipeError(thing, cause, mend) from None
+    if not QUANTISING[0] <= _numbers(found) < QUANTISING[1]:
+        cause = f"`{value}` needs the package bitsandbytes from {_span(*QUANTISING)}, and {found} is installed"
+        raise RecipeError(thing, cause, mend)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+
+
+def _span(lowest: tuple[int, ...], beyond: tuple[int, ...]) -> str:
+    return f"{'.'.join(map(str, lowest))} up to, not including, {'.'.join(map(str, beyond))}"
 
 
 def quiet_libraries() -> None:
@@ -49,6 +79,8 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "absent"
+    with suppress(PackageNotFoundError):  # few recipes need it
+        found["bitsandbytes"] = version("bitsandbytes")
     return found
 
 

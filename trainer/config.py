@@ -24,7 +24,7 @@ MOST_PASSES: Final = 100  # over a source in an epoch
 DEFAULT_TOKENS: Final = 4096  # of a step, where the recipe names neither tokens nor rows
 Section = TypeVar("Section")
 Recompute = Literal["none", "selective", "full"]
-OptimizerName = Literal["adamw", "adamw-bf16", "sgd"]
+OptimizerName = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd"]
 Task = Literal["causal-lm", "classification", "sequence-to-sequence"]
 Parallel = Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"]
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
@@ -110,7 +110,7 @@ class FastCheckpoints:
 class Train:
     """The training; batch sizes are global. What stands for what is told by `dropforge.recipe.Train`."""
 
-    method: Literal["full", "lora", "dora", "prefix"]
+    method: Literal["full", "lora", "dora", "qlora", "prefix"]
     lora: Lora
     prefix: Prefix
     freeze: Freeze | None
@@ -266,6 +266,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("compute.compile_cache", "it is no absolute folder, or `train.compile` is not set")
     if train.compile and (train.method == "prefix" or train.activation_checkpointing == "selective"):
         raise _bad("train.compile", "a prefix cannot be compiled, and compiled blocks choose what is computed again")
+    if train.compile and train.method == "qlora":
+        raise _bad("train.compile", "what unpacks 4 bits is bitsandbytes' own code, which is not compiled")
     for name, value in (("max_rows", settings.eval_rows), ("max_batches", settings.eval_batches)):
         if value is not None and value < 1:
             raise _bad(f"evaluate.{name}", "it must be at least 1")

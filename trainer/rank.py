@@ -18,7 +18,7 @@ from pathlib import Path
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
-from trainer.compat import check_versions, quiet_libraries
+from trainer.compat import check_quantising, check_versions, quiet_libraries
 from trainer.config import read_settings
 from trainer.node.compiler import check_compiler, open_cache
 from trainer.node.heart import Heart, bounds_from_env, keep_flight_records
@@ -41,6 +41,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
     check_board(settings.train.tensorboard)
     check_compiler(settings.train.compile)
     os.environ.update(open_cache(settings.compile_cache))
+    check_quantising(settings.train.method, settings.train.optimizer)
     if open_store(spec.root).stat("report.json") is not None:
         console.say(f"run {spec.run} is already done")
         return

@@ -403,6 +403,12 @@ def _check_compile(recipe: Recipe) -> None:
             "each block would be compiled for itself, because it writes into a cache behind the prefix",
             "Leave it out, or use `lora`",
         )
+    if train.compile and train.method == "qlora":
+        raise RecipeError(
+            "recipe key `train.compile`",
+            "what unpacks 4 bits is bitsandbytes' own code, which is not compiled",
+            "Leave it out, or use `lora`",
+        )
     if train.compile and train.activation_checkpointing == "selective":
         raise RecipeError(
             "recipe key `train.activation_checkpointing`",

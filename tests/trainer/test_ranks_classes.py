@@ -16,6 +16,7 @@ from .test_ranks_matrix import ROWS, check_cell
 pytestmark = pytest.mark.dist
 
 # By the kind of the model: an encoder and a decoder from a folder, with all weights or adapters, and a new encoder.
+ADAPTED = ("lora", "qlora")
 BASES = {"encoder": "distilbert", "decoder": "llama"}
 SHARED = [("auto", 1), ("ddp", 2), ("fsdp", 2), ("fsdp-no-reshard", 2), ("hybrid", 4), ("fsdp", 4)]
 METHODS = (("encoder", "full"), ("encoder", "lora"), ("decoder", "full"), ("decoder", "lora"), ("encoder", "config"))
@@ -26,6 +27,12 @@ ALL = [
     (kind, Cell(mode, ranks, method, "padded", *WAYS[(row + column) % len(WAYS)], 1.0))
     for row, (kind, method) in enumerate(METHODS)
     for column, (mode, ranks) in enumerate(SHARED)
+]
+# The head is trained as with `lora`, so a few cells tell.
+ALL += [
+    ("encoder", Cell("fsdp", 2, "qlora", "padded", "same", "bf16", 1.0)),
+    ("encoder", Cell("ddp", 2, "qlora", "padded", "broken", "fp32", 1.0)),
+    ("decoder", Cell("hybrid", 4, "qlora", "padded", "other", "fp32", 1.0)),
 ]
 SOME = [
     ("encoder", Cell("fsdp", 2, "lora", "padded", "same", "fp32", 1.0)),
@@ -52,7 +59,7 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
                 if method == "config"
                 else {"model": bases[kind], "scratch": None},
                 train={
-                    "method": "lora" if method == "lora" else "full",
+                    "method": method if method in ADAPTED else "full",
                     "lora": {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_lin", "v_lin"]}
                     if kind == "encoder"
                     else {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_proj", "v_proj"]},
@@ -94,7 +101,7 @@ def check(
     def look(kind: str, cell: Cell) -> None:
         one = alone(kind, cell.method)
         assert all("eval/macro_f1" in found for found in one.evaluations)
-        if cell.method == "lora":  # the head is trained whole, and nothing else beside the adapters
+        if cell.method in ADAPTED:  # the head is trained whole, and nothing else beside the adapters
             assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in one.weights if "lora" in name} in (
                 {"q_lin", "v_lin"}, {"q_proj", "v_proj"},
             )  # fmt: skip

@@ -70,6 +70,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings: Settings | None = refused(lambda: read_settings(recipe))
     if settings is not None:
         from trainer.commands.dry import rehearse
+        from trainer.compat import check_quantising
         from trainer.loop.schedule import check_steps
         from trainer.node.compiler import check_compiler
         from trainer.report.board import check_board
@@ -83,6 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
             )
             refused(lambda: check_board(settings.train.tensorboard))
             refused(lambda: check_compiler(settings.train.compile))
+            refused(lambda: check_quantising(settings.train.method, settings.train.optimizer))
             if made is not None:
                 refused(lambda: check_steps(settings.train, made.plan.steps))
                 compute = recipe["compute"]

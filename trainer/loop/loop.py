@@ -30,7 +30,7 @@ from trainer.loop.divergence import DivergedError, check_skipped
 from trainer.loop.limits import first_batches
 from trainer.loop.longest import longest, widest
 from trainer.loop.observer import Observer
-from trainer.loop.optim import bytes_of_a_value, first_state, load_optimizer, optimizer_tensors
+from trainer.loop.optim import first_state, load_optimizer, optimizer_tensors, state_bytes
 from trainer.loop.progress import Progress
 from trainer.loop.saving import Saving
 from trainer.loop.scale import Scale
@@ -266,7 +266,7 @@ class Loop:
         tokens = -(-most // 8) * 8
         tokens = tokens if self.train.paired else min(tokens, train.sequence_length)
         weights = self.wrapped.trained_bytes()
-        moments = weights // 4 * bytes_of_a_value(self.optimizer)  # trained weights are fp32
+        moments = state_bytes(self.optimizer, (weight for _, weight in self.wrapped.trainable()))
         extra = 0 if self.optimizer.state else moments  # the first step makes them
         if self.gang.device.type == "cpu":  # a replica copies its part of weights and moments, a shard all it has
             extra += (weights + moments) // (world if self.wrapped.mode == "ddp" else 1)

@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainer.config import Train
+from trainer.loop import eightbit
 from trainer.loop.compact import CompactAdamW, first_moments
 
 BETAS: Final = (0.9, 0.95)
@@ -36,11 +38,15 @@ def make_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=train.learning_rate, momentum=train.momentum)
     if train.optimizer == "adamw-bf16":
         return CompactAdamW(groups, lr=train.learning_rate, betas=BETAS)
+    if train.optimizer == "adamw-8bit":
+        return eightbit.EightBitAdamW(groups, lr=train.learning_rate, betas=BETAS)
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=True)
 
 
 def first_state(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the optimizer keeps of a weight before its first gradient, laid out as the weight is; it may be nothing."""
+    if isinstance(optimizer, eightbit.EightBitAdamW):
+        return eightbit.first_moments(weight)
     if isinstance(optimizer, CompactAdamW):
         return first_moments(weight)
     if isinstance(optimizer, torch.optim.SGD):
@@ -53,10 +59,15 @@ def _has_momentum(optimizer: torch.optim.SGD) -> bool:
     return any(group["momentum"] for group in optimizer.param_groups)
 
 
-def bytes_of_a_value(optimizer: torch.optim.Optimizer) -> int:
-    """What the optimizer keeps of each value of a weight in fp32, counters left out."""
-    kept = first_state(optimizer, torch.zeros(1)).values()
-    return sum(tensor.element_size() for tensor in kept if tensor.ndim)
+def state_bytes(optimizer: torch.optim.Optimizer, weights: Iterable[torch.Tensor]) -> int:
+    """Bytes that the optimizer keeps of weights, as this rank holds them; counters left out."""
+    mine = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights)
+    kept = (first_state(optimizer, _without_memory(weight)).values() for weight in mine)
+    return sum(tensor.nbytes for tensors in kept for tensor in tensors if tensor.ndim)
+
+
+def _without_memory(weight: torch.Tensor) -> torch.Tensor:
+    return torch.empty(weight.shape, device="meta")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Any]:
@@ -84,6 +95,6 @@ def load_optimizer(
     """
     if not tensors:
         return
-    keys = list(first_state(optimizer, torch.zeros(1)))
     for name, weight in named:
+        keys = first_state(optimizer, _without_memory(weight))
         optimizer.state[weight] = {key: tensors[f"{name}:{key}"] for key in keys}

@@ -22,6 +22,7 @@ from trainer.data.batch import Batch
 from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
 from trainer.model.prefix import open_model
+from trainer.model.quantised import dequantise
 from trainer.model.seq2seq import load_seq2seq
 
 TOLERANCE: Final = 1e-3
@@ -74,6 +75,7 @@ def export_model(
             built.whole.save_pretrained(place, safe_serialization=True, save_embedding_layers=False)
             (place / "README.md").unlink(missing_ok=True)  # a template full of "more information needed"
         if not prefix_length(model):
+            dequantise(model)  # merged into bytes, an adapter would be rounded away
             model = model if built.whole is None else built.whole.merge_and_unload()
             if not is_classifier(model):
                 model.config.use_cache = True

@@ -10,6 +10,8 @@ from trainer.model.adapters import add_adapters
 from trainer.model.build import Built
 from trainer.model.freeze import freeze_part
 from trainer.model.prefix import add_prefix
+from trainer.model.quantised import quantise
+from trainer.model.shard import find_blocks
 
 
 def apply_method(model: Any, train: Train, new: Sequence[int] = ()) -> Built:
@@ -20,6 +22,8 @@ def apply_method(model: Any, train: Train, new: Sequence[int] = ()) -> Built:
     """
     if train.method == "prefix":
         return add_prefix(model, train.prefix, train.seed)
+    if train.method == "qlora":  # on the CPU, whatever device comes later: each has kernels of its own
+        quantise(model, find_blocks(model, "recipe key `train.method`", "to put into 4 bits", "lora"))
     if train.method != "full":
         return add_adapters(model, train.lora, train.seed, dora=train.method == "dora", new=new)
     if train.freeze is not None:

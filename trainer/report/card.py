@@ -44,6 +44,7 @@ _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step"
 _HOW: Final = {
     "lora": "low-rank adapters, merged into it",
     "dora": "low-rank adapters with magnitudes of their own (DoRA), merged into it",
+    "qlora": "low-rank adapters learned beside a base in 4 bits (NF4), merged in fp32 into what these bits stand for",
     "prefix": "a prefix of learned keys and values before each document, with no merged form: `model/` holds "
     "the prefix alone, and peft's `AutoPeftModelForCausalLM` puts it on the base",
 }

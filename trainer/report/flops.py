@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from trainer.model.quantised import Nf4Linear
+
 PEAK_VARIABLE: Final = "DROPFORGE_PEAK_TFLOPS"
 _LAYER: Final = re.compile(r"\.(\d+)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.")
@@ -136,6 +138,9 @@ def model_flops(
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     head = {id(weight) for weight in _head(model)}
     experts = _share_of_experts(config)
+    packed = {
+        id(part.weight): part.in_features * part.out_features for part in model.modules() if isinstance(part, Nf4Linear)
+    }
     token, target, trained = 0.0, 0.0, False
     lowest: int | None = None  # the first layer whose backward pass is needed
     for name, weight in model.named_parameters():
@@ -146,9 +151,10 @@ def model_flops(
         # A trained embedding needs the gradient of all that stands above it.
         if weight.requires_grad and id(weight) in embeddings:
             trained, lowest = True, 0
-        if weight.ndim < 2 or (id(weight) in embeddings and id(weight) not in head):
+        size = packed.get(id(weight), weight.numel() if weight.ndim > 1 else 0)
+        if not size or (id(weight) in embeddings and id(weight) not in head):
             continue
-        each = (6.0 if weight.requires_grad else 4.0 if trained else 2.0) * weight.numel()
+        each = (6.0 if weight.requires_grad else 4.0 if trained else 2.0) * size
         if id(weight) in head or (targets is not None and _DECODER.search(f".{name}") and not _CROSS.search(name)):
             target += each
         else:

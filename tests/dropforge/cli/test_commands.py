@@ -186,8 +186,8 @@ def test_what_is_computed_again_takes_less_memory_and_so_fits(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("train", "kept"), [({}, 8), ({"optimizer": "adamw-bf16"}, 4), ({"optimizer": "sgd"}, 4),
-                        ({"optimizer": "sgd", "momentum": 0.0}, 0)],
+    ("train", "kept"), [({}, 8), ({"optimizer": "adamw-bf16"}, 4), ({"optimizer": "adamw-8bit"}, 2),
+                        ({"optimizer": "sgd"}, 4), ({"optimizer": "sgd", "momentum": 0.0}, 0)],
 )  # fmt: skip
 def test_optimizers_keep_what_is_estimated(tmp_path: Path, train: dict[str, Any], kept: int) -> None:
     recipe = _with_config(tmp_path, CONFIG).model_dump(mode="json")
