@@ -10,7 +10,7 @@ Nothing of it was held against a GPU.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from pathlib import Path
@@ -264,14 +264,14 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
 
 def base_bytes(recipe: Recipe, shape: Shape, width: int = 4) -> int:
     """Bytes of the base model's weights. :param width: of one that is not held in 4 bits."""
-    return width * shape.root + shape.layers * _block_bytes(recipe, shape, width)
+    return width * shape.parameters - _saved(recipe, shape.every_linear, width)
 
 
-def _block_bytes(recipe: Recipe, shape: Shape, width: int) -> int:
+def _saved(recipe: Recipe, linears: Iterable[tuple[int, int]], width: int) -> int:
+    """Bytes that 4 bits save of linear layers, of these inputs and outputs."""
     if recipe.train.method != "qlora":
-        return width * shape.block
-    packed = [inputs * outputs for inputs, outputs in shape.linears.values()]
-    return width * (shape.block - sum(packed)) + sum(map(nf4_bytes, packed))
+        return 0
+    return sum(width * inputs * outputs - nf4_bytes(inputs * outputs) for inputs, outputs in linears)
 
 
 def offloaded_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> int:
@@ -358,7 +358,7 @@ def _working(recipe: Recipe, shape: Shape, adapters: int) -> int:
         inside = 0 if packed else shape.layers * shape.matrices  # one layer is unpacked at a time
         cast = 2 * (inside + shape.vocab * shape.hidden + adapters)
         return unpacked + (cast if arithmetic == "cast" else 0)
-    block = _block_bytes(recipe, shape, width)
+    block = width * shape.block - _saved(recipe, shape.linears.values(), width)
     whole = recipe.compute.parallel == "fsdp-no-reshard"
     gathered = base_bytes(recipe, shape, width) if whole else width * shape.root + 2 * block
     return unpacked + gathered + (0 if adapters else (width + 4) * shape.block)

@@ -111,6 +111,10 @@ class Seq2SeqShape(Shape):
         return {**attention, **ends, **feed, "DenseReluDense.wo": (width, self.hidden)}
 
     @property
+    def every_linear(self) -> list[tuple[int, int]]:
+        return self.encoder * list(self._linears(False).values()) + self.decoder * list(self._linears(True).values())
+
+    @property
     def linears(self) -> dict[str, tuple[int, int]]:
         """Those of a block of the decoder."""
         return self._linears(True)

@@ -89,6 +89,11 @@ class Shape:
         }
 
     @property
+    def every_linear(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the linear layers of all blocks."""
+        return self.layers * list(self.linears.values())
+
+    @property
     def matrices(self) -> int:
         """Weights of the matrices of one block."""
         experts = self.experts * 3 * self.hidden * self.mlp + self.experts * self.hidden

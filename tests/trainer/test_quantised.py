@@ -45,6 +45,7 @@ from trainer.state.compare import changes, facts
 from trainer.state.stop import StopSignal
 
 from .classes import LABELS, classifier_base
+from .pairs import KINDS, make_pairs
 from .ranks_loop import make_base
 from .test_estimate import config_of, model_of, recipe_of, shape
 from .test_model import small, tokens
@@ -443,3 +444,28 @@ def test_compiled_blocks_are_refused_beside_four_bits() -> None:
         build_recipe(values)
     with pytest.raises(RecipeError, match=cause):
         read_settings(values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_encoder_decoder_is_in_four_bits_on_both_sides(kind: str) -> None:
+    """T5 casts what goes into a layer to the layer's own dtype, unless that is int8."""
+    model = make_pairs(kind).eval()
+    whole = {name for name, part in model.named_modules() if type(part) is nn.Linear and part.weight.shape[0] != 320}
+    in_four_bits(model)
+    packed = {name for name, part in model.named_modules() if isinstance(part, Nf4Linear)}
+    assert packed == {name for name in whole if ".block" in name or ".layers" in name}
+    assert all(any(f"{side}." in name for name in packed) for side in ("encoder", "decoder"))
+    given = {"input_ids": torch.arange(5, 25)[None], "decoder_input_ids": torch.arange(7, 17)[None]}
+    with torch.no_grad():
+        before = model(**given).logits
+        dequantise(model)
+        assert torch.equal(model(**given).logits, before)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_the_estimate_has_the_bytes_of_both_sides(kind: str) -> None:
+    model = make_pairs(kind)
+    found = shape(model.config.to_dict())
+    assert base_bytes(recipe_of("lora", "fp32", {"model_type": kind}), found) == 4 * found.parameters
+    held = sum(weight.nbytes for weight in in_four_bits(model).parameters())
+    assert base_bytes(recipe_of("qlora", "fp32", {"model_type": kind}), found) == held

@@ -21,6 +21,7 @@ from torch.nn import functional
 from dropforge.errors import RecipeError
 from dropforge.methods import NF4_BLOCK, NF4_SCALES, nf4_bytes
 from trainer.compat import check_quantising
+from trainer.model.build import is_seq2seq
 
 _KEY: Final = "recipe key `train.method`"
 _KIND: Final = "nf4"
@@ -178,7 +179,7 @@ def _try(model: Any) -> None:
     training = model.training
     model.eval()
     try:
-        model(input_ids=ids)
+        model(input_ids=ids, **({"decoder_input_ids": ids} if is_seq2seq(model) else {}))
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         cause = " ".join(str(error).split())[:200]
         raise RecipeError(_KEY, f"{type(model).__name__} cannot be held in 4 bits ({cause})", "Use `lora`") from error
