@@ -113,6 +113,18 @@ def _ask(model: str, revision: str | None, endpoint: str | None) -> str:
     return commit
 
 
+def fetch_config(model: str, commit: str) -> Path:
+    """The folder in this machine's cache with a commit's `config.json`, which is fetched if it is not there.
+
+    :raises RecipeError, UnreachableError: as `pin`; the latter too if nothing can be written here.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with asking(title(model, commit)):
+        bound_requests()
+        return Path(hf_hub_download(model, CONFIG, revision=commit, etag_timeout=SECONDS)).parent
+
+
 def title(model: str, revision: str | None) -> str:
     """A model with its revision, for messages."""
     return model if revision is None else f"{model} at {revision}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,26 @@ def test_what_the_hub_has_not_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(RecipeError, match=cause):
         asked(store, recipe)
+
+
+LARGE = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "intermediate_size": 11008, "vocab_size": 32000}  # fmt: skip
+
+
+def test_a_model_that_its_pod_cannot_hold_is_refused_by_its_config(
+    hub: Hub, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories[MODEL].commit({"config.json": json.dumps(LARGE).encode(), "model.safetensors": b"weights"})
+    with pytest.raises(RecipeError, match=r"`compute.memory_gb`: a pod of \d+ GB is too small"):
+        asked(store, f"{RECIPE}compute: {{memory_gb: 4}}\n")
+
+    def read_only(*_: Any, **__: Any) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", read_only)
+    caplog.set_level("INFO")
+    asked(store, f"{RECIPE}compute: {{memory_gb: 4}}\n")  # what nobody knows refuses nothing
+    assert "Memory of a rank stays unknown" in caplog.text
 
 
 def test_a_gate_ends_the_task_and_a_silence_has_it_try_again(hub: Hub, store: Store) -> None:

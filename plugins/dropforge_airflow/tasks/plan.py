@@ -16,7 +16,7 @@ from dropforge.code import look_at, told
 from dropforge.drop import Drop, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
-from dropforge.hub import pin_base
+from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
 from dropforge.recipes.rules import check_startable
@@ -94,10 +94,7 @@ def make_plan(
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
     recipe = check_startable(resolve_recipe(store, drop, params))
-    figures = estimate(recipe)
-    check_memory(recipe, figures)
-    about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
-    log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
+    known = weigh(recipe)
     if recipe.code is not None:
         log.info("Own code: %s", told(recipe, look_at(recipe, store)))
     recipe, start = settle(recipe, store, drop.family, find_champion)
@@ -108,6 +105,8 @@ def make_plan(
     recipe = build_recipe(pinned)
     if line:
         log.info("%s", line)
+        if not known:
+            weigh_by_config(recipe)
     log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
     return Plan(
         family=drop.family,
@@ -117,6 +116,26 @@ def make_plan(
         recipe=recipe.plain(),
         start=None if start is None else asdict(start),
     )
+
+
+def weigh(recipe: Recipe) -> bool:
+    """Tell what a rank will take, and whether that is known. :raises RecipeError: if it clearly does not fit."""
+    figures = estimate(recipe)
+    check_memory(recipe, figures)
+    about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
+    log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
+    return figures.memory is not None
+
+
+def weigh_by_config(recipe: Recipe) -> None:
+    """The same for a base of the hub whose sizes are not shipped: its config is small, and known once it is pinned."""
+    plain = recipe.plain()
+    try:
+        folder = fetch_config(plain["base"]["model"], plain["base"]["revision"])
+    except UnreachableError as error:  # also where nothing can be written; the pods have a cache of their own
+        log.info("Memory of a rank stays unknown: %s", error)
+        return
+    weigh(build_recipe({**plain, "base": {**plain["base"], "model": str(folder), "revision": None}}))
 
 
 def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) -> Drop:
