@@ -229,6 +229,8 @@ def rows_at_once(recipe: Recipe) -> int:
 
 def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> Memory:
     """The memory of one rank. :param rows: of a forward pass. :param targets: share of the tokens learned from."""
+    if isinstance(shape, Seq2SeqShape) and targets == 1:  # not known: a source has as much as its target
+        targets = 0.5
     train, shards, on_cpu = recipe.train, shard_ranks(recipe), not recipe.compute.gpus
     sharded, narrow = shards > 1, recipe.train.precision != "fp32"
     trained, base = trained_weights(recipe, shape), base_bytes(recipe, shape)
@@ -292,6 +294,8 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     train = recipe.train
     length, tokens = train.sequence_length, rows * train.sequence_length
     arithmetic = _arithmetic(recipe)
+    if isinstance(shape, Seq2SeqShape):
+        return _pairs_bytes(recipe, shape, rows, arithmetic, targets)
     width = 4 if arithmetic == "fp32" else 2
     hidden, wide, mlp = _KEPT.get(shape.kind, _GATED)[_trains(recipe), arithmetic]
     # The log-sum of each head and the deviations of two norms.
@@ -321,6 +325,20 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
         return kept + within, head
     logits = int(12 * tokens * targets) * shape.vocab  # logits or their gradient, logarithms, and the gradient of these
     return kept + min(within, 12 * tokens * shape.hidden), logits
+
+
+def _pairs_bytes(recipe: Recipe, shape: Seq2SeqShape, rows: int, arithmetic: str, targets: float) -> tuple[int, int]:
+    """Of an encoder-decoder: see `passes_bytes`."""
+    train = recipe.train
+    target = max(1, round(train.sequence_length * targets))
+    rank = train.lora.r if train.method in LOW_RANK else 0
+    kept = rows * shape.kept(
+        _trains(recipe), arithmetic, rank, train.activation_checkpointing, train.sequence_length - target, target
+    )
+    within = rows * target * 4 * (2 * shape.decoder_mlp + 3 * shape.hidden)  # of the last block's backward pass
+    if arithmetic == "fp32" and shape.vocab > shape.hidden:  # in chunks
+        return kept + within, 4 * shape.vocab * shape.hidden if train.method == "full" else 0
+    return kept + min(within, 12 * rows * target * shape.hidden), 12 * rows * target * shape.vocab
 
 
 def largest_micro_batch(recipe: Recipe, shape: Shape, room: float, targets: float = 1.0) -> int:

@@ -14,6 +14,31 @@ from dropforge.shape import LARGEST, Shape
 
 _BART_OFFSET: Final = 2  # rows of its tables of positions that no token has
 
+# Bytes that a block keeps for its backward pass, for each of its tokens, by what is trained and the arithmetic (see
+# `dropforge.estimate`): of each unit of the hidden size, of the width of the heads, and of the heads times the length,
+# where attention keeps its scores; then what a decoder's block keeps more of the first two for its attention to the
+# encoder's states, and of each token of the source for each unit of the heads' width.
+_KEPT: Final = {
+    ("t5", "full", "fp32"): (24, 16, 4, 12, 8, 8),
+    ("t5", "lora", "fp32"): (16, 16, 4, 8, 8, 8),
+    ("t5", "full", "cast"): (25, 14, 4, 15, 4, 6),
+    ("t5", "lora", "cast"): (17, 10, 2, 11, 4, 6),
+    ("t5", "full", "bf16"): (20, 14, 4, 10, 4, 4),
+    ("t5", "lora", "bf16"): (16, 8, 2, 8, 4, 4),
+    ("bart", "full", "fp32"): (16, 16, 0, 8, 8, 8),
+    ("bart", "lora", "fp32"): (16, 16, 0, 8, 8, 8),
+    ("bart", "full", "cast"): (17, 8, 0, 12, 4, 4),
+    ("bart", "lora", "cast"): (18, 8, 0, 15, 4, 4),
+    ("bart", "full", "bf16"): (8, 8, 0, 4, 4, 4),
+    ("bart", "lora", "bf16"): (8, 8, 0, 4, 4, 4),
+}
+# And of each unit of the MLP's width, by whether it has a gate.
+_MLP: Final = {
+    ("t5", False): {"fp32": 4, "cast": 4, "bf16": 2},
+    ("t5", True): {"fp32": 28, "cast": 14, "bf16": 14},
+    ("bart", False): {"fp32": 8, "cast": 4, "bf16": 4},
+}
+
 
 @dataclass(frozen=True)
 class Seq2SeqShape(Shape):
@@ -118,6 +143,34 @@ class Seq2SeqShape(Shape):
     def linears(self) -> dict[str, tuple[int, int]]:
         """Those of a block of the decoder."""
         return self._linears(True)
+
+    def kept(self, trains: str, arithmetic: str, rank: int, recompute: str, source: int, target: int) -> int:
+        """Bytes that a forward pass of one row keeps for its backward pass, all blocks together.
+
+        :param trains, arithmetic: see `_KEPT`. :param rank: of adapters on all linear layers, 0 without.
+        :param recompute: `train.activation_checkpointing`. :param source, target: tokens of the row.
+        """
+        hidden, wide, scores, more_hidden, more_wide, seen = _KEPT[self.kind, trains, arithmetic]
+        width = 4 if arithmetic == "fp32" else 2
+        mlp = _MLP[self.kind, self.gated][arithmetic]
+        stream = 2 if arithmetic == "bf16" else 4
+        encoder = hidden * self.hidden + wide * self.wide + mlp * self.mlp + scores * self.heads * source
+        decoder = (hidden + more_hidden) * self.hidden + (wide + more_wide) * self.wide + mlp * self.decoder_mlp
+        decoder += scores * self.heads * target
+        found = 0
+        for layers, each, linears, length, other in (
+            (self.encoder, encoder, self._linears(False), source, 0),
+            (self.decoder, decoder, self._linears(True), target, source * seen * self.wide),
+        ):
+            block = length * (each + width * rank * len(linears)) + other
+            products = sum(outputs for _, outputs in linears.values())
+            again = {
+                "none": block,
+                "selective": length * (stream * self.hidden + width * products),
+                "full": length * stream * self.hidden,
+            }[recompute]
+            found += layers * min(again, block) + (0 if recompute == "none" else block)
+        return found
 
 
 def seq2seq_shape(config: Mapping[str, Any]) -> Seq2SeqShape | None:
