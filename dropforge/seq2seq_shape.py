@@ -45,13 +45,14 @@ class Seq2SeqShape(Shape):
     """Sizes of an encoder-decoder; `layers` are those of both, and `positions` rows of each table of positions.
 
     :param encoder: layers of the encoder. :param gated: whether the MLP has a gate. :param buckets: of relative
-        positions. :param decoder_mlp: width of the decoder's MLP.
+        positions. :param decoder_mlp: width of the decoder's MLP. :param drops: whether a training drops out.
     """
 
     encoder: int = 0
     gated: bool = False
     buckets: int = 0
     decoder_mlp: int = 0
+    drops: bool = False
 
     @property
     def exact(self) -> bool:
@@ -154,8 +155,14 @@ class Seq2SeqShape(Shape):
         width = 4 if arithmetic == "fp32" else 2
         mlp = _MLP[self.kind, self.gated][arithmetic]
         stream = 2 if arithmetic == "bf16" else 4
+        drop = width if self.drops else 0  # bytes of each value of a mask that says what was dropped
+        hidden, more_hidden = hidden + 2 * drop, more_hidden + drop
+        looks = 0  # of the decoder at the source
+        if self.kind == "t5":  # it drops in the MLP and in attention too, and keeps what was there before
+            mlp, scores, looks = mlp + 2 * drop, scores + 2 * drop, 3 * drop
         encoder = hidden * self.hidden + wide * self.wide + mlp * self.mlp + scores * self.heads * source
         decoder = (hidden + more_hidden) * self.hidden + (wide + more_wide) * self.wide + mlp * self.decoder_mlp
+        decoder += looks * self.heads * source
         decoder += scores * self.heads * target
         found = 0
         for layers, each, linears, length, other in (
@@ -198,6 +205,7 @@ def seq2seq_shape(config: Mapping[str, Any]) -> Seq2SeqShape | None:
                 gated=str(config.get("feed_forward_proj", "relu")).startswith("gated"),
                 buckets=int(config.get("relative_attention_num_buckets") or 32),
                 decoder_mlp=mlp,
+                drops=bool(config.get("dropout_rate", 0.1)),
             )
         else:
             encoder = int(config.get("encoder_layers") or 12)
@@ -216,6 +224,7 @@ def seq2seq_shape(config: Mapping[str, Any]) -> Seq2SeqShape | None:
                 positions=int(config.get("max_position_embeddings") or 1024) + _BART_OFFSET,
                 encoder=encoder,
                 decoder_mlp=int(config.get("decoder_ffn_dim") or 4096),
+                drops=bool(config.get("dropout", 0.1)),
             )
     except (TypeError, ValueError, OverflowError):
         return None

@@ -85,13 +85,24 @@ def kept(config: dict[str, Any], method: str, arithmetic: str) -> int:
     return sum(size for size, _ in found.values())
 
 
-@pytest.mark.parametrize("arithmetic", ["fp32", "cast", "bf16"])
-@pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_blocks_keep_is_what_the_estimate_says(kind: str, method: str, arithmetic: str) -> None:
+DROPS = {"t5": {"dropout_rate": 0.1}, "bart": {"dropout": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "arithmetic", "drops"),
+    [
+        *((kind, method, arithmetic, {}) for kind in KINDS for method in ("full", "lora") for arithmetic in
+          ("fp32", "cast", "bf16")),
+        *((kind, "full", "fp32", drops) for kind, drops in DROPS.items()),
+    ],
+)  # fmt: skip
+def test_what_blocks_keep_is_what_the_estimate_says(
+    kind: str, method: str, arithmetic: str, drops: dict[str, float]
+) -> None:
     """A block more of the encoder, and one more of the decoder."""
     for name in ("num_layers", "num_decoder_layers") if kind != "bart" else ("encoder_layers", "decoder_layers"):
-        less, more = KINDS[kind], {**KINDS[kind], name: KINDS[kind][name] + 1}
+        less = {**KINDS[kind], **drops}
+        more = {**less, name: less[name] + 1}
         seen = kept(more, method, arithmetic) - kept(less, method, arithmetic)
         rank = 8 if method == "lora" else 0
         large, small = (shape(one).kept(method, arithmetic, rank, "none", SOURCE, TARGET) for one in (more, less))
