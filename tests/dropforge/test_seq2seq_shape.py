@@ -21,12 +21,32 @@ from trainer.model.adapters import add_adapters
 from trainer.model.freeze import freeze_part
 from trainer.model.seq2seq import Seq2SeqLoss
 
-T5 = {"model_type": "t5", "d_model": 48, "d_kv": 20, "d_ff": 112, "num_heads": 4, "num_layers": 2,
-      "num_decoder_layers": 3, "vocab_size": 400, "dropout_rate": 0.0, "decoder_start_token_id": 0}  # fmt: skip
-BART = {"model_type": "bart", "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 112, "decoder_ffn_dim": 144, "max_position_embeddings": 128,
-        "vocab_size": 400, "dropout": 0.0}  # fmt: skip
-KINDS = {"t5": T5, "t5-gated": {**T5, "feed_forward_proj": "gated-gelu"}, "bart": BART}
+T5: dict[str, Any] = {
+    "model_type": "t5",
+    "d_model": 48,
+    "d_kv": 20,
+    "d_ff": 112,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "vocab_size": 400,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
+BART: dict[str, Any] = {
+    "model_type": "bart",
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 112,
+    "decoder_ffn_dim": 144,
+    "max_position_embeddings": 128,
+    "vocab_size": 400,
+    "dropout": 0.0,
+}
+KINDS: dict[str, dict[str, Any]] = {"t5": T5, "t5-gated": {**T5, "feed_forward_proj": "gated-gelu"}, "bart": BART}
 SOURCE, TARGET = 71, 45  # tokens; no width
 
 
