@@ -288,6 +288,9 @@ class Train(Section):
     """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are so without it."""
     loss_on: Literal["answers", "all"] = "answers"
     """Tokens that count in conversations: the assistant's, or all."""
+    router_loss: float | None = Field(default=None, ge=0, le=100)
+    """Of a mixture of experts, what the loss of its router is multiplied by, 0 leaves it out; null is as its config
+    says."""
     log_every: Count | Minutes | None = None
     """Steps between log lines, or time as in `"10 min"`; about a hundred lines if not given."""
     eval_every: Annotated[int, Field(ge=0, le=LARGEST)] | Minutes = 0

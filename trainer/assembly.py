@@ -22,7 +22,6 @@ from trainer.model.attention import Attention, agree_packing, choose
 from trainer.model.build import (
     Built,
     check_context,
-    check_router,
     check_vocabulary,
     context_of,
     is_classifier,
@@ -32,6 +31,7 @@ from trainer.model.build import (
 )
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.method import apply_method
+from trainer.model.mixture import settle_router
 from trainer.model.scratch import make_scratch
 from trainer.model.seq2seq import load_seq2seq
 from trainer.model.shard import probe_loss
@@ -117,7 +117,8 @@ def assemble(
     expected = probe_loss(loss, probe)
     # A checkpoint's weights come later. Of a classifier two rows are too few to tell a guess.
     if settings.base.scratch is not None and prepared.labels is None:
-        check_first_loss(expected, len(probe.targets), loss.place()[1])
+        nats = float(loss.told(torch.tensor(expected, dtype=torch.float64)))
+        check_first_loss(nats, len(probe.targets), loss.place()[1])
     return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof, frozen_digest(built))
 
 
@@ -132,6 +133,7 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
             prepared.labels,
             settings.task,
         )
+        settle_router(built.model, settings.train.router_loss)
     else:
         base, revision, labels = prepared.base, settings.base.revision, prepared.labels
         if settings.task == "sequence-to-sequence":
@@ -141,7 +143,7 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
         else:
             pad = pad_id(prepared.tokenizer)
             model = load_classifier(base, revision, labels=labels, pad=pad, seed=settings.train.seed)
-        check_router(model)
+        settle_router(model, settings.train.router_loss)
         new = token_ids(prepared.tokenizer, settings.base.new_tokens or ())
         add_rows(model, new)
         built = apply_method(model, settings.train, new)

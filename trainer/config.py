@@ -143,6 +143,7 @@ class Train:
     precision: Literal["fp32", "bf16", "fp16"]
     deterministic: bool
     loss_on: Literal["answers", "all"]
+    router_loss: float | None
     log_every: int | str | None
     eval_every: int | str
     checkpoint_every: int | str
@@ -328,6 +329,8 @@ def _check_task(settings: Settings, promote: Any) -> None:
         return
     if train.loss_on != "answers":
         raise _bad("train.loss_on", "a classifier learns the label of a row, and none of its tokens")
+    if train.router_loss:
+        raise _bad("train.router_loss", "a classifier's loss has no part of its router's")
     if settings.generation is not None:
         raise _bad("evaluate.generation", "a classifier gives labels, and writes no answers")
     if isinstance(promote, Mapping) and str(promote.get("metric")).startswith("gen/"):
@@ -364,6 +367,8 @@ def _check_train(train: Train) -> None:
             raise _bad(f"train.{name}", "it must be at least 1")
     if train.passes <= 0 or train.learning_rate <= 0 or train.clip <= 0 or train.max_skipped_steps < 0:
         raise _bad("train", "epochs, learning_rate and clip must be positive, max_skipped_steps not negative")
+    if train.router_loss is not None and not 0 <= train.router_loss <= 100:
+        raise _bad("train.router_loss", "it must be from 0 to 100")
     if not 0 <= train.momentum < 1:
         raise _bad("train.momentum", "it must be in [0, 1)")
     if train.method == "prefix" and train.activation_checkpointing != "none":

@@ -194,6 +194,10 @@ def _check_task(recipe: Recipe) -> None:
             "a classifier learns the label of a row, and none of its tokens",
             "Leave it out with `task: classification`",
         )
+    if recipe.train.router_loss:
+        raise RecipeError(
+            "recipe key `train.router_loss`", "a classifier's loss has no part of its router's", "Remove it"
+        )
     if metric in ("eval/perplexity", "eval/bits_per_byte"):
         raise RecipeError(
             "recipe key `promote.metric`",

@@ -57,7 +57,7 @@ def make_stage(toy: Toy, name: str, scratch: Path, **overrides: Any) -> Stage:
     return Stage(spec, settings, scratch)
 
 
-def make_base(folder: Path, **config: Any) -> str:
+def make_base(folder: Path, kind: str = "llama", **config: Any) -> str:
     """A small base model with its tokenizer, as from a hub; its embeddings are tied, if `config` says nothing else."""
     text = "the red cat sees a green bird under the old tree"
     tokenizer = wrap_tokenizer(train_tokenizer(iter([text] * 40), 320), 64)
@@ -65,7 +65,7 @@ def make_base(folder: Path, **config: Any) -> str:
              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
              "tie_word_embeddings": True}  # fmt: skip
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **{**shape, **config})).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**shape, **config})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -119,6 +119,7 @@ def test_the_sections_have_the_keys_of_the_recipe(section: str) -> None:
         ("train.precision", "fp8"),
         ("train.optimizer", "lion"),
         ("train.momentum", 1.0),
+        ("train.router_loss", -0.1),
         ("train", None),
     ],
 )

@@ -20,7 +20,6 @@ from trainer.model.adapters import add_adapters
 from trainer.model.build import (
     Built,
     check_context,
-    check_router,
     check_vocabulary,
     load_model,
 )
@@ -237,7 +236,6 @@ def test_a_neighbour_changes_nothing() -> None:
         ("gemma2", {"final_logit_softcapping": 5.0}, {"own"}),
         ("cohere", {"logit_scale": 0.06}, {"own"}),
         ("granite", {"logits_scaling": 8.0}, {"own"}),
-        ("mixtral", {"num_local_experts": 2, "output_router_logits": True, "router_aux_loss_coef": 0.5}, {"own"}),
     ],
 )
 def test_the_loss_is_always_the_models_own(kind: str, more: dict[str, Any], ways: set[str]) -> None:
@@ -349,11 +347,6 @@ def test_rows_longer_than_the_context_of_a_loaded_model_are_refused() -> None:
         check_context(model, 65)
 
 
-def test_a_loss_of_the_router_is_refused_because_it_is_no_sum() -> None:
-    check_router(small("mixtral", num_local_experts=2))
-    model = small("mixtral", num_local_experts=2, output_router_logits=True, router_aux_loss_coef=0.1)
-    with pytest.raises(RecipeError, match="output_router_logits"):
-        check_router(model)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Any) -> None:

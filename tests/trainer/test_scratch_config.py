@@ -112,9 +112,6 @@ def test_an_encoder_that_reads_its_answers_is_refused_and_its_decoder_is_not() -
     make_scratch(decoder, TOKENS, 1)
 
 
-def test_a_loss_of_the_router_is_refused_for_a_new_model_too() -> None:
-    with pytest.raises(RecipeError, match="output_router_logits"):
-        make_scratch(scratch("mixtral", num_local_experts=2, output_router_logits=True), TOKENS, 1)
 
 
 def test_a_weight_that_nobody_initialised_is_named() -> None:

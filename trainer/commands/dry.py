@@ -20,8 +20,9 @@ from trainer.config import Settings, Task, read_settings
 from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.model.attention import ON_GPU, Attention
-from trainer.model.build import Built, check_context, check_router, check_vocabulary, name_labels
+from trainer.model.build import Built, check_context, check_vocabulary, name_labels
 from trainer.model.method import apply_method
+from trainer.model.mixture import settle_router
 from trainer.model.scratch import begin_decoder, scratch_config
 from trainer.model.shard import blocks_to_compile, blocks_to_recompute
 from trainer.model.vocabulary import add_rows
@@ -76,7 +77,7 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
     small, layers = _shortened(config, settings.task)
     add_rows(small, new)
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
-    check_router(small)
+    settle_router(small, settings.train.router_loss)
     check_vocabulary(small, largest)
     if settings.train.activation_checkpointing != "none":
         blocks_to_recompute(small)

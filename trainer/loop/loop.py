@@ -316,7 +316,8 @@ class Loop:
             self.console.say("no rank has two documents in its first micro-batch: that they add up is not looked at")
             return
         self.loss.eval()
-        with as_written(self.loss):  # code would have to be made for this mode alone
+        # Code would have to be made for this mode alone.
+        with as_written(self.loss), self.loss.whole_rows(len(packs) > 1):
             self.accumulation = check_accumulation(
                 packs,
                 lambda some: make_batch(self.train, some, self.pad).to(self.gang.device),

@@ -34,6 +34,7 @@ class Tally:
     :param log, evaluation, checkpoint, fast: whether the time for it has come, by the clock of rank 0.
     :param profile: steps that rank 0 was asked to profile.
     :param overflow: in fp16, whether its gradient is not finite and its loss is.
+    :param router: a mixture's router loss, times the targets of the rows that it is of.
     :param busy: (ranks,) at the rank's own place the seconds of its work in the step before, 0 elsewhere.
     """
 
@@ -48,6 +49,7 @@ class Tally:
     fast: float
     profile: float = 0.0
     overflow: float = 0.0
+    router: float = 0.0
     busy: tuple[float, ...] = ()
 
     def summed(self, gang: Gang) -> Tally:
@@ -74,6 +76,7 @@ class StepResult:
     :param suspects: of a skipped step, the documents whose loss was not finite, or all if that cannot be told.
     :param scale: in fp16, the loss scale for the next step. :param overflows: times that this one was taken again, with
         a smaller one.
+    :param router: a mixture's router loss per target, without its coefficient; None without one.
     """
 
     step: int
@@ -93,6 +96,7 @@ class StepResult:
     suspects: tuple[int, ...]
     scale: Scale | None = None
     overflows: int = 0
+    router: float | None = None
 
     @property
     def loss(self) -> float | None:
@@ -158,15 +162,19 @@ class Step:
         while True:
             factor = 1.0 if scale is None else scale.value
             losses: list[torch.Tensor] = []
+            routers: list[torch.Tensor] = []
             targets, tokens = 0, 0
             for turn, mine in enumerate(shares):
                 asked = time.perf_counter()
                 batch = make_batch(self.tokens, mine, self.pad).to(self.gang.device)
                 data_seconds += time.perf_counter() - asked
                 losses.append(self.backward(batch, factor / wanted, last=turn == len(shares) - 1))
+                if self.wrapped.loss.router is not None:
+                    routers.append(self.wrapped.loss.router)
                 targets += len(batch.targets)
                 tokens += batch.tokens
             nats = float(torch.stack(losses).double().sum())
+            router = float(torch.stack(routers).double().sum()) if routers else 0.0
             norm = self.wrapped.clip(self.train.clip, factor)
             overflow = scale is not None and math.isfinite(nats) and not math.isfinite(norm)
             broken = not overflow and not (math.isfinite(nats) and math.isfinite(norm))
@@ -180,6 +188,7 @@ class Step:
                 stop=self.stop.asked,
                 broken=broken,
                 overflow=overflow,
+                router=0.0 if broken or overflow else router,
                 busy=self._busy(exchanged),
                 **vars(due),
             ).summed(self.gang)
@@ -223,6 +232,7 @@ class Step:
             suspects=suspects,
             scale=self.scale,
             overflows=overflows,
+            router=tally.router / wanted if routers and not skipped else None,
         )
         return self._before
 

@@ -268,17 +268,6 @@ def check_context(model: Any, length: int) -> None:
         )
 
 
-def check_router(model: Any) -> None:
-    """:raises RecipeError: if a mixture of experts adds a loss of its router, which is no sum over targets."""
-    for config in (model.config, model.config.get_text_config()):
-        if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0):
-            raise RecipeError(
-                "recipe key `base.model`",
-                "its config adds a loss of the router, which depends on how a step is cut into forward passes",
-                "Set `output_router_logits` to false in its config.json",
-            )
-
-
 def takes_positions(model: Any) -> bool:
     """Whether the model's forward knows `position_ids`; without them documents cannot be kept apart."""
     return "position_ids" in inspect.signature(model.forward).parameters

@@ -1,7 +1,7 @@
 """The sum of the loss over a micro-batch's targets, by the cheapest way that gives the model's own loss.
 
 Three ways, cheapest first: hidden states of the target places with head and loss fused; the same with plain logits;
-the model's own forward and loss. Softcaps, scaled heads and router losses make the first two wrong for some models,
+the model's own forward and loss. Softcaps and scaled heads make the first two wrong for some models,
 so a check at the start compares them with the model's own loss and logits, and takes the first that agrees.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 from typing import Any, Final, Literal
 
@@ -22,6 +22,7 @@ from dropforge.errors import DropforgeError, RecipeError
 from trainer.data.batch import Batch
 from trainer.model.build import context_of, is_classifier, is_seq2seq, takes_positions
 from trainer.model.chunks import linear_cross_entropy
+from trainer.model.mixture import balance_of, coefficient
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Way = Literal["fused", "places", "own"]
@@ -38,6 +39,8 @@ class LossModel(nn.Module):
     :param bf16: arithmetic of the forward pass; the loss itself is computed in fp32.
     :param masked: whether packed documents are kept apart by own masks as well, made from the positions.
     """
+
+    router: torch.Tensor | None = None  # a mixture's, of the last forward pass, without its coefficient
 
     def __init__(self, model: Any, packed: bool, bf16: bool = False, way: Way = "own", *, masked: bool = False) -> None:
         super().__init__()
@@ -83,6 +86,10 @@ class LossModel(nn.Module):
         """Whether there is a part below the head that can be asked by itself."""
         return _decoder(self.model) is not None
 
+    def told(self, loss: torch.Tensor) -> torch.Tensor:
+        """What is reported of a forward pass that gave `loss`: the text's part of it, apart from its graph."""
+        return loss.detach()
+
     def place(self) -> tuple[torch.device, int]:
         """Where inputs go, and the rows of the embedding."""
         weight = self.model.get_input_embeddings().weight
@@ -95,7 +102,13 @@ class LossModel(nn.Module):
             inputs["position_ids"] = positions
         if self.masked:
             inputs["attention_mask"] = block_causal(positions, self._attention() != "sdpa")
+        if coefficient(self.model.config):
+            inputs["output_router_logits"] = False  # the router's loss is a training's, see `RouterLoss`
         return inputs
+
+    def _pass(self, part: Any, inputs: dict[str, Any]) -> Any:
+        """A forward pass of the model, or of what is below its head, in training."""
+        return part(**inputs)
 
     def _attention(self) -> str:
         return str(self.model.config.get_text_config()._attn_implementation)
@@ -116,7 +129,7 @@ class LossModel(nn.Module):
 
     def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """(N, H) hidden states at `places`."""
-        states = _decoder(self.model)(**self._inputs(ids, positions))[0]
+        states = self._pass(_decoder(self.model), self._inputs(ids, positions))[0]
         return states.reshape(-1, states.shape[-1])[places]  # type: ignore[no-any-return]
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -160,6 +173,8 @@ class LossModel(nn.Module):
             inputs["position_ids"] = positions
         if "logits_to_keep" in known:
             inputs["logits_to_keep"] = 1
+        if coefficient(self.model.config):
+            inputs["output_router_logits"] = False
         with self._arithmetic(ids):
             found = self.model(**inputs)
         return found.logits[:, -1].float(), getattr(found, "past_key_values", None)
@@ -189,7 +204,18 @@ class LossModel(nn.Module):
         """The mean of the loss over the targets, as the model itself has it."""
         labels = torch.full_like(ids, -100)
         labels.view(-1)[places + 1] = targets
-        return self.model(**self._inputs(ids, positions), labels=labels).loss  # type: ignore[no-any-return]
+        return self._pass(self.model, {**self._inputs(ids, positions), "labels": labels}).loss  # type: ignore[no-any-return]
+
+    def check_row(self, batch: Batch) -> None:
+        """Compare what is not a sum over targets with the model's own.
+
+        :param batch: with targets. :raises RecipeError: if they differ.
+        """
+
+    def whole_rows(self, whole: bool) -> AbstractContextManager[None]:
+        """Within it, what is a function of a row as a whole is left out, unless rows are `whole`."""
+        del whole
+        return nullcontext()
 
     def _arithmetic(self, ids: torch.Tensor) -> torch.autocast:
         return torch.autocast(ids.device.type, dtype=self.narrow or torch.bfloat16, enabled=self.narrow is not None)
@@ -287,9 +313,11 @@ def choose_way(loss: LossModel, batch: Batch) -> Way:
             loss.way, loss.scale = way, scale
             same = torch.allclose(loss.logits(*inputs[:3]), logits, rtol=0, atol=TOLERANCE * _scale(logits))
             if same and abs(float(loss(*inputs)) - own) <= TOLERANCE * max(1.0, abs(own)):
-                return way
-        loss.way, loss.scale = "own", 1.0
-        return "own"
+                break
+        else:
+            loss.way, loss.scale = "own", 1.0
+        loss.check_row(batch)
+        return loss.way
 
 
 def check_first_loss(nats: float, targets: int, vocabulary: int) -> None:
@@ -365,6 +393,10 @@ def loss_model(model: Any, packed: bool, bf16: bool = False, masked: bool = Fals
         from trainer.model.seq2seq import Seq2SeqLoss
 
         return Seq2SeqLoss(model, bf16)
+    if coefficient(model.config) and balance_of(model) is not None:
+        from trainer.model.router import RouterLoss  # it is made of this module's loss
+
+        return RouterLoss(model, packed and (masked or takes_positions(model)), bf16, masked=masked)
     return LossModel(model, packed and (masked or takes_positions(model)), bf16, masked=masked)
 
 

@@ -14,7 +14,7 @@ import torch
 from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import Scratch, Task
 from trainer.data.tokenizer import BOS, END, EOS, PAD
-from trainer.model.build import Built, check_router, name_labels
+from trainer.model.build import Built, name_labels
 
 _KEY: Final = "recipe key `base.scratch.config"
 # Keys of every config that say nothing of how a model is built, or that belong to somebody else, with who decides.
@@ -148,10 +148,8 @@ def make_scratch(
             f"{_KEY}`", f"no {config.model_type} can be made of it ({cause})", "Mend the sizes"
         ) from error
     check_initialised(model)
-    if scratch.config is not None:
-        check_router(model)
-        if kind is AutoModelForCausalLM:
-            check_causal(model)
+    if scratch.config is not None and kind is AutoModelForCausalLM:
+        check_causal(model)
     if kind is AutoModelForCausalLM:  # a chat ends with its turn, a text with its end: generation stops at both
         model.generation_config.eos_token_id = [special[EOS], special[END]]
     return Built(model)

@@ -76,7 +76,7 @@ class Wrapped:
             with keeping:
                 loss = self.module(batch.ids, batch.positions, batch.places, batch.targets)
             (loss * scale).backward()
-        return loss.detach()  # type: ignore[no-any-return]
+        return self.loss.told(loss)
 
     def clip(self, limit: float, scale: float = 1.0) -> float:
         """Scale all gradients so that their norm over all weights is at most `limit`; the norm before.

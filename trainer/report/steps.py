@@ -28,6 +28,7 @@ class Window:
     """Sums over the steps since the last log step.
 
     :param busy: by rank, over the steps for which it is known, and so is `exchange`.
+    :param router: a mixture's router loss times the targets, of which there were `routed`.
     """
 
     steps: int = 0
@@ -39,6 +40,8 @@ class Window:
     exchange: float = 0.0
     exchanges: int = 0
     busy: list[float] = field(default_factory=list)
+    router: float = 0.0
+    routed: int = 0
 
     def add(self, result: StepResult) -> None:
         self.steps += 1
@@ -54,6 +57,9 @@ class Window:
             self.busy = [
                 one + other for one, other in zip(self.busy or [0.0] * len(result.busy), result.busy, strict=True)
             ]
+        if result.router is not None:
+            self.router += result.router * result.targets
+            self.routed += result.targets
 
     def spread(self) -> tuple[int, float] | None:
         """The rank that worked longest, and how many times as long as the one that worked shortest."""
@@ -127,6 +133,8 @@ class StepLog:
         """What is told of the steps since the last log step; what is not known is left out."""
         window, found = self.window, {} if loss is None else {"loss": loss}
         speed = window.tokens / max(1e-9, window.seconds)
+        if window.routed:
+            found["router_loss"] = round(window.router / window.routed, 6)
         found |= {
             "tokens_per_second": round(speed, 1),
             "tokens_per_second_per_device": round(speed / self.gauge.devices, 1),
