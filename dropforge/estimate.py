@@ -269,11 +269,11 @@ def base_bytes(recipe: Recipe, shape: Shape, width: int = 4) -> int:
     return width * shape.parameters - _saved(recipe, shape.every_linear, width)
 
 
-def _saved(recipe: Recipe, linears: Iterable[tuple[int, int]], width: int) -> int:
-    """Bytes that 4 bits save of linear layers, of these inputs and outputs."""
+def _saved(recipe: Recipe, linears: Iterable[tuple[int, int, int]], width: int) -> int:
+    """Bytes that 4 bits save of linear layers, so many of these inputs and outputs."""
     if recipe.train.method != "qlora":
         return 0
-    return sum(width * inputs * outputs - nf4_bytes(inputs * outputs) for inputs, outputs in linears)
+    return sum(count * (width * inputs * outputs - nf4_bytes(inputs * outputs)) for count, inputs, outputs in linears)
 
 
 def offloaded_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> int:
@@ -376,7 +376,7 @@ def _working(recipe: Recipe, shape: Shape, adapters: int) -> int:
         inside = 0 if packed else shape.layers * shape.matrices  # one layer is unpacked at a time
         cast = 2 * (inside + shape.vocab * shape.hidden + adapters)
         return unpacked + (cast if arithmetic == "cast" else 0)
-    block = width * shape.block - _saved(recipe, shape.linears.values(), width)
+    block = width * shape.block - _saved(recipe, ((1, *sizes) for sizes in shape.linears.values()), width)
     whole = recipe.compute.parallel == "fsdp-no-reshard"
     gathered = base_bytes(recipe, shape, width) if whole else width * shape.root + 2 * block
     return unpacked + gathered + (0 if adapters else (width + 4) * shape.block)

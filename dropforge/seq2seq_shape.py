@@ -137,8 +137,9 @@ class Seq2SeqShape(Shape):
         return {**attention, **ends, **feed, "DenseReluDense.wo": (width, self.hidden)}
 
     @property
-    def every_linear(self) -> list[tuple[int, int]]:
-        return self.encoder * list(self._linears(False).values()) + self.decoder * list(self._linears(True).values())
+    def every_linear(self) -> list[tuple[int, int, int]]:
+        sides = ((self.encoder, self._linears(False)), (self.decoder, self._linears(True)))
+        return [(blocks, *sizes) for blocks, linears in sides for sizes in linears.values()]
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:

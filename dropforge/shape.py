@@ -89,9 +89,9 @@ class Shape:
         }
 
     @property
-    def every_linear(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of the linear layers of all blocks."""
-        return self.layers * list(self.linears.values())
+    def every_linear(self) -> list[tuple[int, int, int]]:
+        """Of the linear layers of all blocks: how many there are of each kind, their inputs and their outputs."""
+        return [(self.layers, *sizes) for sizes in self.linears.values()]
 
     @property
     def matrices(self) -> int:

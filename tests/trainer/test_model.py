@@ -347,8 +347,6 @@ def test_rows_longer_than_the_context_of_a_loaded_model_are_refused() -> None:
         check_context(model, 65)
 
 
-
-
 def test_a_folder_without_a_model_is_refused(tmp_path: Any) -> None:
     with pytest.raises(RecipeError, match=r"base\.model"):
         load_model(tmp_path)

@@ -48,7 +48,7 @@ def scratch(kind: str = "llama", **more: Any) -> Scratch:
         (scratch(num_local_experts=4), r"config\.num_local_experts`: llama has no such key"),
         (
             Scratch(None, None, None, None, None, None, {"model_type": "t5", "vocab_size": 320}),
-            r"config\.model_type`: t5 is no causal language model",
+            r"config\.model_type`: t5 is an encoder-decoder, and no causal language model",
         ),
         (
             Scratch(None, None, None, None, None, None,
@@ -110,8 +110,6 @@ def test_an_encoder_that_reads_its_answers_is_refused_and_its_decoder_is_not() -
     decoder = Scratch(None, None, None, None, None, None, {**config, "is_decoder": True})
     check_scratch(decoder)
     make_scratch(decoder, TOKENS, 1)
-
-
 
 
 def test_a_weight_that_nobody_initialised_is_named() -> None:

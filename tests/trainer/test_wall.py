@@ -105,7 +105,7 @@ def test_phases_of_a_real_run_add_up_to_its_wall_time_over_a_restart(toy: Toy) -
     took = time.time() - began
     report = json.loads(toy.files().get("report.json"))
     wall = report["wall"]
-    assert wall["seconds"] == pytest.approx(took, rel=0.01)
+    assert took - 0.5 < wall["seconds"] <= took  # what the report does not know is its own writing
     assert sum(wall[phase] for phase in PHASES) == pytest.approx(wall["seconds"], rel=0.01)
     assert all(wall[phase] > 0 for phase in PHASES)
     assert wall["restarts"] >= 1.0
