@@ -38,6 +38,7 @@ TAG_VERSION: Final = "dropforge.version"
 TAG_CHECKPOINT: Final = "dropforge.checkpoint"
 TAG_MODEL: Final = "dropforge.model_digest"
 TAG_START: Final = "dropforge.start"
+TAG_CODE: Final = "dropforge.user_code"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -95,7 +96,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
         "dropforge.git": spec.git,
         "dropforge.image": spec.image,
         "mlflow.user": "dropforge",
-        **_start(spec),
+        **_lineage(spec),
         **tags,
     }
     run = find_run(mlflow, experiment, spec.run)
@@ -336,12 +337,15 @@ def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
         TAG_DATASET: spec.dataset_digest,
         TAG_MODEL: str(model["digest"]),
         "dropforge.method": str(spec.recipe["train"]["method"]),
-        **_start(spec),
+        **_lineage(spec),
     }
 
 
-def _start(spec: RunSpec) -> dict[str, str]:
-    return {} if spec.start is None else {TAG_START: str(spec.start)}
+def _lineage(spec: RunSpec) -> dict[str, str]:
+    """Where the weights began, and the wheel that took part: what else than its data a model goes back to."""
+    code = spec.recipe.get("code") or {}
+    own = {TAG_CODE: f"{code['wheel'].rpartition('/')[2]} ({code['sha256']})"} if code else {}
+    return own if spec.start is None else {**own, TAG_START: str(spec.start)}
 
 
 def _by_alias(mlflow: MlflowClient, family: str, alias: str) -> ModelVersion | None:

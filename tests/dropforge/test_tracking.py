@@ -12,7 +12,7 @@ import pytest
 from dropforge import tracking
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Policy, Verdict, decide
-from dropforge.run import RunSpec
+from dropforge.run import RunSpec, Start
 
 REPORT = {"model": {"uri": "s3://b/runs/r/model", "digest": "abc"}}
 
@@ -93,9 +93,23 @@ def test_the_alias_moves_only_by_the_rule(server: str, spec: RunSpec) -> None:
     champion = tracking.champion(server, spec.family)
     assert champion is not None
     assert (champion.version, champion.model) == ("1", "s3://b/runs/r/model")
+    assert (champion.run, champion.digest) == (spec.run, "abc")  # by which a run goes on from it
     three = opened(server, replace(spec, run=f"{spec.family}-3"))
     moved = tracking.register(server, three, REPORT, verdict(True), alias="champion", compared_with="1")
     assert (moved.version, moved.previous) == ("3", "1")
+
+
+def test_where_a_run_began_stands_on_it_and_on_its_version(server: str, spec: RunSpec) -> None:
+    start = Start(asked="champion", kind="champion", run="one", version="3", digest="d" * 64)
+    code = {"wheel": "s3://b/w/own-1.0-py3-none-any.whl", "sha256": "e" * 64}
+    begun = opened(server, replace(spec, start=start, recipe={**spec.recipe, "code": code}))
+    tracking.register(server, begun, REPORT, verdict(True), alias="champion", compared_with=None)
+    mlflow = tracking.client(server)
+    assert begun.tracking is not None
+    told = "version 3, run one, digest dddddddddddd"
+    assert mlflow.get_run(begun.tracking.run_id).data.tags[tracking.TAG_START] == told
+    tags = mlflow.get_model_version(spec.family, "1").tags
+    assert (tags[tracking.TAG_START], tags[tracking.TAG_CODE]) == (told, f"own-1.0-py3-none-any.whl ({'e' * 64})")
 
 
 def test_registering_twice_gives_one_version(server: str, spec: RunSpec) -> None:

@@ -1,7 +1,7 @@
 """A user's own functions in the training: loaded from the wheel that the recipe names, and called with plain values.
 
-What they are given are copies, and generators of random numbers are as before once they have returned: of a training
-they change only what they return. What one raises ends the run with the name of the function; `sys.exit` too.
+What they are given are copies, and generators of random numbers are as before once a metric or callback has returned:
+of a training they change only what they return. What one raises ends the run with its name; `sys.exit` too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -129,7 +129,8 @@ class UserCode:
         return row
 
     def _call(self, group: str, name: str, *values: Any, about: str = "") -> Any:
-        with _generators_as_before():
+        # What rows are made of is made before any generator is seeded, and there are millions of them.
+        with nullcontext() if group == ROWS else _generators_as_before():
             try:
                 return self.of(group)[name](*values)
             except (Exception, SystemExit) as error:
@@ -176,7 +177,7 @@ def load_code(code: Code | None, folder: Path) -> UserCode:
     path = folder / code.wheel.rpartition("/")[2]
     wheel, unpacked = inspect(path, path.name), (folder / _UNPACKED).resolve()
     if wheel.sha256 not in _imported:
-        _check_names(wheel)
+        _check_names(wheel, unpacked)
     if str(unpacked) not in sys.path:
         sys.path.append(str(unpacked))  # behind all others: it may replace nothing
         importlib.invalidate_caches()
@@ -190,11 +191,16 @@ def load_code(code: Code | None, folder: Path) -> UserCode:
 _imported: dict[str, Mapping[str, Mapping[str, Function]]] = {}  # by digest: a process imports a module once
 
 
-def _check_names(wheel: Wheel) -> None:
+def _check_names(wheel: Wheel, unpacked: Path) -> None:
     """:raises RecipeError: if a module of that name is here already, which would be taken in its place."""
     targets = (target for group in wheel.provides.values() for target in group.values())
     for top in sorted({target.partition(":")[0].partition(".")[0] for target in targets}):
-        if top in sys.modules or importlib.util.find_spec(top) is not None:
+        try:
+            spec = importlib.util.find_spec(top)
+            taken = spec is not None and unpacked not in Path(spec.origin or "/").resolve().parents
+        except ValueError:  # a module that knows no place of its own, as __main__
+            taken = True
+        if taken:
             raise RecipeError(
                 "recipe key `code.wheel`",
                 f"{wheel.name} has its functions in a module {top!r}, and there is another one of that name here",
