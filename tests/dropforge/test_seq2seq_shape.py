@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -51,10 +51,8 @@ SOURCE, TARGET = 71, 45  # tokens; no width
 
 
 def model_of(config: dict[str, Any]) -> Any:
-    plain = dict(config)
-    return AutoModelForSeq2SeqLM.from_config(
-        AutoConfig.for_model(plain.pop("model_type"), **plain), dtype=torch.float32
-    )
+    plain, make = dict(config), cast(Any, AutoModelForSeq2SeqLM)
+    return make.from_config(AutoConfig.for_model(plain.pop("model_type"), **plain), dtype=torch.float32)
 
 
 def shape(config: dict[str, Any]) -> Seq2SeqShape:
@@ -71,7 +69,7 @@ def test_weights_adapters_and_frozen_parts_are_counted_exactly(kind: str) -> Non
         assert shape(config).parameters == whole
         some = ("q_proj", "fc2") if kind == "bart" else ("q", "wo")
         for targets in ("all-linear", some):
-            built = add_adapters(model_of(config), Lora(4, 8, 0.0, targets), 1)  # type: ignore[arg-type]
+            built = add_adapters(model_of(config), Lora(4, 8, 0.0, targets), 1)
             found = shape(config).adapted(4, None if targets == "all-linear" else some)
             assert found == sum(weight.numel() for _, weight in built.trainable())
         for blocks, embeddings in ((1, False), (3, True)):
