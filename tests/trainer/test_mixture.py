@@ -35,8 +35,7 @@ DATA = tokens([9, 30, 6, 17, 20])
 
 
 def mixture(kind: str, **more: Any) -> Any:
-    model = small(kind, **{**MIXTURES[kind], "output_router_logits": True, "router_aux_loss_coef": 0.5, **more}).eval()
-    return model
+    return small(kind, **{**MIXTURES[kind], "output_router_logits": True, "router_aux_loss_coef": 0.5, **more}).eval()
 
 
 def batch_of(*rows: int) -> Batch:

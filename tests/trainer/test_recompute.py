@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
+from transformers import AutoConfig
 
 from dropforge.errors import RecipeError
 from dropforge.store import open_store
@@ -227,6 +228,7 @@ def test_a_block_that_does_not_do_the_same_again_is_refused(bench: Any) -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     settings = read_settings(recipe(train={"activation_checkpointing": "full"}))
     model: Any = nn.Linear(2, 2)
+    model.config = AutoConfig.for_model("llama")
     with pytest.raises(RecipeError, match=r"activation_checkpointing.*Linear has no blocks.*Use `none`"):
         wrap(settings, Gang(), Built(model), loss_model(model, False, False))
 

@@ -96,7 +96,7 @@ def is_classifier(model: Any) -> bool:
 
 def is_seq2seq(model: Any) -> bool:
     """Whether a model reads with an encoder and writes with a decoder."""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)) and not is_classifier(model)
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and not is_classifier(model)
 
 
 def task_of(folder: str | Path, revision: str | None = None) -> Task:
