@@ -70,7 +70,8 @@ class Memory:
     :param activations: kept for the backward pass, and passing within it. :param logits: those of the targets and what
         is made of them, or the head's gradient where both are made in chunks.
     :param copy: a checkpoint's copy of weights and moments.
-    :param whole: at another time than the passes (`working`, `activations`, `logits`), the rest of the whole model, as
+    :param whole: at another time than the passes (`working`, `activations`, `logits`), the rest of the model, or of its
+        first blocks (`reads_slices`), as
         a rank loads it before it keeps its shard.
     :param evaluation: at yet another time, an evaluation's logits with their logarithms, and the whole model where bf16
         shards are evaluated in fp32.
@@ -107,7 +108,7 @@ class Memory:
         }
 
 
-_TOLD: Final = {"working": "weights at work", "copy": "checkpoint's copy", "whole": "the whole model"}
+_TOLD: Final = {"working": "weights at work", "copy": "checkpoint's copy", "whole": "loading"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,9 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
         rows = rows_at_once(recipe)
         memory = memory_of(recipe, shape, rows, targets)
         if compute.gpus:
-            host = RUNTIME_BYTES + max(4 * shape.parameters, state_bytes(recipe) * trained // _copies(recipe))
+            # The first rank writes the whole model; where all read it whole, each of them holds it.
+            each = 4 * shape.parameters // (compute.processes_per_node if reads_slices(recipe) else 1)
+            host = RUNTIME_BYTES + max(each, state_bytes(recipe) * trained // _copies(recipe))
             host += offloaded_bytes(recipe, shape, rows, targets)
         room = _room(recipe)
         if room is not None:
@@ -259,7 +262,8 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     if train.offload in ("states", "all"):
         found = replace(found, weights=0, gradients=0, moments=0)
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
-    found = replace(found, whole=max(0, whole - found.weights - states))
+    held = 4 * (shape.root + 2 * shape.block) if reads_slices(recipe) else whole
+    found = replace(found, whole=max(0, held - found.weights - states))
     holes = HOLES[_trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
     return replace(found, heap=int((found.total - found.runtime) * (holes - 1)))
 
@@ -387,6 +391,14 @@ def _copies(recipe: Recipe) -> int:
     compute = recipe.compute
     shards = shard_ranks(recipe)
     return shards if shards > 1 else compute.nodes * compute.processes_per_node
+
+
+def reads_slices(recipe: Recipe) -> bool:
+    """Whether each rank reads only its shard of the base model, and a whole one is held by none of them."""
+    base, train = recipe.base, recipe.train
+    plain = recipe.task == "causal-lm" and train.method in ("full", "lora") and not base.new_tokens
+    plain = plain and train.offload not in ("states", "all")
+    return plain and base.model is not None and shard_ranks(recipe) > 1
 
 
 def shard_ranks(recipe: Recipe) -> int:

@@ -29,13 +29,16 @@ from trainer.model.build import (
     load_model,
     prefix_length,
 )
+from trainer.model.hollow import few_blocks, first_loss, make_hollow, sums_of_files, to_device, weights_of, why_whole
 from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
 from trainer.model.method import apply_method
 from trainer.model.mixture import settle_router
 from trainer.model.scratch import make_scratch
 from trainer.model.seq2seq import load_seq2seq
-from trainer.model.shard import probe_loss
-from trainer.model.unreached import freeze_unreached
+from trainer.model.shard import choose as choose_mode
+from trainer.model.shard import find_blocks, probe_loss
+from trainer.model.slices import UnsliceableError
+from trainer.model.unreached import freeze_kinds, freeze_unreached
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import Prepared
 from trainer.report.console import Console
@@ -91,8 +94,8 @@ def assemble(
     :param check: called before the first collective; it may raise to stop.
     :raises DropforgeError: on every rank, if they disagree or the recipe does not fit the model.
     """
-    built = build(settings, prepared, gang)
-    own = examine(built, settings)
+    built, look = begin(settings, prepared, gang, console)
+    own = examine(look, settings)
     plan = make_plan(settings, prepared, own.packs, width(built))
     check()
 
@@ -102,10 +105,13 @@ def assemble(
         plan = make_plan(settings, prepared, attention.packs, width(built))
     pad = pad_id(prepared.tokenizer)
     probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
-    loss = loss_model(built.model, attention.packs, masked=attention.masked)
+    loss = loss_model(look.model, attention.packs, masked=attention.masked)
     loss.precision = settings.train.precision
     choose_way(loss, probe)
-    frozen = freeze_unreached(built, loss, probe, gang.world)
+    frozen = freeze_unreached(look, loss, probe, gang.world)
+    if look is not built:
+        frozen = freeze_kinds(built, frozen)
+        loss = same_loss(built, loss)
     if frozen:
         console.say(f"{len(frozen)} weights are frozen, because the text does not reach them: {', '.join(frozen[:3])}")
     describe(console, built, plan, attention, loss, prepared)
@@ -114,12 +120,31 @@ def assemble(
     digest = plan.digest(prepared.plan_content)
     agree(gang, {"plan": digest, "loss": loss.way, "weights": weights_digest(built)})
     proof = prove(plan, gang, settings.train.micro_batch)
-    expected = probe_loss(loss, probe)
+    expected, frozen_weights = look_at_all(built, loss, probe, gang)
     # A checkpoint's weights come later. Of a classifier two rows are too few to tell a guess.
     if settings.base.scratch is not None and prepared.labels is None:
         nats = float(loss.told(torch.tensor(expected, dtype=torch.float64)))
         check_first_loss(nats, len(probe.targets), loss.place()[1])
-    return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof, frozen_digest(built))
+    return Assembly(prepared, built, attention, plan, pad, probe, loss, expected, digest, proof, frozen_weights)
+
+
+def begin(settings: Settings, prepared: Prepared, gang: Gang, console: Console) -> tuple[Built, Built]:
+    """The model to train, and the one on which is decided how: itself, or its first blocks where it is hollow."""
+    mode, _ = choose_mode(settings.parallel, settings.shard_group, gang)
+    reason = why_whole(settings, mode)
+    if reason is None:
+        try:
+            built = make_hollow(prepared.base, settings)
+            look = few_blocks(built, settings)
+        except UnsliceableError as error:
+            reason = str(error)
+        else:
+            check_context(built.model, settings.train.sequence_length)
+            return ready(built, prepared, gang), ready(look, prepared, gang)
+    if mode not in ("auto", "ddp") and settings.base.model is not None:
+        console.say(f"each rank reads the whole base model before it keeps its shard: {reason}")
+    built = build(settings, prepared, gang)
+    return built, built
 
 
 def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
@@ -148,12 +173,45 @@ def build(settings: Settings, prepared: Prepared, gang: Gang) -> Built:
         add_rows(model, new)
         built = apply_method(model, settings.train, new)
         check_context(built.model, settings.train.sequence_length)
+    return ready(built, prepared, gang)
+
+
+def ready(built: Built, prepared: Prepared, gang: Gang) -> Built:
+    """See that a model knows all tokens, and put it onto its device."""
     largest = max(int(part.ids.max()) if len(part.ids) else 0 for part in (prepared.train, prepared.eval))
     check_vocabulary(built.model, largest)
-    built.model.to(gang.device)
+    if built.slices is None:
+        built.model.to(gang.device)
+    else:
+        to_device(built, gang.device)
     if not is_classifier(built.model):
         built.model.config.use_cache = False
     return built
+
+
+def same_loss(built: Built, loss: LossModel) -> LossModel:
+    """The loss that was chosen on another model of the same code, of this one."""
+    model = built.model
+    attention = loss.model.config.get_text_config()._attn_implementation
+    if model.config.get_text_config()._attn_implementation != attention:
+        model.set_attn_implementation(attention)
+    found = loss_model(model, loss.packed, masked=loss.masked)
+    found.way, found.precision = loss.way, loss.precision
+    return found
+
+
+def look_at_all(built: Built, loss: LossModel, probe: Any, gang: Gang) -> tuple[float, str | None]:
+    """The loss of the whole model on the first rows, and the digest of what is not trained; all ranks take part."""
+    if built.slices is None:
+        return probe_loss(loss, probe), frozen_digest(built)
+    found = None
+    if gang.leader:  # one of them reads all files, and the others wait for it however long it takes
+        expected = first_loss(built, loss, probe, find_blocks(built.model))
+        found = expected, frozen_digest(built), sums_of_files(built)
+    gang.follow("the base model's first loss")
+    told: tuple[float, str | None, dict[str, int]] = gang.gather(found)[0]
+    built.slices.sums = told[2]
+    return told[:2]
 
 
 def examine(built: Built, settings: Settings) -> Attention:
@@ -224,6 +282,8 @@ def pad_id(tokenizer: Any) -> int:
 
 def weights_digest(built: Built) -> str:
     """A look at every weight, frozen ones too: ranks must begin alike, or shards of two models make one."""
+    if built.slices is not None:
+        return str(built.slices.digest())
     state = hashlib.sha256()
     for name, weight in built.model.named_parameters():
         values = weight.detach().reshape(-1)
@@ -238,8 +298,9 @@ def frozen_digest(built: Built) -> str | None:
     Of each go in the sum of all its values as integers, which no order of adding changes, and some of its values.
     """
     state = hashlib.sha256()
-    frozen = [(name, weight) for name, weight in built.model.named_parameters() if not weight.requires_grad]
-    for name, weight in frozen:
+    frozen = False
+    for name, weight in weights_of(built):
+        frozen = True
         bits = weight.detach().contiguous().reshape(-1).view(_INTEGERS[weight.element_size()])
         some = bits[:: max(1, bits.numel() // _LOOKS)].cpu().numpy().tobytes()
         state.update(f"{name} {weight.dtype} {tuple(weight.shape)} {int(bits.sum(dtype=torch.int64))} ".encode() + some)

@@ -135,12 +135,18 @@ def test_a_gpu_that_is_too_small_is_refused_before_the_start() -> None:
         load_recipe("sample", {"compute": {"gpu_memory_gb": 80}})
 
 
-def test_the_whole_model_is_on_each_gpu_before_it_is_shared_out() -> None:
-    recipe = load_recipe("llama-2-70b")
-    memory = estimate(recipe).memory
-    assert memory is not None
-    assert memory.total >= 4 * MODELS["llama-2-70b"][1]
-    assert memory.weights < memory.total / 7
+def test_the_whole_model_is_on_each_gpu_only_where_ranks_do_not_read_their_shards() -> None:
+    whole = 4 * MODELS["llama-2-70b"][1]
+    sliced = estimate(load_recipe("llama-2-70b"))
+    assert sliced.memory is not None
+    assert sliced.memory.total < whole / 4
+    read = estimate(load_recipe("llama-2-70b", {"train": {"method": "dora"}}))
+    assert read.memory is not None
+    assert read.memory.total >= whole
+    assert read.memory.weights < whole / 7
+    assert sliced.host is not None
+    assert read.host is not None
+    assert read.host > 7 * sliced.host
 
 
 def test_shapes_without_a_head_size_divide_the_width() -> None:

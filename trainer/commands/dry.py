@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
@@ -21,6 +21,7 @@ from trainer.data.plan import Plan
 from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.model.attention import ON_GPU, Attention
 from trainer.model.build import Built, check_context, check_vocabulary, name_labels
+from trainer.model.few import shortened_config
 from trainer.model.method import apply_method
 from trainer.model.mixture import settle_router
 from trainer.model.scratch import begin_decoder, scratch_config
@@ -28,8 +29,6 @@ from trainer.model.shard import blocks_to_compile, blocks_to_recompute
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
 from trainer.restore import bring_start
-
-_LAYERS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -133,24 +132,12 @@ def count_weights(config: Any, settings: Settings, new: Sequence[int]) -> tuple[
 
 
 def _shortened(config: Any, task: Task) -> tuple[Any, int]:
-    """A model of the config with few layers, but each kind of layer that it has."""
-    import copy
-
+    """A model of the config with few layers; and how many."""
     import torch
 
-    short = copy.deepcopy(config)
-    kinds = getattr(config, "layer_types", None)
-    whole = int(getattr(config, "num_hidden_layers", 0) or 0)
-    for name in ("num_decoder_layers", "decoder_layers"):  # of an encoder-decoder, whose other number is its encoder's
-        if task == "sequence-to-sequence" and (count := getattr(config, name, None)):
-            setattr(short, name, min(int(count), _LAYERS))
-    keep = min(whole, _LAYERS if not kinds else max(_LAYERS, 1 + max(kinds.index(kind) for kind in set(kinds))))
-    if keep:
-        short.num_hidden_layers = keep
-        if kinds:
-            short.layer_types = kinds[:keep]
+    short, layers = shortened_config(config)
     torch.manual_seed(0)
-    return make_model(short, task).eval(), keep or whole
+    return make_model(short, task).eval(), layers
 
 
 def make_model(config: Any, task: Task = "causal-lm") -> Any:

@@ -32,10 +32,12 @@ class Built:
     :param model: the Hugging Face model, adapters injected; its trainable weights are fp32. With a prefix, which cannot
         be injected, it is `whole`.
     :param whole: the peft model around it, if there are adapters.
+    :param slices: where weights without values (on torch's meta device) are read from, see `trainer.model.hollow`.
     """
 
     model: Any
     whole: Any = None
+    slices: Any = None
 
     def around(self, copied: Any) -> Built:
         """The same parts of a copy of `whole`, or of the model where there are no adapters."""

@@ -36,6 +36,7 @@ from trainer.data.batch import Batch
 from trainer.gang import Gang, collective
 from trainer.model.build import Built
 from trainer.model.compiled import compile_blocks, compiled
+from trainer.model.fill import fill_shards, sums_of_shard
 from trainer.model.isolation import largest_difference, tolerance
 from trainer.model.loss import LossModel, Precision
 from trainer.model.offload import ActivationsOnHost
@@ -236,6 +237,9 @@ class Sharded(Wrapped):
             unit.set_force_sum_reduction_for_comms(True)
         for name in ("logits", "next_logits"):
             register_fsdp_forward_method(loss, name)
+        if built.slices is not None:
+            fill_shards(built, self.mesh)
+            self._check_sums()
         self._trainable = built.trainable()
         self._check(len(blocks))
 
@@ -318,6 +322,18 @@ class Sharded(Wrapped):
         return sum(
             _local(weight).untyped_storage().nbytes() if weight.numel() else 0 for weight in self.loss.parameters()
         )
+
+    def _check_sums(self) -> None:
+        """See that the ranks together have read what the first one read of the whole."""
+        everyone = self.gang.gather(sums_of_shard(self.built, self.mesh))
+        copies = self.gang.world // self.shards
+        for name, whole in self.built.slices.sums.items():
+            if (sum(mine[name] for mine in everyone) - copies * whole) % (1 << 64):
+                raise ShardingError(
+                    "the sharded model",
+                    f"the ranks together have not read what the files have of {name}",
+                    "See that all nodes have the same files, or use `ddp`, and report this with the log",
+                )
 
     def _check(self, blocks: int) -> None:
         places = [*([Replicate()] if self.mesh.ndim == 2 else []), Shard(0)]

@@ -7,6 +7,7 @@ shrink them.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import torch
 
@@ -53,6 +54,15 @@ def freeze_unreached(built: Built, loss: LossModel, batch: Batch, ranks: int) ->
                 "Train with one rank, or choose another model",
             )
     return frozen
+
+
+def freeze_kinds(built: Built, frozen: Collection[str]) -> list[str]:
+    """Freeze the trainable weights that are of the kinds of some that were frozen in a shorter model; their names."""
+    kinds = {_kind(name) for name in frozen}
+    found = [(name, weight) for name, weight in built.trainable() if _kind(name) in kinds]
+    for _, weight in found:
+        weight.requires_grad_(False)
+    return [name for name, _ in found]
 
 
 def reached(loss: torch.Tensor) -> set[int]:
