@@ -53,7 +53,7 @@ def alone(ranks: Ranks, stages: dict[str, Stage]) -> Any:
 
 # One vector added to all keys shifts a row of scores by one number, which softmax does not see: the gradient of a bias
 # of keys is rounding and nothing else, and AdamW makes steps of its rate out of it.
-NOTHING = ("k_lin.bias",)
+NOTHING = ("k_lin.bias", "k_proj.bias")
 
 
 def apart(left: Tensors, right: Tensors) -> float:

@@ -25,6 +25,10 @@ ALL = [
     for turn, (kind, method) in enumerate((("t5", "full"), ("bart", "lora"), ("t5", "config"), ("bart", "full")))
     for place, (mode, ranks) in enumerate(SHARED)
 ]  # fmt: skip
+ALL += [
+    ("t5", Cell("fsdp", 2, "qlora", "padded", "same", "fp32", 1.0)),
+    ("bart", Cell("hybrid", 4, "qlora", "padded", "other", "fp32", 1.0)),
+]
 SOME = [
     ("t5", Cell("fsdp", 2, "full", "padded", "same", "fp32", 1.0)),
     ("bart", Cell("ddp", 2, "lora", "padded", "broken", "bf16", 1.0)),
@@ -56,8 +60,13 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
                 if method == "config"
                 else {"model": bases[kind], "scratch": None},
                 train={
-                    "method": "lora" if method == "lora" else "full",
-                    "lora": {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_proj", "v_proj"]},
+                    "method": method if method in ("lora", "qlora") else "full",
+                    "lora": {
+                        "r": 3,
+                        "alpha": 6,
+                        "dropout": 0.0,
+                        "targets": ["q_proj", "v_proj"] if method == "lora" else "all-linear",
+                    },
                     "tokens_per_step": None,
                     "rows_per_step": ROWS,
                     "max_steps": None,
