@@ -71,7 +71,7 @@ def test_large_weights_go_in_pieces_and_come_to_the_same(
     gradients, start = noise(3, *shape), torch.randn(shape)
     found = []
     for size in (1 << 22, 64, 1):
-        monkeypatch.setattr(compact, "_PIECE", size)
+        monkeypatch.setattr(compact, "PIECE", size)
         weight = nn.Parameter(start.clone())
         found.append(after(CompactAdamW(group(weight), lr=1e-2, betas=BETAS), weight, gradients))
     assert (found[0] - start).abs().max() > 1e-2
@@ -205,7 +205,7 @@ def test_eight_bits_go_in_pieces_and_rows_and_come_to_the_same(
     gradients, start = noise(3, *shape), torch.randn(shape)
     found = []
     for size in (1 << 22, 64, 1):
-        monkeypatch.setattr(eightbit, "_PIECE", size)
+        monkeypatch.setattr(eightbit, "PIECE", size)
         weight = nn.Parameter(start.clone())
         found.append(after(EightBitAdamW(group(weight), lr=1e-2, betas=BETAS), weight, gradients))
     assert (found[0] - start).abs().max() > 1e-2

@@ -13,59 +13,61 @@ embedding, would otherwise be moved by its first moment divided by nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.optim.adamw import adamw
 
-from trainer.loop.compact import EPSILON
+from trainer.loop.narrow import PIECE, NarrowAdamW, update_piece
 
 BLOCK: Final = 256  # values that share a scale, at most
 _NARROW: Final = 8  # a shorter row has more scales than values to save
 _SMALLEST: Final = 64  # the smallest block that the kernels know; a shorter row is filled up with zeros meanwhile
-_PIECE: Final = 1 << 22  # values that are in fp32 at once
 _SIGNED: Final = {"exp_avg": True, "exp_avg_sq": False}  # moments, and whether they can be negative
 
 
-class EightBitAdamW(torch.optim.Optimizer):
-    """Decoupled weight decay (https://arxiv.org/abs/1711.05101, algorithm 2) with quantised moments.
+class EightBitAdamW(NarrowAdamW):
+    """Both moments are quantised, but for those of weights with narrow rows."""
 
-    :param groups: as for `torch.optim.AdamW`, each with its `weight_decay`; fp32 weights.
-    :param lr: learning rate. :param betas: decays of the two moments.
-    """
+    @staticmethod
+    def first_moments(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Of each moment its 8 bits, shaped as the weight, and `NAME_scale`, (rows, blocks of a row) fp32; of a weight
+        with narrow rows fp32 moments."""
+        found = {}
+        width = _width(weight)
+        for name in _SIGNED:
+            if width is None:
+                found[name] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+            else:
+                found[name] = torch.zeros_like(weight, dtype=torch.uint8, requires_grad=False)
+                found[f"{name}_scale"] = _scales(weight, -(-width // _block(width)))
+        return {**found, "step": torch.zeros((), dtype=torch.float32, device=weight.device)}
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient."""
-        del closure
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    state = self.state[weight]
-                    if not state:
-                        state.update(first_moments(weight))
-                    _update(group, weight, state)
-
-
-def first_moments(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What is kept of a weight before its first gradient, laid out as the weight is: of each moment its 8 bits, shaped
-    as the weight, and `NAME_scale`, (rows, blocks of a row) fp32; fp32 moments of a weight with narrow rows."""
-    found = {}
-    width = _width(weight)
-    for name in _SIGNED:
-        if width is None:
-            found[name] = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
-        else:
-            found[name] = torch.zeros_like(weight, dtype=torch.uint8, requires_grad=False)
-            found[f"{name}_scale"] = _scales(weight, -(-width // _block(width)))
-    return {**found, "step": torch.zeros((), dtype=torch.float32, device=weight.device)}
+    @staticmethod
+    def _update(group: dict[str, Any], weight: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
+        assert weight.grad is not None
+        width = _width(weight)
+        names = [key for name in _SIGNED for key in (name, f"{name}_scale") if key in state]
+        kept = [_local(tensor) for tensor in (weight, weight.grad, *(state[name] for name in names))]
+        rows = max(1, PIECE // width) if width else 0
+        pieces = zip(*(torch.split(tensor, rows) for tensor in kept), strict=True) if rows else [tuple(kept)]
+        for values, gradient, *moments in pieces:
+            if not values.numel():  # a rank may hold nothing of a weight
+                continue
+            flat = torch.Size((len(values), width)) if width else values.shape
+            value = values.contiguous()
+            first, second = moments[0], moments[-1]
+            if width is not None:
+                first, second = _read(moments[:2], True, width), _read(moments[2:], False, width)
+            update_piece(group, value.view(flat), gradient.contiguous().view(flat), first, second, state["step"])
+            if not values.is_contiguous():  # then `contiguous` made a copy
+                values.copy_(value)
+            if width is not None:
+                _write(first, moments[:2], True)
+                _write(second, moments[2:], False)
+        state["step"] += 1
 
 
 def _width(weight: torch.Tensor) -> int | None:
@@ -91,45 +93,6 @@ def _scales(weight: torch.Tensor, blocks: int) -> torch.Tensor:
         shape=torch.Size((weight.shape[0], blocks)),
         stride=(blocks, 1),
     )
-
-
-def _update(group: dict[str, Any], weight: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
-    assert weight.grad is not None
-    width = _width(weight)
-    names = [key for name in _SIGNED for key in (name, f"{name}_scale") if key in state]
-    kept = [_local(tensor) for tensor in (weight, weight.grad, *(state[name] for name in names))]
-    rows = max(1, _PIECE // width) if width else 0
-    pieces = zip(*(torch.split(tensor, rows) for tensor in kept), strict=True) if rows else [tuple(kept)]
-    for values, gradient, *moments in pieces:
-        if not values.numel():  # a rank may hold nothing of a weight
-            continue
-        flat = torch.Size((len(values), width)) if width else values.shape
-        value = values.contiguous()
-        first, second = moments[0], moments[-1]
-        if width is not None:
-            first, second = _read(moments[:2], True, width), _read(moments[2:], False, width)
-        adamw(
-            [value.view(flat)],
-            [gradient.contiguous().view(flat)],
-            [first],
-            [second],
-            [],
-            [state["step"].clone()],  # the kernel counts, once for each piece
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=EPSILON,
-            maximize=False,
-        )
-        if not values.is_contiguous():  # then `contiguous` made a copy
-            values.copy_(value)
-        if width is not None:
-            _write(first, moments[:2], True)
-            _write(second, moments[2:], False)
-    state["step"] += 1
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config import Train
-from trainer.loop import eightbit
-from trainer.loop.compact import CompactAdamW, first_moments
+from trainer.loop.compact import CompactAdamW
+from trainer.loop.eightbit import EightBitAdamW
+from trainer.loop.narrow import NarrowAdamW
 
 BETAS: Final = (0.9, 0.95)
 
@@ -39,16 +40,14 @@ def make_optimizer(model: nn.Module, train: Train) -> torch.optim.Optimizer:
     if train.optimizer == "adamw-bf16":
         return CompactAdamW(groups, lr=train.learning_rate, betas=BETAS)
     if train.optimizer == "adamw-8bit":
-        return eightbit.EightBitAdamW(groups, lr=train.learning_rate, betas=BETAS)
+        return EightBitAdamW(groups, lr=train.learning_rate, betas=BETAS)
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, fused=True)
 
 
 def first_state(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the optimizer keeps of a weight before its first gradient, laid out as the weight is; it may be nothing."""
-    if isinstance(optimizer, eightbit.EightBitAdamW):
-        return eightbit.first_moments(weight)
-    if isinstance(optimizer, CompactAdamW):
-        return first_moments(weight)
+    if isinstance(optimizer, NarrowAdamW):
+        return optimizer.first_moments(weight)
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer": torch.zeros_like(weight, requires_grad=False)} if _has_momentum(optimizer) else {}
     moments = {key: torch.zeros_like(weight, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
