@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -84,6 +85,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def fused_cross_entropy() -> Callable[..., Any] | None:
     """torch's own head and loss in chunks of `rows`: sum over rows of (N, H) against (V, H). None before 2.13."""
     import torch
