@@ -13,12 +13,14 @@ https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.ht
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 from torch import nn
+
+from trainer.model.switch import switched_off
 
 _KINDS: Final = 64  # of inputs that code is made for; torch's own 8 are few for mixed kinds of blocks
 _BACKEND = "inductor"
@@ -62,17 +64,9 @@ def compiled(model: nn.Module) -> int:
     return len(_found(model))
 
 
-@contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
+def as_written(model: nn.Module) -> AbstractContextManager[None]:
     """Within it, blocks run their own code."""
-    blocks = _found(model)
-    for block in blocks:
-        block.on = False
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block.on = True
+    return switched_off(_found(model))
 
 
 def _found(model: nn.Module) -> list[_Forward]:

@@ -11,8 +11,8 @@ Training Deep Nets with Sublinear Memory Cost: https://arxiv.org/abs/1604.06174.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -25,6 +25,7 @@ from torch.utils.checkpoint import (
 )
 
 from trainer.config import Recompute
+from trainer.model.switch import switched_off
 
 _KEPT: Final = {
     getattr(torch.ops.aten, name).default
@@ -66,17 +67,9 @@ def recomputed(model: nn.Module) -> list[str]:
     return [found.mode for found in _found(model)]
 
 
-@contextmanager
-def everything_kept(model: nn.Module) -> Iterator[None]:
+def everything_kept(model: nn.Module) -> AbstractContextManager[None]:
     """Within it, blocks keep all that they compute."""
-    blocks = _found(model)
-    for block in blocks:
-        block.on = False
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block.on = True
+    return switched_off(_found(model))
 
 
 def _found(model: nn.Module) -> list[_Block]:
