@@ -144,6 +144,32 @@ def _read_config(folder: str | Path, revision: str | None) -> Any:
         ) from error
 
 
+def load_pretrained(
+    kind: Any, folder: str | Path, revision: str | None, what: str, mend: str, **more: Any
+) -> tuple[Any, list[str]]:
+    """A model in fp32, whatever the files hold, and the names of its weights that they lack, sorted.
+
+    :param kind: of transformers' auto classes. :param what: and :param mend: for the error. :param more: for the class.
+    :raises RecipeError: if it cannot be loaded.
+    """
+    try:
+        model, loaded = kind.from_pretrained(
+            str(folder),
+            revision=revision,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **more,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise RecipeError(
+            "recipe key `base.model`", f"{folder} cannot be loaded {what} with safetensors ({cause})", mend
+        ) from error
+    return model, sorted(loaded["missing_keys"])
+
+
 def load_classifier(
     folder: str | Path,
     revision: str | None = None,
@@ -165,25 +191,16 @@ def load_classifier(
         assert pad is not None
         name_labels(config, labels, pad)
     torch.manual_seed(seed)
-    try:
-        model, loaded = AutoModelForSequenceClassification.from_pretrained(
-            str(folder),
-            config=config,
-            revision=revision,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            "recipe key `base.model`",
-            f"{folder} cannot be loaded for sequence classification with safetensors ({cause})",
-            "Name a model that transformers knows for `AutoModelForSequenceClassification`",
-        ) from error
+    model, absent = load_pretrained(
+        AutoModelForSequenceClassification,
+        folder,
+        revision,
+        "for sequence classification",
+        "Name a model that transformers knows for `AutoModelForSequenceClassification`",
+        config=config,
+    )
     new = () if labels is None else tuple(f"{name}." for name in head_modules(model))
-    missing = sorted(name for name in loaded["missing_keys"] if not name.startswith(new) or _LAYER.search(name))
+    missing = [name for name in absent if not name.startswith(new) or _LAYER.search(name)]
     if missing:
         raise RecipeError(
             "recipe key `base.model`",
@@ -215,17 +232,13 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
             f"{folder} is an encoder-decoder, which reads a prompt and writes the answer to it",
             "Set `task: sequence-to-sequence`, or name a causal language model",
         )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), revision=revision, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            "recipe key `base.model`",
-            f"{folder} cannot be loaded as a causal language model with safetensors ({cause})",
-            "Name such a model, and see that this machine can reach it",
-        ) from error
+    model, _ = load_pretrained(
+        AutoModelForCausalLM,
+        folder,
+        revision,
+        "as a causal language model",
+        "Name such a model, and see that this machine can reach it",
+    )
     if any(str(name).endswith(_CLASSIFIER) for name in model.config.architectures or ()):
         raise RecipeError(
             "recipe key `base.model`",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dropforge.errors import RecipeError
+from trainer.model.build import load_pretrained
 from trainer.model.loss import TOLERANCE, LossModel, Way
 
 
@@ -22,23 +23,14 @@ def load_seq2seq(folder: str | Path, revision: str | None = None) -> Any:
     """
     from transformers import AutoModelForSeq2SeqLM
 
-    try:
-        model, loaded = AutoModelForSeq2SeqLM.from_pretrained(
-            str(folder),
-            revision=revision,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            "recipe key `base.model`",
-            f"{folder} cannot be loaded as an encoder-decoder with safetensors ({cause})",
-            "Name one, such as a T5 or a BART, or leave out `task: sequence-to-sequence`",
-        ) from error
-    if missing := sorted(loaded["missing_keys"]):
+    model, missing = load_pretrained(
+        AutoModelForSeq2SeqLM,
+        folder,
+        revision,
+        "as an encoder-decoder",
+        "Name one, such as a T5 or a BART, or leave out `task: sequence-to-sequence`",
+    )
+    if missing:
         raise RecipeError(
             "recipe key `base.model`",
             f"{folder} lacks {len(missing)} of its weights, as {missing[0]}",
