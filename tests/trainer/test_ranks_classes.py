@@ -11,7 +11,7 @@ from .matrix import Cell
 from .ranks import Ranks
 from .ranks_course import Course, run_course
 from .ranks_loop import Stage, make_stage
-from .test_ranks_matrix import ROWS, check_cell
+from .test_ranks_matrix import ROWS, STEPS, check_cell
 
 pytestmark = pytest.mark.dist
 
@@ -63,15 +63,8 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
                     "lora": {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_lin", "v_lin"]}
                     if kind == "encoder"
                     else {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_proj", "v_proj"]},
-                    "tokens_per_step": None,
-                    "rows_per_step": ROWS,
-                    "max_steps": None,
                     "epochs": 1.0,
-                    "learning_rate": 2e-3,
-                    "warmup": 2,
-                    "clip": 0.5,
-                    "eval_every": 3,
-                    "checkpoint_every": 2,
+                    **STEPS,
                 },
                 evaluate={"max_rows": 9},
             )

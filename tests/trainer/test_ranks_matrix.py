@@ -27,6 +27,16 @@ WIDE = wide_cells()
 COVER = cover(WIDE)
 ROWS = 5  # of a step: no number of ranks here divides it, and the last step has fewer than four ranks want
 STOP = 3
+STEPS: dict[str, Any] = {  # of a training in a cell
+    "tokens_per_step": None,
+    "rows_per_step": ROWS,
+    "max_steps": None,
+    "learning_rate": 2e-3,
+    "warmup": 2,
+    "clip": 0.5,
+    "eval_every": 3,
+    "checkpoint_every": 2,
+}
 # So many training rows make five to eight steps, with both tokenizers; the last step is never a whole one.
 TRAIN_ROWS = {("packed", 1.0): 44, ("packed", 2.5): 24, ("padded", 1.0): 28, ("padded", 2.5): 11}
 WORDS = ["the", "red", "cat", "sees", "a", "green", "bird", "under", "old", "tree"]
@@ -76,16 +86,9 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], Stage
                 train={
                     "method": "lora" if cell.method == "lora" else "full",
                     "lora": {"r": 3, "alpha": 6, "dropout": 0.0, "targets": ["q_proj", "v_proj"]},
-                    "tokens_per_step": None,
-                    "rows_per_step": ROWS,
                     "max_rows": TRAIN_ROWS[cell.rows, cell.epochs],
-                    "max_steps": None,
                     "epochs": cell.epochs,
-                    "learning_rate": 2e-3,
-                    "warmup": 2,
-                    "clip": 0.5,
-                    "eval_every": 3,
-                    "checkpoint_every": 2,
+                    **STEPS,
                 },
                 evaluate={"max_rows": 5},
             )

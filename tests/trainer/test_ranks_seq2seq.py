@@ -12,7 +12,7 @@ from .ranks import Ranks
 from .ranks_course import Course, run_course
 from .ranks_loop import Stage, make_stage
 from .test_ranks_generate import answered
-from .test_ranks_matrix import ROWS, check_cell, shared
+from .test_ranks_matrix import ROWS, STEPS, check_cell, shared
 
 pytestmark = pytest.mark.dist
 
@@ -50,7 +50,6 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
     def find(kind: str, method: str) -> Stage:
         if (kind, method) not in known:
             name = f"{kind}-{method}"
-
             known[kind, method] = make_stage(
                 toy,
                 name,
@@ -67,15 +66,8 @@ def stage_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
                         "dropout": 0.0,
                         "targets": ["q_proj", "v_proj"] if method == "lora" else "all-linear",
                     },
-                    "tokens_per_step": None,
-                    "rows_per_step": ROWS,
-                    "max_steps": None,
                     "epochs": 1.0,
-                    "learning_rate": 2e-3,
-                    "warmup": 2,
-                    "clip": 0.5,
-                    "eval_every": 3,
-                    "checkpoint_every": 2,
+                    **STEPS,
                 },
                 evaluate={"max_rows": 9, "generation": ASKED},
             )
