@@ -1,7 +1,6 @@
 """What a run would cost, before anything starts: weights, memory of a rank, steps and tokens. Arithmetic, no torch.
 
-Memory is counted tensor by tensor: what the library's decoders keep for the backward pass (`_GATED`, `_PLAIN`) was
-read off `torch.autograd.graph.saved_tensors_hooks` and agrees with the allocations of a whole pass to 2 %.
+Memory is counted tensor by tensor; what a pass holds is in `dropforge.activations`.
 Weights, gradients and two AdamW moments in fp32 are 16 bytes a trained weight
 (https://arxiv.org/abs/1910.02054, section 3.1). `bench.estimate` holds the sum against peaks of whole trainings on CPU.
 Nothing of it was held against a GPU.
@@ -16,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
+from dropforge.activations import arithmetic_of, passes_bytes, shard_ranks, trains
 from dropforge.errors import RecipeError
 from dropforge.methods import LOW_RANK, nf4_bytes
 from dropforge.recipe import Recipe
@@ -29,36 +29,6 @@ RUNTIME_BYTES: Final = 950_000_000  # torch, transformers and a run without a mo
 HOLES: Final = {("full", "fp32"): 1.2, ("full", "bf16"): 1.5, ("lora", "fp32"): 2.2, ("lora", "bf16"): 2.2}
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
-
-# Bytes that a block keeps for its backward pass, for each token and each unit of (hidden size, width of the query
-# heads, width of the MLP), by what is trained and the arithmetic: `cast` computes in bf16 with fp32 weights
-# (autocast), `bf16` has bf16 weights too (sharded); fp16 takes as much.
-_GATED: Final = {
-    ("full", "fp32"): (24, 16, 16),
-    ("lora", "fp32"): (16, 16, 16),
-    ("full", "cast"): (26, 8, 8),
-    ("lora", "cast"): (18, 10, 8),
-    ("full", "bf16"): (16, 8, 8),
-    ("lora", "bf16"): (12, 8, 8),
-}
-_PLAIN: Final = {  # GPT-2: a plain MLP, whose GELU is made of several operations
-    ("full", "fp32"): (16, 16, 20),
-    ("lora", "fp32"): (16, 16, 20),
-    ("full", "cast"): (12, 8, 10),
-    ("lora", "cast"): (12, 10, 10),
-    ("full", "bf16"): (8, 8, 10),
-    ("lora", "bf16"): (8, 8, 10),
-}
-_ENCODER: Final = {  # DistilBERT: one matrix each for queries, keys and values, and a GELU in one operation
-    ("full", "fp32"): (16, 16, 8),
-    ("lora", "fp32"): (16, 16, 8),
-    ("full", "cast"): (16, 8, 4),
-    ("lora", "cast"): (16, 10, 4),
-    ("full", "bf16"): (8, 8, 4),
-    ("lora", "bf16"): (8, 8, 4),
-}
-_KEPT: Final = {"gpt2": _PLAIN, "distilbert": _ENCODER}  # and all others are gated
-_NORMED: Final = {"fp32": 8, "cast": 6, "bf16": 6}  # Qwen 3: norms of queries and keys, where all weights are trained
 
 
 @dataclass(frozen=True)
@@ -264,7 +234,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     held = 4 * (shape.root + 2 * shape.block) if reads_slices(recipe) else whole
     found = replace(found, whole=max(0, held - found.weights - states))
-    holes = HOLES[_trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
+    holes = HOLES[trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
     return replace(found, heap=int((found.total - found.runtime) * (holes - 1)))
 
 
@@ -293,58 +263,6 @@ def offloaded_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.
     return found
 
 
-def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
-    """What a forward and a backward pass hold at their fullest: activations, and what the loss takes."""
-    train = recipe.train
-    length, tokens = train.sequence_length, rows * train.sequence_length
-    arithmetic = _arithmetic(recipe)
-    if isinstance(shape, Seq2SeqShape):
-        return _pairs_bytes(recipe, shape, rows, arithmetic, targets)
-    width = 4 if arithmetic == "fp32" else 2
-    hidden, wide, mlp = _KEPT.get(shape.kind, _GATED)[_trains(recipe), arithmetic]
-    # The log-sum of each head and the deviations of two norms.
-    each = hidden * shape.hidden + wide * shape.wide + 4 * shape.heads + 8
-    each += shape.chosen * (2 * width * shape.hidden + mlp * shape.mlp) if shape.experts else mlp * shape.mlp
-    if shape.kind == "qwen3":
-        normed = _NORMED[arithmetic] if train.method == "full" else 4
-        each += normed * (shape.wide + shape.narrow) + 4 * (shape.heads + shape.kv_heads)
-    if train.method in LOW_RANK:
-        each += width * train.lora.r * len(shape.linears)
-    if train.packing != "off":
-        each += width * length  # the mask that keeps documents apart, as attention takes it
-    stream = 2 if arithmetic == "bf16" else 4  # bytes of what goes from block to block
-    products = sum(outputs for _, outputs in shape.linears.values()) + shape.chosen * (2 * shape.mlp + shape.hidden)
-    again = {
-        "none": each,
-        "selective": stream * shape.hidden + width * (products + shape.wide) + 4 * shape.heads,
-        "full": stream * shape.hidden,
-    }[train.activation_checkpointing]
-    one = 0 if train.activation_checkpointing == "none" else each  # the block that is computed again
-    kept = tokens * (shape.layers * min(again, each) + one)
-    within = tokens * 4 * (2 * shape.mlp * max(1, shape.chosen) + 3 * shape.hidden)  # of the last block's backward pass
-    if recipe.task == "classification":
-        return kept + within, 0
-    if train.precision != "fp16" and shape.vocab > shape.hidden:  # in chunks
-        head = 4 * shape.vocab * shape.hidden if train.method == "full" else 0
-        return kept + within, head
-    logits = int(12 * tokens * targets) * shape.vocab  # logits or their gradient, logarithms, and the gradient of these
-    return kept + min(within, 12 * tokens * shape.hidden), logits
-
-
-def _pairs_bytes(recipe: Recipe, shape: Seq2SeqShape, rows: int, arithmetic: str, targets: float) -> tuple[int, int]:
-    """Of an encoder-decoder: see `passes_bytes`."""
-    train = recipe.train
-    target = max(1, round(train.sequence_length * targets))
-    rank = train.lora.r if train.method in LOW_RANK else 0
-    kept = rows * shape.kept(
-        _trains(recipe), arithmetic, rank, train.activation_checkpointing, train.sequence_length - target, target
-    )
-    within = rows * target * 4 * (2 * shape.decoder_mlp + 3 * shape.hidden)  # of the last block's backward pass
-    if arithmetic == "fp32" and shape.vocab > shape.hidden:  # in chunks
-        return kept + within, 4 * shape.vocab * shape.hidden if train.method == "full" else 0
-    return kept + min(within, 12 * rows * target * shape.hidden), 12 * rows * target * shape.vocab
-
-
 def largest_micro_batch(recipe: Recipe, shape: Shape, room: float, targets: float = 1.0) -> int:
     """Most rows of a forward pass with which a rank fits into `room` bytes; 0 if not even one does."""
     one = memory_of(recipe, shape, 1, targets).total
@@ -360,20 +278,9 @@ def largest_micro_batch(recipe: Recipe, shape: Shape, room: float, targets: floa
     return few
 
 
-def _trains(recipe: Recipe) -> str:
-    """What a pass keeps depends on: whether products with the base's weights need them for gradients."""
-    return "full" if recipe.train.method == "full" else "lora"
-
-
-def _arithmetic(recipe: Recipe) -> str:
-    if recipe.train.precision == "fp32":
-        return "fp32"
-    return "bf16" if shard_ranks(recipe) > 1 else "cast"
-
-
 def _working(recipe: Recipe, shape: Shape, adapters: int) -> int:
     """Weights that a rank has beside its own while it computes, and their gradients before these are shared out."""
-    arithmetic, packed = _arithmetic(recipe), recipe.train.method == "qlora"
+    arithmetic, packed = arithmetic_of(recipe), recipe.train.method == "qlora"
     width = 4 if arithmetic == "fp32" else 2
     unpacked = width * max(inputs * outputs for inputs, outputs in shape.linears.values()) if packed else 0
     if shard_ranks(recipe) == 1:
@@ -399,18 +306,6 @@ def reads_slices(recipe: Recipe) -> bool:
     plain = recipe.task == "causal-lm" and train.method in ("full", "lora") and not base.new_tokens
     plain = plain and train.offload not in ("states", "all")
     return plain and base.model is not None and shard_ranks(recipe) > 1
-
-
-def shard_ranks(recipe: Recipe) -> int:
-    """Ranks that hold one copy of the weights, gradients and moments together."""
-    compute = recipe.compute
-    match compute.parallel:
-        case "fsdp" | "fsdp-no-reshard":
-            return compute.nodes * compute.processes_per_node
-        case "hybrid":
-            return compute.shard_group or compute.processes_per_node
-        case _:
-            return 1
 
 
 def _room(recipe: Recipe) -> float | None:

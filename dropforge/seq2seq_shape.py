@@ -15,9 +15,9 @@ from dropforge.shape import LARGEST, Shape
 _BART_OFFSET: Final = 2  # rows of its tables of positions that no token has
 
 # Bytes that a block keeps for its backward pass, for each of its tokens, by what is trained and the arithmetic (see
-# `dropforge.estimate`): of each unit of the hidden size, of the width of the heads, and of the heads times the length,
-# where attention keeps its scores; then what a decoder's block keeps more of the first two for its attention to the
-# encoder's states, and of each token of the source for each unit of the heads' width.
+# `dropforge.activations`): of each unit of the hidden size, of the width of the heads, and of the heads times the
+# length, where attention keeps its scores; then what a decoder's block keeps more of the first two for its attention
+# to the encoder's states, and of each token of the source for each unit of the heads' width.
 _KEPT: Final = {
     ("t5", "full", "fp32"): (24, 16, 4, 12, 8, 8),
     ("t5", "lora", "fp32"): (16, 16, 4, 8, 8, 8),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from dropforge.estimate import check_memory, estimate, memory_text, passes_bytes
+from dropforge.activations import passes_bytes
+from dropforge.estimate import check_memory, estimate, memory_text
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
