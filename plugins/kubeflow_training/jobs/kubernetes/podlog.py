@@ -25,7 +25,8 @@ from kubeflow_training.jobs.errors import (
 )
 from kubeflow_training.jobs.kinds import Kind
 from kubeflow_training.jobs.kubernetes.client import AsyncCluster, Backoff, NotThereError
-from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines, instant
+from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines, instant, nanoseconds
+from kubeflow_training.jobs.kubernetes.rotation import Rotation
 from kubeflow_training.jobs.shapes import items, mapping
 from kubeflow_training.jobs.waiting.joblog import JobLog
 from kubeflow_training.jobs.waiting.signals import happens
@@ -42,6 +43,9 @@ _HELD_SECONDS: Final = 0.5  # without a byte, after which lines are no longer he
 _NEVER_READ_SECONDS: Final = 5.0
 _PROGRESS_SECONDS: Final = 30.0
 _ROTATED: Final = "the node has rotated it away or removed it (it keeps about 10 MiB of a container)"
+_OUTRUN: Final = "it was written faster than it could be read, and the node has rotated it away"
+_ROTATION_SECONDS: Final = 3.0  # the node looks every ten whether a file is full
+_ROTATION_BYTES: Final = 1 << 16  # a log that brings less in that time is not behind
 _FOLLOWERS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -60,6 +64,7 @@ class PodLog:
         self._path = f"/api/v1/namespaces/{namespace}/pods/{quote(self.name, safe='')}/log"
         left = self._left()
         self._cursor = Cursor.of(left)
+        self._rotation = Rotation()
         self.done = bool(left and left.get("done"))
         self._restarts = self._restarts_read = 0
         self.ended = False
@@ -177,6 +182,7 @@ class PodLog:
     async def _follow(self) -> None:
         """Follow the log, but not much longer than its container lives: a connection may outlast it."""
         reading = asyncio.ensure_future(self._read(True))
+        watching = asyncio.ensure_future(self._watch_rotation())
         try:
             while not reading.done():
                 self._news.clear()
@@ -193,11 +199,24 @@ class PodLog:
                 reading.result()
         finally:
             reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(reading, watching, return_exceptions=True)
+
+    async def _watch_rotation(self) -> None:
+        """Learn how the newest file begins, as long as so much comes that the reading may be a file behind."""
+        while True:
+            before = self.bytes
+            await asyncio.sleep(_ROTATION_SECONDS)
+            if self._showing or self.bytes - before >= _ROTATION_BYTES:
+                with suppress(JobError):
+                    stamp = await newest_file(self._cluster, self._path, self._container)
+                    if stamp is not None:
+                        self._rotation.begins(stamp)
 
     async def _read(self, follow: bool) -> None:
         """Read to the end; with `follow` that is the container's end, or whenever the server ends it."""
         self._cursor = Cursor.of(self._left())
+        self._rotation = Rotation(self._cursor.at)
         params = [("container", self._container), ("timestamps", "true")]
         if follow:
             params.append(("follow", "true"))
@@ -236,12 +255,15 @@ class PodLog:
     async def _show(self, batch: Batch) -> None:
         if batch.gap is not None and not await self._close_gap(batch.gap[1]):
             self._gap(_ROTATED, batch.gap)
-        if batch.lines:
-            self._showing = True
-            try:
-                await self._log.add(self.name, self.replica, batch.lines, partial(self._position_after, batch))
-            finally:
-                self._showing = False
+        for part in self._rotation.parts(batch):
+            if part.gap is not None:
+                self._gap(_OUTRUN, part.gap)
+            if part.lines:
+                self._showing = True
+                try:
+                    await self._log.add(self.name, self.replica, part.lines, partial(self._position_after, part))
+                finally:
+                    self._showing = False
 
     async def _close_gap(self, until: int) -> bool:
         """After a restart of the container the missing lines stand in the log of the one before.
@@ -356,12 +378,23 @@ async def tail(cluster: AsyncCluster, path: str, container: str, lines: int) -> 
 
     :raises JobError: if they cannot be had.
     """
-    data = b""
     params = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(_LINE * 4))]
+    return (await _whole(cluster, path, params)).splitlines()
+
+
+async def newest_file(cluster: AsyncCluster, path: str, container: str) -> int | None:
+    """Stamp of the first line in the newest file of a container's log (nanoseconds since 1970); None without a line.
+
+    :raises JobError: if it cannot be had.
+    """
+    params = [("container", container), ("timestamps", "true"), ("limitBytes", "64")]
+    stamp, space, _ = (await _whole(cluster, path, params)).partition(" ")
+    return nanoseconds(stamp) if space else None
+
+
+async def _whole(cluster: AsyncCluster, path: str, params: list[tuple[str, str]]) -> str:
     async with cluster.stream("log", path, params, _READ_SILENCE) as blocks:
-        async for block in blocks:
-            data += block
-    return data.decode(errors="replace").splitlines()
+        return b"".join([block async for block in blocks]).decode(errors="replace")
 
 
 @asynccontextmanager
