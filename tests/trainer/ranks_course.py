@@ -39,12 +39,18 @@ class Course:
     moments: Tensors
 
 
-def run_course(gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | None = None) -> Course:
+def run_course(
+    gang: Gang, stage: Stage, packs: bool, folder: str, stop: int | None = None, probes: bool = True
+) -> Course:
     """Train to the end, from the newest checkpoint in a folder if there is one.
 
     :param stop: the last rank gets a SIGTERM as it begins this step; the others hear of it from the collective.
+    :param probes: whether memory and the adding up of micro-batches are looked at before the first step, which takes a
+        third of so short a training.
     """
     loop = make_loop(gang, stage, packs, folder)
+    if not probes:
+        loop._check_fit = loop._check_accumulation = lambda: None  # type: ignore[method-assign]
     said: list[str] = []
     loop.console.say = loop.checkpoints.say = said.append  # type: ignore[method-assign]
     resumed = loop.resume()

@@ -210,7 +210,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, toy_rows: dict[str, Any]) -
             base={"model": base, "scratch": None},
             train={
                 "method": method,
-                "lora": {"r": 3, "alpha": 6, "dropout": 0.1},
+                "lora": {"r": 3, "alpha": 6, "dropout": 0.1, "targets": ["q_proj", "down_proj"]},
                 "tokens_per_step": 64 * 5,
                 "max_steps": STEPS,
                 "schedule": "constant",
@@ -236,7 +236,7 @@ def taken_apart(gang: Gang, stage: Stage, *rest: Any) -> Outcome:
         ("full", "fsdp", 2, "fp32", True, "none", taken_apart),
         ("lora", "ddp", 2, "fp16", True, "full", taken_apart),
         ("full", "fsdp-no-reshard", 2, "bf16", False, "none", taken_apart),
-        ("lora", "hybrid", 4, "fp32", True, "full", taken_apart),
+        ("full", "hybrid", 4, "fp32", True, "full", taken_apart),
     ],
 )
 def test_ranks_learn_from_compiled_blocks_what_they_learn_without(

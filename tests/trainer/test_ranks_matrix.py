@@ -147,7 +147,9 @@ def check_cell(ranks: Ranks, stage: Stage, one: Course, cell: Cell) -> None:
     shutil.copytree(f"{stage.spec.root}/{begun_in(cell)}", f"{stage.spec.root}/{folder}")
     if cell.resume == "broken":
         damage(Path(stage.spec.root) / folder / "checkpoints" / f"step-{STOP}" / "rank-0.safetensors")
-    second: list[Course] = ranks(run_course, world, there, packs, folder)
+    # Elsewhere only what begins is probed, whose steps those of the others are compared with.
+    probes = cell in COVER
+    second: list[Course] = ranks(run_course, world, there, packs, folder, None, probes)
     begin = second[0].resumed
     assert begin == (STOP - 1 if cell.resume == "broken" else STOP)
     assert any(f"step-{STOP} is broken" in line for line in second[0].said) is (cell.resume == "broken")
@@ -158,7 +160,9 @@ def check_cell(ranks: Ranks, stage: Stage, one: Course, cell: Cell) -> None:
             for key in ("losses", "norms", "rates", "took"):
                 assert getattr(again, key)[STOP] == getattr(before, key)[STOP]
     if cell.resume == "same":  # and a stop and a resume change nothing at all, neither do checkpoints
-        whole: list[Course] = ranks(run_course, world, here.change(checkpoint_every=100), packs, f"{folder}-whole")
+        whole: list[Course] = ranks(
+            run_course, world, here.change(checkpoint_every=100), packs, f"{folder}-whole", None, probes
+        )
         for ran, before, after in zip(whole, first, second, strict=True):
             assert (ran.counters, ran.evaluations) == (after.counters, after.evaluations)
             for key in ("losses", "norms", "rates", "took"):
@@ -210,17 +214,21 @@ def expect(found: list[Course], one: Course, stage: Stage, numbers: range) -> No
         assert (rank.losses, rank.norms, rank.rates) == (leader.losses, leader.norms, leader.rates)
         assert (rank.counters, rank.evaluations) == (leader.counters, leader.evaluations)
     if numbers[0] == 1:
-        distance = apart_together if not fine and cancels(stage) else apart
+        distance = apart_together if not fine and is_coarse(stage) else apart
         assert distance(leader.gradients, one.gradients) < (1e-5 if fine else 5e-2)
         assert fine or apart(leader.gradients, one.gradients) > 1e-5  # it was bf16
 
 
-def cancels(stage: Stage) -> bool:
-    """A new classifier gives all rows of a step nearly the same state, so that what their labels say nearly cancels.
+def is_coarse(stage: Stage) -> bool:
+    """Whether bf16 alone moves single tensors' gradients by a tenth, on one rank as well.
 
-    Shards in bf16 were seen to be a fifth off in single tensors there, a fortieth in all together.
+    A new classifier gives all rows of a step nearly the same state, so that what their labels say nearly cancels: a
+    fifth in single tensors was seen, a fortieth in all together. The ReLU of a T5 lets through or not by a hair: a
+    tenth in its MLPs; ranks in bf16 were within half a percent of one rank in bf16.
     """
-    return stage.settings.task == "classification" and stage.settings.base.scratch is not None
+    settings = stage.settings
+    new_classifier = settings.task == "classification" and settings.base.scratch is not None
+    return new_classifier or settings.task == "sequence-to-sequence"
 
 
 def expect_end(found: list[Course], one: Course, stage: Stage, cell: Cell) -> None:
@@ -231,7 +239,7 @@ def expect_end(found: list[Course], one: Course, stage: Stage, cell: Cell) -> No
         assert apart(leader.weights, one.weights) < 1e-4
     else:
         # AdamW moves a weight by its rate whatever the gradient's size: tensors that began at zero tell nothing
-        assert apart_together(leader.weights, one.weights) < (3e-2 if cancels(stage) else 1e-2)
+        assert apart_together(leader.weights, one.weights) < (3e-2 if is_coarse(stage) else 1e-2)
     assert {weight.dtype for weight in leader.weights.values()} == {torch.float32}
     for found_here, found_alone in zip(leader.evaluations, one.evaluations, strict=True):
         for key in ("step", "rows", "target_tokens", "precision"):
