@@ -1,7 +1,8 @@
-"""Methods of training by name: those that add adapters, and those that are not done here."""
+"""Methods and precisions of training by name: those that add adapters, and those that are not done here."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 LOW_RANK: Final = ("lora", "dora", "qlora")  # adapters that can be merged into their base
@@ -32,6 +33,20 @@ def refusal(method: object) -> tuple[str, str] | None:
     return (
         f"`{method}` learns from preferences or rewards, and here models learn from what rows say",
         f"Fine-tune with `full` or `lora`, and give the model that the run exports to TRL's {trainer}",
+    )
+
+
+_NARROW: Final = re.compile(r"(mx|nv)?-?(fp|float)-?[48](-.*)?")
+
+
+def narrow(precision: object) -> tuple[str, str] | None:
+    """Cause and mend for arithmetic in 8 bits or fewer; None for any other value."""
+    if not isinstance(precision, str) or not _NARROW.fullmatch(precision.lower().replace("_", "-")):
+        return None
+    return (
+        f"`{precision}` is not done: its usual scales are taken over a whole micro-batch, so that what a row teaches "
+        "would depend on the rows beside it",
+        "Use `bf16`; `method: qlora` and `optimizer: adamw-8bit` save memory",
     )
 
 

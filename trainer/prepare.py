@@ -101,6 +101,7 @@ def prepare(
     *,
     first: bool = True,
     keep: bool = True,
+    weights: bool = True,
     patience: float = PATIENCE,
 ) -> None:
     """Fill the scratch folder.
@@ -108,6 +109,8 @@ def prepare(
     :param check: called now and then; it may raise to stop.
     :param first: whether this is the first node; the others wait for what it stores.
     :param keep: whether to take over, and to store, what is prepared in the run's folder.
+    :param weights: whether the base model's are needed; those of a model that the run goes on from are held to their
+        digests either way.
     :raises DataError: if the dataset is not what the run was planned for.
     :raises DropforgeError: if what was made here is not what is stored.
     """
@@ -127,7 +130,8 @@ def prepare(
                 "run.json names no commit of the hub, so two nodes or two attempts could take different weights",
                 "Start a new run, whose plan pins it",
             )
-        base = str(fetch_base(settings.base.model, settings.base.revision, scratch / "base"))
+        whole = weights or bool(spec.start and spec.start.files)
+        base = str(fetch_base(settings.base.model, settings.base.revision, scratch / "base", weights=whole))
         check_files(spec.start, Path(base))
     labels = None
     if settings.task == "classification":

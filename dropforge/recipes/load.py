@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dropforge.errors import RecipeError
-from dropforge.methods import refusal
+from dropforge.methods import narrow, refusal
 from dropforge.recipe import Recipe
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
 
@@ -101,6 +101,10 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
     train = values.get("train")
     if isinstance(train, Mapping) and (refused := refusal(train.get("method"))) is not None:
         raise RecipeError("recipe key `train.method`", *refused)
+    for section in ("train", "evaluate"):
+        part = values.get(section)
+        if isinstance(part, Mapping) and (refused := narrow(part.get("precision"))) is not None:
+            raise RecipeError(f"recipe key `{section}.precision`", *refused)
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:

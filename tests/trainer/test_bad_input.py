@@ -7,17 +7,20 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from dropforge.layout import dataset_prefix
+from dropforge.recipes.rules import SIZES
 from dropforge.run import ExitCode
 from trainer.model import fit
 from trainer.rank import main
 
+from .classes import labelled_rows
 from .ranks_loop import make_base
 from .toy import Toy, sample_rows, write_dataset
 
@@ -89,6 +92,30 @@ def more_blocks_than_there_are(bad: Bad) -> None:
     bad.on_base(freeze={"blocks": 4})
 
 
+def four_bits_of_a_model_without_linear_layers(bad: Bad) -> None:
+    bad.base = make_base(Path(bad.base) / "gpt2", kind="gpt2")
+    bad.on_base(method="qlora")
+
+
+def four_bits_without_their_library(bad: Bad) -> None:
+    def absent(name: str) -> str:
+        if name == "bitsandbytes":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    bad.patch.setattr("trainer.compat.version", absent)
+    bad.on_base(method="qlora")
+
+
+def a_key_that_no_config_has(bad: Bad) -> None:
+    config = {"model_type": "llama", "vocab_size": 320, "hidden_sise": 32}
+    bad.change(lambda values: values["recipe"]["base"].update(scratch={**dict.fromkeys(SIZES), "config": config}))
+
+
+def narrower_than_is_done(bad: Bad) -> None:
+    bad.change(lambda values: values["recipe"]["train"].update(precision="fp8"))
+
+
 def learns_from_preferences(bad: Bad) -> None:
     bad.change(lambda values: values["recipe"]["train"].update(method="dpo"))
 
@@ -153,8 +180,34 @@ def checkpoint_of_another_recipe(bad: Bad) -> None:
     bad.change(lambda values: values["recipe"]["train"].update(learning_rate=1e-4, log_every=1))
 
 
+def with_a_head(bad: Bad) -> None:
+    """Of two labels that no row has."""
+    AutoModelForSequenceClassification.from_pretrained(bad.base).save_pretrained(bad.base)
+
+
+def a_head_where_text_is_asked_for(bad: Bad) -> None:
+    with_a_head(bad)
+    bad.on_base()
+
+
+def a_head_of_other_labels(bad: Bad) -> None:
+    with_a_head(bad)
+    bad.run(task="classification", base={"model": bad.base, "scratch": None}, train={"max_steps": 2})
+    bad.dataset({"train": labelled_rows(40, 0), "eval": labelled_rows(9, 1)})
+
+
+def a_classifiers_labels_that_changed(bad: Bad) -> None:
+    """Of a run that goes on: its head knows the labels that it began with."""
+    bad.run(task="classification", train={"max_steps": 2})
+    rows = labelled_rows(40, 0)
+    bad.dataset({"train": rows, "eval": labelled_rows(9, 1)})
+    trained(bad)
+    renamed = {"animal": "beast"}
+    bad.dataset({"train": [{**row, "label": renamed.get(row["label"], row["label"])} for row in rows], "eval": rows})
+
+
 def labels_that_changed(bad: Bad) -> None:
-    """Rows with the same text and another label make another dataset; nothing is trained on labels yet."""
+    """Rows with the same text and another label make another dataset, which a language model does not read."""
     rows = sample_rows(40)
     bad.dataset({"train": [{**row, "label": "good"} for row in rows], "eval": sample_rows(5)})
     trained(bad)
@@ -188,6 +241,10 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (attention_it_has_not, ExitCode.BAD_RECIPE, "train.attention`: BloomForCausalLM does not run `sdpa`", "Use `auto`"),
     (a_target_it_has_not, ExitCode.BAD_RECIPE, "no linear layer of LlamaForCausalLM has the name `c_attn`", "v_proj"),
     (more_blocks_than_there_are, ExitCode.BAD_RECIPE, "4 are to be frozen, and the model has 3", "Set it to 3"),
+    (four_bits_of_a_model_without_linear_layers, ExitCode.BAD_RECIPE, "`qlora` puts linear layers", "Use `lora`"),
+    (four_bits_without_their_library, ExitCode.BAD_RECIPE, "needs the package bitsandbytes", "dropforge[quantised]"),
+    (a_key_that_no_config_has, ExitCode.BAD_RECIPE, "config.hidden_sise`: llama has no such key", "`hidden_size`"),
+    (narrower_than_is_done, ExitCode.BAD_RECIPE, "train.precision`: `fp8` is not done", "Use `bf16`"),
     (learns_from_preferences, ExitCode.BAD_RECIPE, "learns from preferences or rewards", "TRL's DPOTrainer"),
     (a_token_that_is_there, ExitCode.BAD_RECIPE, "'<|im_end|>' is token 4 of the base", "Leave it out"),
     (more_than_the_memory, ExitCode.BAD_RECIPE, "train.micro_batch`: forward and backward pass of 2 row(s)", "Set `"),
@@ -200,6 +257,9 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (other_rows_than_planned, ExitCode.BAD_DATA, "the run was planned for toy/", "Start a new run for this dataset"),
     (harmed_shard, ExitCode.BAD_DATA, "its SHA-256 is", "Curate again"),
     (checkpoint_of_another_recipe, ExitCode.BAD_RECIPE, "train.learning_rate: 0.005 -> 0.0001", "Free to change are"),
+    (a_head_where_text_is_asked_for, ExitCode.BAD_RECIPE, "gives labels and no text", "Set `task: classification`"),
+    (a_head_of_other_labels, ExitCode.BAD_RECIPE, "knows the labels 'LABEL_0', 'LABEL_1'", "Name"),
+    (a_classifiers_labels_that_changed, ExitCode.BAD_RECIPE, "dataset: ", "or start a new run"),
     (labels_that_changed, ExitCode.BAD_RECIPE, "dataset: ", "or start a new run"),
     (deaf_hub, 1, "does not answer", "S3"),
     (a_branch_of_the_hub, ExitCode.BAD_RECIPE, "names no commit of the hub", "Start a new run"),

@@ -18,9 +18,11 @@ from dropforge.hub import UnreachableError, cached, storage
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from tests.hub_server import Hub, point_to, serve
+from trainer.__main__ import main
 from trainer.commands.run import write_run
 from trainer.config import read_settings
 from trainer.data.hub import fetch_from_hub
+from trainer.model import build
 from trainer.prepare import prepare
 from trainer.rank import run as train
 from trainer.report.console import Console
@@ -244,6 +246,43 @@ def test_a_run_keeps_the_commit_that_it_was_planned_with(
     hub.asked.clear()
     prepare(spec, read_settings(spec.recipe), tmp_path / "again", lambda: None, lambda _: None)
     assert hub.asked == []
+
+
+def test_a_plan_fetches_no_weights_and_the_run_after_it_does(
+    hub: Hub, toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories[MODEL].commit(small_model(tmp_path / "model", 0))
+    recipe = tmp_path / "recipe.yaml"
+    limits = "sequence_length: 64, tokens_per_step: 512, max_steps: 2, eval_every: 0"
+    recipe.write_text(f"extends: tiny\nbase: {{model: {MODEL}}}\ntrain: {{{limits}}}\nevaluate: {{max_rows: 9}}\n")
+    dataset = f"{toy.root}/datasets/toy/{toy.digest}/manifest.json"
+    asked = ["plan", "--recipe", str(recipe), "--dataset", dataset, "--json"]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["parameters"] > 10_000
+    assert (hub.gets("tokenizer.json"), hub.gets(WEIGHTS)) == (1, 0)
+    assert cached(MODEL, commit_of(hub)) is None
+    folder = fetch(hub)  # as a run does: what is there is no whole model
+    assert (folder / WEIGHTS).is_file()
+    assert (hub.gets("tokenizer.json"), hub.gets(WEIGHTS)) == (1, 1)
+
+
+def test_a_plan_refuses_a_wrong_index_of_weights_that_it_does_not_fetch(hub: Hub) -> None:
+    hub.repositories[MODEL].commit(sharded("model-1-of-1.safetensors", index={"weight_map": {"w": "gone.safetensors"}}))
+    with pytest.raises(DropforgeError, match=r"index\.json is wrong \(gone\.safetensors is not there\)"):
+        fetch_from_hub(MODEL, commit_of(hub), weights=False)
+
+
+def test_of_a_model_in_s3_a_plan_copies_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(str(tmp_path / "bucket"))
+    for name in ("config.json", "tokenizer.json", WEIGHTS):
+        store.put(name, FILES[name])
+    monkeypatch.setattr(build, "open_store", lambda uri: store)
+    for weights, names in (
+        (False, {"config.json", "tokenizer.json"}),
+        (True, {"config.json", "tokenizer.json", WEIGHTS}),
+    ):
+        folder = build.fetch_base("s3://bucket/model", None, tmp_path / str(weights), weights=weights)
+        assert {path.name for path in folder.iterdir()} == names
 
 
 def test_a_run_without_a_commit_does_not_begin(hub: Hub, toy: Toy, tmp_path: Path) -> None:

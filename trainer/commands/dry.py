@@ -66,7 +66,7 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
         spec = bring_start(spec, say, folder=scratch / "start")
         settings = replace(settings, base=read_settings(spec.recipe).base)
     spec = replace(spec, root=str(scratch / "run"))
-    prepare(spec, settings, scratch, lambda: None, say, keep=False)
+    prepare(spec, settings, scratch, lambda: None, say, keep=False, weights=False)
     prepared = await_prepared(settings, spec, scratch, lambda: None)
     config = _config(settings, prepared)
     if prepared.labels is not None:

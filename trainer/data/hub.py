@@ -41,11 +41,12 @@ class _SpoiltError(Exception):
     """Bytes that are not those of the hub."""
 
 
-def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None) -> Path:
+def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None, *, weights: bool = True) -> Path:
     """The folder of a model's files in the cache of this machine; the hub is asked only for what is not there.
 
     :param revision: a commit; what else names one is resolved now, which a run must not do twice.
     :param endpoint: address of the hub, else the environment's (`HF_ENDPOINT`).
+    :param weights: whether they are needed too, beside config and tokenizer.
     :raises RecipeError: if the hub has no such model or revision, or does not give it to us.
     :raises UnreachableError: if the hub does not answer and the cache does not hold the model.
     :raises DropforgeError: if what the hub sends is not what it says, or nothing can be written here.
@@ -59,14 +60,14 @@ def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None
             raise hub.not_cached(hub.title(model, commit))
         return _check_cache(model, commit)
     try:
-        return _fetch(model, commit, endpoint)
+        return _fetch(model, commit, endpoint, weights)
     except UnreachableError:
         if hub.cached(model, commit) is None:
             raise
         return _check_cache(model, commit)
 
 
-def _fetch(model: str, commit: str, endpoint: str | None) -> Path:
+def _fetch(model: str, commit: str, endpoint: str | None, weights: bool) -> Path:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -85,10 +86,12 @@ def _fetch(model: str, commit: str, endpoint: str | None) -> Path:
     wanted = [file for file in sorted(listed) if "/" not in file and file.endswith(_NEEDED) and file != _ADAPTER]
     for file in wanted:
         _download(model, commit, file, listed[file], endpoint)
-    weights = _weights(folder, listed, name)
-    for file in weights:
+    shards = _weights(folder, listed, name)
+    if not weights:
+        return folder
+    for file in shards:
         _download(model, commit, file, listed[file], endpoint)
-    _seal(model, commit, [*wanted, *weights])
+    _seal(model, commit, [*wanted, *shards])
     return folder
 
 

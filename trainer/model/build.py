@@ -50,10 +50,10 @@ class Built:
         return [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
 
 
-def fetch_folder(uri: str, folder: Path, *, prefix: bool = False) -> Path:
+def fetch_folder(uri: str, folder: Path, *, prefix: bool = False, weights: bool = True) -> Path:
     """Copy a model's folder from a store to this machine; a local folder stays where it is.
 
-    :param prefix: whether it may also be a prefix that names its base.
+    :param prefix: whether it may also be a prefix that names its base. :param weights: whether to copy them too.
     :raises RecipeError: if nothing is there, or its weights are pickled.
     """
     local = Path(uri.removeprefix("file://"))
@@ -71,6 +71,8 @@ def fetch_folder(uri: str, folder: Path, *, prefix: bool = False) -> Path:
             "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
         )
     for name in names:
+        if name.endswith(".safetensors") and not weights:
+            continue
         store.download(name, folder / name)
     return folder
 
@@ -83,12 +85,15 @@ def upload_folder(folder: Path, store: Store) -> None:
         store.upload(path, path.relative_to(folder).as_posix())
 
 
-def fetch_base(model: str, revision: str | None, folder: Path) -> Path:
-    """The folder of a base model on this machine, from the hub or from an address. :param folder: for a store's copy.
+def fetch_base(model: str, revision: str | None, folder: Path, *, weights: bool = True) -> Path:
+    """The folder of a base model on this machine, from the hub or from an address.
 
+    :param folder: for a store's copy. :param weights: whether they are needed, or only what tells its shape and tokens.
     :raises RecipeError, UnreachableError: if it is not there, or the hub does not answer.
     """
-    return fetch_from_hub(model, revision) if is_hub_id(model) else fetch_folder(model, folder)
+    if is_hub_id(model):
+        return fetch_from_hub(model, revision, weights=weights)
+    return fetch_folder(model, folder, weights=weights)
 
 
 def is_classifier(model: Any) -> bool:
