@@ -62,15 +62,28 @@ def valid(cell: Cell) -> bool:
 
 
 def cells() -> list[Cell]:
-    """The matrix, with the first of each of the `MORE` values."""
+    """The matrix, with the first of each of the `MORE` values and the epochs in turn.
+
+    How often a row comes is the plan's work alone, and the order of all plans has its own tests: neighbours that differ
+    in one other factor differ in the epochs too, so that every two values of the others meet with both.
+    """
+    return [cell for cell in _possible() if (sum(_places(cell)) % len(FACTORS["epochs"])) == 0]
+
+
+def _possible() -> list[Cell]:
     return [cell for cell in (Cell(*values) for values in product(*FACTORS.values())) if valid(cell)]  # type: ignore[arg-type]
 
 
+def _places(cell: Cell) -> list[int]:
+    """Of each of a cell's values among those of its factor."""
+    return [values.index(getattr(cell, name)) for name, values in FACTORS.items()]
+
+
 def wide_cells() -> list[Cell]:
-    """The matrix with all values."""
+    """All that is possible, with all values."""
     return [
         replace(cell, precision=precision, **dict(zip(MORE, values, strict=True)))
-        for cell in cells()
+        for cell in _possible()
         for precision in (cell.precision, *NARROW.get(cell.precision, ()))
         for values in product(*MORE.values())
     ]
