@@ -21,6 +21,7 @@ from trainer.model import fit
 from trainer.rank import main
 
 from .classes import labelled_rows
+from .pairs import pair_base
 from .ranks_loop import make_base
 from .toy import Toy, sample_rows, write_dataset
 
@@ -196,6 +197,12 @@ def a_head_of_other_labels(bad: Bad) -> None:
     bad.dataset({"train": labelled_rows(40, 0), "eval": labelled_rows(9, 1)})
 
 
+def labels_for_an_encoder_decoder(bad: Bad) -> None:
+    base = pair_base(Path(bad.base) / "t5", "t5")
+    bad.run(task="classification", base={"model": base, "scratch": None}, train={"max_steps": 2})
+    bad.dataset({"train": labelled_rows(40, 0), "eval": labelled_rows(9, 1)})
+
+
 def a_classifiers_labels_that_changed(bad: Bad) -> None:
     """Of a run that goes on: its head knows the labels that it began with."""
     bad.run(task="classification", train={"max_steps": 2})
@@ -259,6 +266,7 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (checkpoint_of_another_recipe, ExitCode.BAD_RECIPE, "train.learning_rate: 0.005 -> 0.0001", "Free to change are"),
     (a_head_where_text_is_asked_for, ExitCode.BAD_RECIPE, "gives labels and no text", "Set `task: classification`"),
     (a_head_of_other_labels, ExitCode.BAD_RECIPE, "knows the labels 'LABEL_0', 'LABEL_1'", "Name"),
+    (labels_for_an_encoder_decoder, ExitCode.BAD_RECIPE, "learns answers here and no labels", "sequence-to-sequence"),
     (a_classifiers_labels_that_changed, ExitCode.BAD_RECIPE, "dataset: ", "or start a new run"),
     (labels_that_changed, ExitCode.BAD_RECIPE, "dataset: ", "or start a new run"),
     (deaf_hub, 1, "does not answer", "S3"),

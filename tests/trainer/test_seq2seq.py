@@ -29,7 +29,7 @@ from trainer.gang import Gang
 from trainer.generate import generate
 from trainer.measure import measure
 from trainer.model.adapters import add_adapters
-from trainer.model.build import load_model, task_of
+from trainer.model.build import load_classifier, load_model, task_of
 from trainer.model.fit import rehearsal
 from trainer.model.freeze import freeze_part
 from trainer.model.loss import choose_way, loss_model, shortened
@@ -338,6 +338,8 @@ def test_a_new_model_may_be_of_any_config_of_an_encoder_decoder() -> None:
         assert isinstance(loss_model(model, True, False), Seq2SeqLoss)
         with pytest.raises(RecipeError, match=r"is an encoder-decoder, .*Set `task: sequence-to-sequence`"):
             check_scratch(scratch, "causal-lm")
+        with pytest.raises(RecipeError, match=r"model_type`: .* learns no labels here"):
+            check_scratch(scratch, "classification")
     for kind, match in (("llama", "llama is no encoder-decoder of texts"), ("vit", "vit is no encoder-decoder")):
         with pytest.raises(RecipeError, match=match):
             check_scratch(Scratch(None, None, None, None, None, None, {"model_type": kind}), "sequence-to-sequence")
@@ -352,6 +354,8 @@ def test_a_model_of_another_kind_is_refused_with_the_task_that_it_is_for(tmp_pat
         assert task_of(base) == "sequence-to-sequence"
         with pytest.raises(RecipeError, match=r"is an encoder-decoder, .*Set `task: sequence-to-sequence`"):
             load_model(base)  # of a BART the library would load the decoder alone
+        with pytest.raises(RecipeError, match=r"learns answers here and no labels\. .*`task: sequence-to-sequence`"):
+            load_classifier(base, labels=("a", "b"), pad=0)
     from transformers import AutoModelForCausalLM
 
     llama = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -155,7 +155,7 @@ def make_model(config: Any, task: Task = "causal-lm") -> Any:
     }
     kind, what = kinds[task]
     try:
-        if task == "causal-lm" and config.is_encoder_decoder:  # of some the library would take the decoder alone
+        if task != "sequence-to-sequence" and config.is_encoder_decoder:  # of some the library would take a part
             raise ValueError("it is an encoder-decoder, for `task: sequence-to-sequence`")
         return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except (ValueError, KeyError) as error:

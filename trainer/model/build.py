@@ -192,6 +192,12 @@ def load_classifier(
     from transformers import AutoModelForSequenceClassification
 
     config = _read_config(folder, revision)
+    if config.is_encoder_decoder:  # its head pools where end tokens stand, which was not tried with any row
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} is an encoder-decoder, which learns answers here and no labels",
+            "Name an encoder such as DistilBERT, or a decoder, or set `task: sequence-to-sequence`",
+        )
     if labels is not None:
         assert pad is not None
         name_labels(config, labels, pad)

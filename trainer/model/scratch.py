@@ -85,8 +85,10 @@ def check_scratch(scratch: Scratch, task: Task = "causal-lm") -> None:
 
     config = scratch_config(scratch, _ANY)
     if task == "classification":
-        if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
-            raise RecipeError(f"{_KEY}.model_type`", f"{config.model_type} is made for no labels", "Name another")
+        if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES or config.is_encoder_decoder:
+            raise RecipeError(
+                f"{_KEY}.model_type`", f"{config.model_type} learns no labels here", "Name an encoder or a decoder"
+            )
         return
     if task == "sequence-to-sequence":
         if config.model_type not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES or not config.is_encoder_decoder:
