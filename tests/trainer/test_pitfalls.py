@@ -26,6 +26,8 @@ from trainer.gang import Gang
 from trainer.loop.optim import load_optimizer, make_optimizer, optimizer_tensors
 from trainer.measure import measure
 from trainer.model.loss import loss_model
+from trainer.model.recompute import recompute
+from trainer.model.shard import find_blocks
 from trainer.node.heart import Heart
 from trainer.prepare import prepare
 from trainer.rank import run
@@ -40,10 +42,15 @@ from .toy import Toy, recipe
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("way", ["fused", "places", "own"])
-def test_a_neighbour_changes_no_bit_of_a_gradient(attention: str, way: Any) -> None:
+@pytest.mark.parametrize(
+    ("way", "again"),
+    [("fused", "none"), ("places", "none"), ("own", "none"), ("fused", "full"), ("fused", "selective")],
+)
+def test_a_neighbour_changes_no_bit_of_a_gradient(attention: str, way: Any, again: Any) -> None:
     """The gradient of one document's loss, with another one before it in the row, and with a third one there."""
     model = small("llama", attn_implementation=attention)
+    if again != "none":
+        recompute(find_blocks(model), again)
     loss = loss_model(model, True, False)
     loss.way = way
     found = []
