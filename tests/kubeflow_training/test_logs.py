@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 from kubeflow_training.jobs.observation import Phase
@@ -222,23 +221,6 @@ def test_rotation_by_the_node_loses_nothing_and_what_nobody_read_in_time_is_a_ga
     gap = again.log.gaps[-1]
     assert "rotated" in gap["why"]
     assert gap["from"] < gap["to"]
-
-
-def test_a_log_that_is_written_faster_than_it_can_be_read_says_what_is_missing(place):
-    """A follow that is behind by more than a file goes on with the newest one, and the API does not tell."""
-
-    async def main():
-        # More than the sockets between hold, for longer than the node takes to rotate twice.
-        one, two = (MEGABYTES.format(lines=3_000, first=first, size=14_999) for first in (0, 3_000))
-        job = await asyncio.to_thread(place.script, f"{one} sleep 14; {two} sleep 14; echo 6001; sleep 600", cpus=0.5)
-        waiter = Waiter(place, name(job), job.uid, ranks="all", on_line=lambda _: time.sleep(0.025))
-        await waiter.until(lambda: "6001" in waiter.of("master-0")[-1:], 240)
-        await waiter.stop()
-        return waiter
-
-    waiter = asyncio.run(main())
-    assert whole_but_for_what_is_told(waiter.of("master-0"), 6_001) > 0
-    assert all("faster than it could be read" in gap["why"] for gap in waiter.log.gaps)
 
 
 def test_a_container_that_is_started_again_keeps_both_logs(place):
