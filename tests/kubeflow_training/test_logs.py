@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 COUNT = "i=0; while [ $i -lt {count} ]; do echo $RANK $i; i=$((i+1)); done; "
 SLOWLY = "i=0; while [ $i -lt {count} ]; do echo $RANK $i; i=$((i+1)); [ $((i%{each})) = 0 ] && sleep {pause}; done; "
 AFTER_THE_OTHERS = MEET + "[ $RANK = 0 ] && sleep 1; exit 0"  # the master's success ends the workers
-MEGABYTES = "yes $(printf '%0{size}d' 0) | head -n {lines} | awk '{{print NR + {first} \" \" $0}}'; "
+MEGABYTES = "yes $(printf '%0999d' 0) | head -n {lines} | awk '{{print NR + {first} \" \" $0}}'; "
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_rotation_by_the_node_loses_nothing_and_what_nobody_read_in_time_is_a_ga
     """The kubelet rotates at 10 MiB and looks every ten seconds; the API gives the newest file alone."""
 
     async def main():
-        one, two = (MEGABYTES.format(lines=12_000, first=first, size=999) for first in (0, 12_000))
+        one, two = (MEGABYTES.format(lines=12_000, first=first) for first in (0, 12_000))
         job = await asyncio.to_thread(place.script, f"{one} sleep 14; {two} sleep 14; echo 24001; sleep 600", cpus=0.5)
         follower = Waiter(place, name(job), job.uid, ranks="all")
         stopped = Waiter(place, name(job), job.uid, ranks="all")

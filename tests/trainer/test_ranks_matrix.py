@@ -219,21 +219,25 @@ def expect(found: list[Course], one: Course, stage: Stage, numbers: range) -> No
         assert (rank.losses, rank.norms, rank.rates) == (leader.losses, leader.norms, leader.rates)
         assert (rank.counters, rank.evaluations) == (leader.counters, leader.evaluations)
     if numbers[0] == 1:
-        distance = apart_together if not fine and is_coarse(stage) else apart
+        distance = apart_together if not fine and (cancels(stage) or has_relu(one)) else apart
         assert distance(leader.gradients, one.gradients) < (1e-5 if fine else 5e-2)
         assert fine or apart(leader.gradients, one.gradients) > 1e-5  # it was bf16
 
 
-def is_coarse(stage: Stage) -> bool:
-    """Whether bf16 alone moves single tensors' gradients by a tenth, on one rank as well.
+def cancels(stage: Stage) -> bool:
+    """A new classifier gives all rows of a step nearly the same state, so that what their labels say nearly cancels.
 
-    A new classifier gives all rows of a step nearly the same state, so that what their labels say nearly cancels: a
-    fifth in single tensors was seen, a fortieth in all together. The ReLU of a T5 lets through or not by a hair: a
-    tenth in its MLPs; ranks in bf16 were within half a percent of one rank in bf16.
+    Shards in bf16 were seen to be a fifth off in single tensors there, a fortieth in all together.
     """
-    settings = stage.settings
-    new_classifier = settings.task == "classification" and settings.base.scratch is not None
-    return new_classifier or settings.task == "sequence-to-sequence"
+    return stage.settings.task == "classification" and stage.settings.base.scratch is not None
+
+
+def has_relu(one: Course) -> bool:
+    """A ReLU in bf16 lets through or not by a hair: it moves gradients of a T5's MLPs by a tenth on one rank too.
+
+    Ranks in bf16 were within half a percent of one rank in bf16.
+    """
+    return any("DenseReluDense" in name for name in one.gradients)
 
 
 def expect_end(found: list[Course], one: Course, stage: Stage, cell: Cell) -> None:
@@ -244,7 +248,7 @@ def expect_end(found: list[Course], one: Course, stage: Stage, cell: Cell) -> No
         assert apart(leader.weights, one.weights) < 1e-4
     else:
         # AdamW moves a weight by its rate whatever the gradient's size: tensors that began at zero tell nothing
-        assert apart_together(leader.weights, one.weights) < (3e-2 if is_coarse(stage) else 1e-2)
+        assert apart_together(leader.weights, one.weights) < (3e-2 if cancels(stage) else 1e-2)
     assert {weight.dtype for weight in leader.weights.values()} == {torch.float32}
     for found_here, found_alone in zip(leader.evaluations, one.evaluations, strict=True):
         for key in ("step", "rows", "target_tokens", "precision"):
