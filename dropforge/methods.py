@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dropforge.errors import RecipeError
 
 LOW_RANK: Final = ("lora", "dora", "qlora")  # adapters that can be merged into their base
 ADAPTERS: Final = (*LOW_RANK, "prefix")  # methods that leave the base's own weights alone
@@ -25,7 +28,22 @@ _IN_TRL: Final = {
 }
 
 
-def refusal(method: object) -> tuple[str, str] | None:
+def check_done(recipe: Mapping[str, Any]) -> None:
+    """Refuse what has a name and is not done here, before anything else is said of the recipe.
+
+    :raises RecipeError: with the key, the cause and the mend.
+    """
+    for section, key, refusal in (
+        ("train", "method", _of_method),
+        ("train", "precision", _of_precision),
+        ("evaluate", "precision", _of_precision),
+    ):
+        values = recipe.get(section)
+        if isinstance(values, Mapping) and (refused := refusal(values.get(key))) is not None:
+            raise RecipeError(f"recipe key `{section}.{key}`", *refused)
+
+
+def _of_method(method: object) -> tuple[str, str] | None:
     """Cause and mend for a method that learns from preferences or rewards; None for any other value."""
     trainer = _IN_TRL.get(method.lower().replace("_", "-")) if isinstance(method, str) else None
     if trainer is None:
@@ -39,7 +57,7 @@ def refusal(method: object) -> tuple[str, str] | None:
 _NARROW: Final = re.compile(r"(mx|nv)?-?(fp|float)-?[48](-.*)?")
 
 
-def narrow(precision: object) -> tuple[str, str] | None:
+def _of_precision(precision: object) -> tuple[str, str] | None:
     """Cause and mend for arithmetic in 8 bits or fewer; None for any other value."""
     if not isinstance(precision, str) or not _NARROW.fullmatch(precision.lower().replace("_", "-")):
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from dropforge.errors import RecipeError
-from dropforge.methods import narrow, refusal
+from dropforge.methods import check_done
 from dropforge.profiling import Span
 from dropforge.run import wrong_address
 from dropforge.shape import config_of, context_of
@@ -232,11 +232,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     if not isinstance(recipe, Mapping):
         raise _bad("recipe", "it is not a mapping")
     base = _read(Base, recipe.get("base"), "base")
-    if (refused := refusal(_get(recipe, "train", "method"))) is not None:
-        raise RecipeError("recipe key `train.method`", *refused)
-    for section in ("train", "evaluate"):
-        if (refused := narrow(_get(recipe, section, "precision"))) is not None:
-            raise RecipeError(f"recipe key `{section}.precision`", *refused)
+    check_done(recipe)
     train = _read(Train, recipe.get("train"), "train")
     if "task" not in recipe:
         raise _bad("task", "it is missing")

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dropforge.errors import RecipeError
-from dropforge.methods import narrow, refusal
+from dropforge.methods import check_done
 from dropforge.recipe import Recipe
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
 
@@ -98,13 +98,7 @@ def parse_recipe(text: bytes | str, overrides: Mapping[str, Any] | None = None) 
 def build_recipe(values: Mapping[str, Any]) -> Recipe:
     """Check plain values and freeze them. :raises RecipeError: with the key, the cause and the mend."""
     _check_keys(values, Recipe)
-    train = values.get("train")
-    if isinstance(train, Mapping) and (refused := refusal(train.get("method"))) is not None:
-        raise RecipeError("recipe key `train.method`", *refused)
-    for section in ("train", "evaluate"):
-        part = values.get(section)
-        if isinstance(part, Mapping) and (refused := narrow(part.get("precision"))) is not None:
-            raise RecipeError(f"recipe key `{section}.precision`", *refused)
+    check_done(values)
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
