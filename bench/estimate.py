@@ -15,19 +15,23 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 import yaml
 
 BAR = 0.1
 LENGTH, STEPS = 512, 3
+Rows = Literal["chats", "long", "labelled", "pairs"]
+_SIDE: Final = 180  # words of a prompt and of its completion
 _SIZES = {"hidden_size": 512, "layers": 6, "heads": 8, "vocab_size": 4096, "context": LENGTH}
 
 
@@ -35,44 +39,121 @@ _SIZES = {"hidden_size": 512, "layers": 6, "heads": 8, "vocab_size": 4096, "cont
 class Cell:
     """A training to look at.
 
-    :param sizes: of `base.scratch`. :param base: whether it starts from a model's folder. :param long: whether its rows
-        are cut from long texts.
+    :param sizes: of `base.scratch`. :param base: the cell whose model it starts from. :param rows: kind of its
+        rows: `long` ones are cut from long texts.
     """
 
     ranks: int = 1
     train: Mapping[str, Any] = field(default_factory=dict)
     parallel: str = "auto"
     sizes: Mapping[str, Any] = field(default_factory=dict)
-    base: bool = False
-    long: bool = False
+    base: str | None = None
+    rows: Rows = "chats"
+
+    @property
+    def task(self) -> str:
+        return {"labelled": "classification", "pairs": "sequence-to-sequence"}.get(self.rows, "causal-lm")
 
 
+_DECODER: Final = "full, fp32"
+_SMALLER: Final = "full, fp32, small"
+_SMALL: Final = {"hidden_size": 256}  # arithmetic in 16 bits is slow where the CPU has none
+_PAIRS: Final = "full, fp32, encoder-decoder"
+_BF16: Final = {"precision": "bf16"}
+_T5: Final = {
+    "model_type": "t5",
+    "d_model": 384,
+    "d_kv": 64,
+    "d_ff": 1536,
+    "num_layers": 4,
+    "num_heads": 6,
+    "vocab_size": 4096,
+    "dropout_rate": 0.0,
+}
+_MIXTRAL: Final = {
+    "model_type": "mixtral",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": LENGTH,
+    "tie_word_embeddings": True,
+}
+
+# The formulas and constants of the estimate were chosen by these.
 CELLS: dict[str, Cell] = {
     "full, fp32": Cell(),
-    "full, fp32, padded": Cell(train={"packing": "off"}, long=True),
+    "full, fp32, padded": Cell(train={"packing": "off"}, rows="long"),
     "full, fp32, gpt2": Cell(sizes={"architecture": "gpt2"}),
     "full, fp32, vocabulary of 32,000": Cell(sizes={"vocab_size": 32_000, "layers": 2}),
-    "full, bf16": Cell(train={"precision": "bf16"}),
-    "full, fp32, from a folder": Cell(base=True),
-    "lora, fp32": Cell(base=True, train={"method": "lora"}),
-    "lora, bf16": Cell(base=True, train={"method": "lora", "precision": "bf16"}),
+    "full, fp32, mixture": Cell(sizes=_MIXTRAL),
+    "full, fp32, small": Cell(sizes=_SMALL),
+    "full, bf16": Cell(train=_BF16, sizes=_SMALL),
+    "full, fp16": Cell(train={"precision": "fp16"}, sizes=_SMALL),
+    "full, fp32, from a folder": Cell(base=_DECODER),
+    "full, fp32, half of it frozen": Cell(base=_DECODER, train={"freeze": {"blocks": 3, "embeddings": True}}),
+    "full, fp32, adamw-8bit": Cell(train={"optimizer": "adamw-8bit"}),
+    "full, fp32, adamw-bf16": Cell(train={"optimizer": "adamw-bf16"}),
+    "full, fp32, sgd": Cell(train={"optimizer": "sgd"}),
+    "full, fp32, sgd without momentum": Cell(train={"optimizer": "sgd", "momentum": 0.0}),
+    "full, fp32, selective checkpointing": Cell(train={"activation_checkpointing": "selective"}),
+    "full, fp32, full checkpointing": Cell(train={"activation_checkpointing": "full"}),
+    "full, fp32, classification": Cell(sizes={"architecture": "distilbert"}, rows="labelled"),
+    "full, fp32, encoder-decoder": Cell(sizes=_T5, rows="pairs"),
+    "lora, fp32": Cell(base=_DECODER, train={"method": "lora"}),
+    "lora, bf16": Cell(base=_SMALLER, train={"method": "lora", **_BF16}),
+    "lora, fp32, classification": Cell(base=_DECODER, train={"method": "lora"}, rows="labelled"),
+    "dora, fp32": Cell(base=_DECODER, train={"method": "dora"}),
+    "qlora, fp32": Cell(base=_DECODER, train={"method": "qlora"}),
+    "qlora, bf16": Cell(base=_SMALLER, train={"method": "qlora", **_BF16}),
+    "prefix, fp32": Cell(base=_DECODER, train={"method": "prefix", "sequence_length": 448}, rows="long"),
     "full, fp32, ddp": Cell(2, parallel="ddp"),
     "full, fp32, fsdp": Cell(2, parallel="fsdp"),
     "full, fp32, fsdp-no-reshard": Cell(2, parallel="fsdp-no-reshard"),
-    "full, bf16, fsdp": Cell(2, {"precision": "bf16"}, "fsdp"),
-    "lora, fp32, fsdp": Cell(2, {"method": "lora"}, "fsdp", base=True),
-    "qlora, fp32": Cell(base=True, train={"method": "qlora"}),
-    "qlora, bf16": Cell(base=True, train={"method": "qlora", "precision": "bf16"}),
-    "qlora, fp32, fsdp": Cell(2, {"method": "qlora"}, "fsdp", base=True),
-    "full, fp32, adamw-8bit": Cell(train={"optimizer": "adamw-8bit"}),
     "full, fp32, hybrid": Cell(4, parallel="hybrid"),
+    "full, bf16, fsdp": Cell(2, _BF16, "fsdp", sizes=_SMALL),
+    "lora, fp32, fsdp": Cell(2, {"method": "lora"}, "fsdp", base=_DECODER),
+    "qlora, fp32, fsdp": Cell(2, {"method": "qlora"}, "fsdp", base=_DECODER),
 }
+
+# By these nothing was chosen: other sizes, and methods with another arithmetic.
+HELD_OUT: dict[str, Cell] = {
+    "held out: full, fp32, wide": Cell(sizes={"hidden_size": 896, "layers": 4}, train={"micro_batch": 2}),
+    "held out: full, bf16, deep": Cell(sizes={"hidden_size": 200, "layers": 12, "heads": 5}, train=_BF16),
+    "held out: full, bf16, gpt2": Cell(sizes={"architecture": "gpt2", "hidden_size": 240, "heads": 6}, train=_BF16),
+    "held out: full, fp32, vocabulary of 16,000": Cell(sizes={"vocab_size": 16_000, "hidden_size": 640}),
+    "held out: full, bf16, classification": Cell(
+        sizes={"architecture": "distilbert", "hidden_size": 320}, train=_BF16, rows="labelled"
+    ),
+    "held out: lora, fp32, encoder-decoder": Cell(base=_PAIRS, train={"method": "lora"}, rows="pairs"),
+    "held out: lora of rank 64, fp32": Cell(base=_DECODER, train={"method": "lora", "lora": {"r": 64}}),
+    "held out: dora, bf16": Cell(base=_SMALLER, train={"method": "dora", **_BF16}),
+    "held out: prefix, bf16": Cell(
+        base=_SMALLER,
+        train={"method": "prefix", "prefix": {"tokens": 64}, "sequence_length": 448, **_BF16},
+        rows="long",
+    ),
+    "held out: qlora, bf16, two rows": Cell(base=_SMALLER, train={"method": "qlora", "micro_batch": 2, **_BF16}),
+    "held out: full, bf16, full checkpointing, sgd": Cell(
+        train={"optimizer": "sgd", "activation_checkpointing": "full", **_BF16}, sizes=_SMALL
+    ),
+    "held out: full, bf16, fsdp-no-reshard, adamw-bf16": Cell(
+        2, {"optimizer": "adamw-bf16", **_BF16}, "fsdp-no-reshard", sizes={"hidden_size": 320}
+    ),
+}
+ALL: Final = {**CELLS, **HELD_OUT}
 
 
 def recipe_of(cell: Cell, base: Path) -> dict[str, Any]:
     """The recipe of a cell. :param base: folder of a model of the usual sizes."""
+    sizes = {"config": dict(cell.sizes)} if "model_type" in cell.sizes else {**_SIZES, **cell.sizes}
     found: dict[str, Any] = {
-        "base": {"model": str(base)} if cell.base else {"scratch": {**_SIZES, **cell.sizes}},
+        "task": cell.task,
+        "base": {"scratch": sizes} if cell.base is None else {"model": str(base)},
         "train": {
             "sequence_length": LENGTH,
             "rows_per_step": 4 * cell.ranks,
@@ -81,7 +162,7 @@ def recipe_of(cell: Cell, base: Path) -> dict[str, Any]:
             "checkpoint_every": 2,
             **cell.train,
         },
-        "evaluate": {"max_rows": 60},
+        "evaluate": {"max_rows": 20},
         "compute": {"processes_per_node": cell.ranks, "parallel": cell.parallel, "memory_gb": 6 * cell.ranks},
     }
     if cell.parallel == "hybrid":
@@ -108,24 +189,35 @@ def peak(recipe: Mapping[str, Any], ranks: int, dataset: str, folder: Path) -> i
     return most
 
 
-def datasets(folder: Path) -> dict[bool, str]:
-    """Dataset versions of chats, and of long texts (True); the folders of their manifests."""
+def datasets(folder: Path) -> dict[Rows, str]:
+    """Dataset versions of each kind of rows; the folders of their manifests."""
     from dropforge.samples import write_sample
 
-    chats, texts = folder / "chats", folder / "texts"
-    chats.mkdir()
-    texts.mkdir()
-    write_sample(chats)
     generator = random.Random(7)
     words = ["".join(generator.choices("abcdefghijklmnop", k=generator.randint(2, 9))) for _ in range(3000)]
-    rows = [{"text": " ".join(generator.choices(words, k=1800))} for _ in range(120)]
-    (texts / "texts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    found = {}
-    for long, drop in ((False, chats), (True, texts)):
-        out = folder / f"bucket-{drop.name}"
+
+    def text(count: int) -> str:
+        return " ".join(generator.choices(words, k=count))
+
+    made: dict[Rows, list[dict[str, str]]] = {
+        "long": [{"text": text(1800)} for _ in range(120)],
+        "labelled": [{"text": text(1800), "label": generator.choice(("no", "yes"))} for _ in range(120)],
+        "pairs": [{"prompt": text(_SIDE), "completion": text(_SIDE)} for _ in range(120)],
+    }
+    found: dict[Rows, str] = {}
+    for kind in get_args(Rows):
+        drop = folder / kind
+        drop.mkdir()
+        if kind == "chats":
+            write_sample(drop)
+        else:
+            (drop / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in made[kind]))
+        out = folder / f"bucket-{kind}"
         command = [sys.executable, "-m", "curation", str(drop), "--out", str(out), "--recipe", "tiny"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        found[long] = str(next(out.glob("datasets/*/*/manifest.json")).parent)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        found[kind] = str(next(out.glob("datasets/*/*/manifest.json")).parent)
     return found
 
 
@@ -150,31 +242,44 @@ def _read(path: Path) -> str:
         return ""
 
 
+def _folder(cell: str) -> str:
+    return re.sub(r"\W+", "-", cell)
+
+
 def main() -> int:
     """Run the cells; 1 if an estimate is too far off."""
-    from dropforge.estimate import RUNTIME_BYTES, estimate
+    from dropforge.estimate import RUNTIME_BYTES, estimate, size_text
     from dropforge.recipes.load import build_recipe
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--cells", nargs="+", default=["*"], help=f"of {', '.join(ALL)}; patterns with * too")
+    parser.add_argument("--parts", action="store_true", help="tell what the estimate is made of")
     options = parser.parse_args()
+    names = [name for name in ALL if any(fnmatch(name, pattern) for pattern in options.cells)]
+    if not names:
+        parser.error(f"--cells names none of {', '.join(ALL)}")
     missed = []
-    print(f"{'training':34} {'seen':>9} {'estimate':>9} {'off':>7}   without the runtime")
+    print(f"{'training':50} {'seen':>9} {'estimate':>9} {'off':>7}   without the runtime")
     with TemporaryDirectory(prefix="dropforge-estimate-") as name:
         folder = Path(name)
         rows = datasets(folder)
-        base = folder / "base" / "run" / "model"
-        if any(CELLS[cell].base for cell in options.cells):
-            peak(recipe_of(Cell(), base), 1, rows[False], folder / "base")
-        for cell in options.cells:
-            chosen = CELLS[cell]
-            recipe = recipe_of(chosen, base)
-            seen = peak(recipe, chosen.ranks, rows[chosen.long], folder / cell.replace(", ", "-").replace(" ", "-"))
-            said = estimate(build_recipe(recipe)).rank_bytes
+        for base in sorted({found for name in names if (found := ALL[name].base) is not None}):
+            peak(recipe_of(ALL[base], folder), 1, rows[ALL[base].rows], folder / _folder(f"base {base}"))
+        for cell in names:
+            chosen = ALL[cell]
+            recipe = recipe_of(chosen, folder / _folder(f"base {chosen.base}") / "run" / "model")
+            seen = peak(recipe, chosen.ranks, rows[chosen.rows], folder / _folder(cell))
+            figures = estimate(build_recipe(recipe))
+            said = figures.rank_bytes
             assert said is not None
+            assert figures.parts is not None
             off = said / seen - 1
             part = (said - RUNTIME_BYTES) / max(1, seen - RUNTIME_BYTES) - 1
-            print(f"{cell:34} {seen / 1e6:6.0f} MB {said / 1e6:6.0f} MB {off:+7.1%}   {part:+7.1%}", flush=True)
+            print(f"{cell:50} {seen / 1e6:6.0f} MB {said / 1e6:6.0f} MB {off:+7.1%}   {part:+7.1%}", flush=True)
+            if options.parts:
+                print(
+                    "    " + ", ".join(f"{name} {size_text(size)}" for name, size in figures.parts.items()), flush=True
+                )
             if abs(off) > BAR:
                 missed.append(cell)
     if missed:

@@ -6,6 +6,8 @@ agrees with the allocations of a whole pass to 2 %.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from dropforge.methods import LOW_RANK
@@ -15,7 +17,7 @@ from dropforge.shape import Shape
 
 # Bytes that a block keeps for its backward pass, for each token and each unit of (hidden size, width of the query
 # heads, width of the MLP), by what is trained and the arithmetic: `cast` computes in bf16 with fp32 weights
-# (autocast), `bf16` has bf16 weights too (sharded); fp16 takes as much.
+# (autocast), `bf16` has bf16 weights too (sharded); fp16 takes as much. Products with `frozen` weights keep no input.
 _GATED: Final = {
     ("full", "fp32"): (24, 16, 16),
     ("lora", "fp32"): (16, 16, 16),
@@ -23,6 +25,9 @@ _GATED: Final = {
     ("lora", "cast"): (18, 10, 8),
     ("full", "bf16"): (16, 8, 8),
     ("lora", "bf16"): (12, 8, 8),
+    ("frozen", "fp32"): (8, 16, 12),
+    ("frozen", "cast"): (8, 8, 6),
+    ("frozen", "bf16"): (8, 8, 6),
 }
 _PLAIN: Final = {  # GPT-2: a plain MLP, whose GELU is made of several operations
     ("full", "fp32"): (16, 16, 20),
@@ -31,6 +36,9 @@ _PLAIN: Final = {  # GPT-2: a plain MLP, whose GELU is made of several operation
     ("lora", "cast"): (12, 10, 10),
     ("full", "bf16"): (8, 8, 10),
     ("lora", "bf16"): (8, 8, 10),
+    ("frozen", "fp32"): (8, 16, 16),
+    ("frozen", "cast"): (8, 8, 8),
+    ("frozen", "bf16"): (4, 8, 8),
 }
 _ENCODER: Final = {  # DistilBERT: one matrix each for queries, keys and values, and a GELU in one operation
     ("full", "fp32"): (16, 16, 8),
@@ -39,39 +47,25 @@ _ENCODER: Final = {  # DistilBERT: one matrix each for queries, keys and values,
     ("lora", "cast"): (16, 10, 4),
     ("full", "bf16"): (8, 8, 4),
     ("lora", "bf16"): (8, 8, 4),
+    ("frozen", "fp32"): (8, 16, 4),
+    ("frozen", "cast"): (8, 8, 2),
+    ("frozen", "bf16"): (4, 8, 2),
 }
 _KEPT: Final = {"gpt2": _PLAIN, "distilbert": _ENCODER}  # and all others are gated
+_BIASED: Final = ("gpt2", "distilbert", "bart")  # linear layers have biases
 _NORMED: Final = {"fp32": 8, "cast": 6, "bf16": 6}  # Qwen 3: norms of queries and keys, where all weights are trained
 
 
 def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> tuple[int, int]:
     """What a forward and a backward pass hold at their fullest: activations, and what the loss takes."""
-    train = recipe.train
-    length, tokens = train.sequence_length, rows * train.sequence_length
-    arithmetic = arithmetic_of(recipe)
     if isinstance(shape, Seq2SeqShape):
-        return _pairs_bytes(recipe, shape, rows, arithmetic, targets)
-    width = 4 if arithmetic == "fp32" else 2
-    hidden, wide, mlp = _KEPT.get(shape.kind, _GATED)[trains(recipe), arithmetic]
-    # The log-sum of each head and the deviations of two norms.
-    each = hidden * shape.hidden + wide * shape.wide + 4 * shape.heads + 8
-    each += shape.chosen * (2 * width * shape.hidden + mlp * shape.mlp) if shape.experts else mlp * shape.mlp
-    if shape.kind == "qwen3":
-        normed = _NORMED[arithmetic] if train.method == "full" else 4
-        each += normed * (shape.wide + shape.narrow) + 4 * (shape.heads + shape.kv_heads)
-    if train.method in LOW_RANK:
-        each += width * train.lora.r * len(shape.linears)
-    if train.packing != "off":
-        each += width * length  # the mask that keeps documents apart, as attention takes it
-    stream = 2 if arithmetic == "bf16" else 4  # bytes of what goes from block to block
-    products = sum(outputs for _, outputs in shape.linears.values()) + shape.chosen * (2 * shape.mlp + shape.hidden)
-    again = {
-        "none": each,
-        "selective": stream * shape.hidden + width * (products + shape.wide) + 4 * shape.heads,
-        "full": stream * shape.hidden,
-    }[train.activation_checkpointing]
-    one = 0 if train.activation_checkpointing == "none" else each  # the block that is computed again
-    kept = tokens * (shape.layers * min(again, each) + one)
+        return _pairs_bytes(recipe, shape, rows, arithmetic_of(recipe), targets)
+    train, tokens = recipe.train, rows * recipe.train.sequence_length
+    learn, pass_on = _blocks(recipe, shape)
+    kept = learn * _kept(recipe, shape, trains(recipe)) + pass_on * _kept(recipe, shape, "frozen")
+    if train.activation_checkpointing != "none":  # the block that is computed again
+        kept += _computed(recipe, shape, trains(recipe))
+    kept *= tokens
     within = tokens * 4 * (2 * shape.mlp * max(1, shape.chosen) + 3 * shape.hidden)  # of the last block's backward pass
     if recipe.task == "classification":
         return kept + within, 0
@@ -81,13 +75,77 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     return kept + min(within, 12 * tokens * shape.hidden), logits
 
 
+def _blocks(recipe: Recipe, shape: Shape) -> tuple[int, int]:
+    """Blocks whose weights learn, and frozen ones that gradients pass."""
+    freeze = recipe.train.freeze
+    if freeze is None or recipe.train.method != "full":
+        return shape.layers, 0
+    frozen = min(freeze.blocks, shape.layers)
+    return shape.layers - frozen, 0 if freeze.embeddings else frozen
+
+
+def _kept(recipe: Recipe, shape: Shape, learning: str) -> int:
+    """Bytes that a block keeps of a token for its backward pass. :param learning: as of `trains`."""
+    again, each = recipe.train.activation_checkpointing, _computed(recipe, shape, learning)
+    if again == "none":
+        return each
+    stream = 2 if arithmetic_of(recipe) == "bf16" else 4  # bytes of what goes from block to block
+    if again == "full":
+        return min(each, stream * shape.hidden)
+    products = sum(outputs for _, outputs in shape.linears.values()) + shape.chosen * (2 * shape.mlp + shape.hidden)
+    return min(each, stream * shape.hidden + _width(recipe) * (products + shape.wide) + 4 * shape.heads)
+
+
+def _computed(recipe: Recipe, shape: Shape, learning: str) -> int:
+    """The same of all that a block computes, without activation checkpointing."""
+    train, arithmetic, width = recipe.train, arithmetic_of(recipe), _width(recipe)
+    hidden, wide, mlp = _KEPT.get(shape.kind, _GATED)[learning, arithmetic]
+    # The log-sum of each head and the deviations of two norms.
+    each = hidden * shape.hidden + wide * shape.wide + 4 * shape.heads + 8
+    each += shape.chosen * (2 * width * shape.hidden + mlp * shape.mlp) if shape.experts else mlp * shape.mlp
+    if shape.kind == "qwen3":
+        normed = _NORMED[arithmetic] if learning == "full" else 4
+        each += normed * (shape.wide + shape.narrow) + 4 * (shape.heads + shape.kv_heads)
+    each += _adapters_keep(recipe, shape, list(shape.linears.values()), 2 * shape.hidden + shape.mlp)
+    if train.packing != "off":
+        each += width * train.sequence_length  # the mask that keeps documents apart, as attention takes it
+    return each
+
+
+def _adapters_keep(recipe: Recipe, shape: Shape, linears: Sequence[tuple[int, int]], inputs: int) -> int:
+    """Bytes that low-rank adapters keep of a token in a block, beside what the block keeps anyway.
+
+    :param linears: inputs and outputs of what they adapt. :param inputs: units of these that are kept for them alone.
+    """
+    train, width = recipe.train, _width(recipe)
+    if train.method not in LOW_RANK:
+        return 0
+    found = width * train.lora.r * len(linears)
+    if train.lora.dropout:  # each has an input of its own, and what it was multiplied by
+        found += 2 * width * sum(into for into, _ in linears) - (4 * inputs if width == 4 else 0)
+    if train.method == "dora":  # the base's product and the adapter's, which a magnitude scales
+        cast = 2 if width == 2 and shape.kind in _BIASED else 0
+        found += (2 * width + cast) * sum(out for _, out in linears)
+    return found
+
+
 def _pairs_bytes(recipe: Recipe, shape: Seq2SeqShape, rows: int, arithmetic: str, targets: float) -> tuple[int, int]:
     """Of an encoder-decoder: see `passes_bytes`."""
     train = recipe.train
     target = max(1, round(train.sequence_length * targets))
-    rank = train.lora.r if train.method in LOW_RANK else 0
-    kept = rows * shape.kept(
-        trains(recipe), arithmetic, rank, train.activation_checkpointing, train.sequence_length - target, target
+    learning = shape
+    if train.freeze is not None and train.freeze.embeddings and train.method == "full":  # no gradient reaches those
+        frozen = train.freeze.blocks
+        learning = replace(shape, layers=max(0, shape.layers - frozen), encoder=max(0, shape.encoder - frozen))
+    encoders = _adapters_keep(recipe, shape, shape.encoder_linears, 2 * shape.hidden + shape.mlp)
+    decoders = _adapters_keep(recipe, shape, shape.decoder_linears, 3 * shape.hidden + shape.decoder_mlp)
+    kept = rows * learning.kept(
+        trains(recipe),
+        arithmetic,
+        (encoders, decoders),
+        train.activation_checkpointing,
+        train.sequence_length - target,
+        target,
     )
     within = rows * target * 4 * (2 * shape.decoder_mlp + 3 * shape.hidden)  # of the last block's backward pass
     if _in_chunks(recipe, shape):
@@ -102,12 +160,18 @@ def _in_chunks(recipe: Recipe, shape: Shape) -> bool:
 
 def _head_bytes(recipe: Recipe, shape: Shape) -> int:
     """Of a head in chunks: its gradient, which they add to."""
-    return 4 * shape.vocab * shape.hidden if recipe.train.method == "full" else 0
+    frozen = recipe.train.freeze is not None and recipe.train.freeze.embeddings and shape.tied
+    return 4 * shape.vocab * shape.hidden if recipe.train.method == "full" and not frozen else 0
 
 
 def trains(recipe: Recipe) -> str:
-    """What a pass keeps depends on: whether products with the base's weights need them for gradients."""
-    return "full" if recipe.train.method == "full" else "lora"
+    """What a pass keeps depends on: whether all weights learn, adapters beside them, or none that a token passes."""
+    return {"full": "full", "prefix": "frozen"}.get(recipe.train.method, "lora")
+
+
+def _width(recipe: Recipe) -> int:
+    """Bytes of a product's values."""
+    return 4 if arithmetic_of(recipe) == "fp32" else 2
 
 
 def arithmetic_of(recipe: Recipe) -> str:

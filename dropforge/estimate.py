@@ -15,18 +15,17 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from dropforge.activations import arithmetic_of, passes_bytes, shard_ranks, trains
+from dropforge.activations import arithmetic_of, passes_bytes, shard_ranks
 from dropforge.errors import RecipeError
-from dropforge.methods import LOW_RANK, nf4_bytes
+from dropforge.methods import LOW_RANK, nf4_bytes, why_whole
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
 
-RUNTIME_BYTES: Final = 950_000_000  # torch, transformers and a run without a model, as seen on CPU
-# What a CPU's heap takes for each byte that tensors hold, as seen: freed tensors leave holes that others do not fit,
-# more where they come in many sizes, as casts and adapters do. Beyond 32 MB a tensor has its own pages and leaves no
-# hole, which is not counted on.
-HOLES: Final = {("full", "fp32"): 1.2, ("full", "bf16"): 1.5, ("lora", "fp32"): 2.2, ("lora", "bf16"): 2.2}
+RUNTIME_BYTES: Final = 930_000_000  # torch, transformers and a run without a model, as seen on CPU
+# What a CPU's heap takes for each byte that comes and goes, as seen: freed tensors leave holes that others do not fit.
+# Weights, gradients and moments stay where they are and leave none.
+HOLES: Final = 1.5
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
 
@@ -68,16 +67,24 @@ class Memory:
     @property
     def parts(self) -> dict[str, int]:
         """What the total is made of: states, and of what comes at different times the most."""
-        times = (("working", "activations", "logits"), ("whole",), ("evaluation",))
-        most = max(times, key=lambda names: sum(getattr(self, name) for name in names))
-        left_out = {name for names in times for name in names if names != most}
+        left_out = {name for names in _TIMES for name in names if names != self._fullest}
         return {
             _TOLD.get(part.name, part.name): getattr(self, part.name)
             for part in fields(self)
             if part.name not in left_out and getattr(self, part.name)
         }
 
+    @property
+    def passing(self) -> int:
+        """Of what comes and goes, the most at one time."""
+        return sum(getattr(self, name) for name in self._fullest)
 
+    @property
+    def _fullest(self) -> tuple[str, ...]:
+        return max(_TIMES, key=lambda names: sum(getattr(self, name) for name in names))
+
+
+_TIMES: Final = (("working", "activations", "logits"), ("whole",), ("evaluation",))
 _TOLD: Final = {"working": "weights at work", "copy": "checkpoint's copy", "whole": "loading"}
 
 
@@ -211,7 +218,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     adapters = trained if recipe.train.method != "full" else 0
     activations, logits = passes_bytes(recipe, shape, rows, targets)
     if train.offload in ("activations", "all"):  # those of the block that computes are there
-        activations = passes_bytes(recipe, replace(shape, layers=1), rows, targets)[0]
+        activations = passes_bytes(recipe, shape.alone, rows, targets)[0]
     weights = (base + 4 * adapters) // shards
     evaluates_whole = sharded and narrow and recipe.evaluate.precision != recipe.train.precision
     # A row of a classifier has a logit for each label, not one of each token.
@@ -234,8 +241,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     held = 4 * (shape.root + 2 * shape.block) if reads_slices(recipe) else whole
     found = replace(found, whole=max(0, held - found.weights - states))
-    holes = HOLES[trains(recipe), "bf16" if narrow else "fp32"] if on_cpu else 1.0
-    return replace(found, heap=int((found.total - found.runtime) * (holes - 1)))
+    return replace(found, heap=int(found.passing * (HOLES - 1))) if on_cpu else found
 
 
 def base_bytes(recipe: Recipe, shape: Shape, width: int = 4) -> int:
@@ -254,8 +260,8 @@ def offloaded_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.
     """What of a rank waits on the host by `train.offload`; arguments as of `memory_of`."""
     offload, found = recipe.train.offload, 0
     if offload in ("activations", "all"):
-        one = replace(shape, layers=1)
-        found += passes_bytes(recipe, shape, rows, targets)[0] - passes_bytes(recipe, one, rows, targets)[0]
+        one = passes_bytes(recipe, shape.alone, rows, targets)[0]
+        found += passes_bytes(recipe, shape, rows, targets)[0] - one
     if offload in ("states", "all"):
         trained = trained_weights(recipe, shape)
         adapters = trained if recipe.train.method != "full" else 0
@@ -303,9 +309,15 @@ def _copies(recipe: Recipe) -> int:
 def reads_slices(recipe: Recipe) -> bool:
     """Whether each rank reads only its shard of the base model, and a whole one is held by none of them."""
     base, train = recipe.base, recipe.train
-    plain = recipe.task == "causal-lm" and train.method in ("full", "lora") and not base.new_tokens
-    plain = plain and train.offload not in ("states", "all")
-    return plain and base.model is not None and shard_ranks(recipe) > 1
+    why = why_whole(
+        task=recipe.task,
+        model=base.model,
+        new_tokens=bool(base.new_tokens),
+        method=train.method,
+        offload=train.offload,
+        sharded=shard_ranks(recipe) > 1,
+    )
+    return why is None
 
 
 def _room(recipe: Recipe) -> float | None:

@@ -1,4 +1,5 @@
-"""Methods and precisions of training by name: those that add adapters, and those that are not done here."""
+"""Methods and precisions of training by name: those that add adapters, those that are not done here, and why a rank
+reads a whole base model."""
 
 from __future__ import annotations
 
@@ -12,6 +13,28 @@ LOW_RANK: Final = ("lora", "dora", "qlora")  # adapters that can be merged into 
 ADAPTERS: Final = (*LOW_RANK, "prefix")  # methods that leave the base's own weights alone
 NF4_BLOCK: Final = 64  # values of `qlora` that share a scale, and
 NF4_SCALES: Final = 256  # scales that share one of their own
+
+
+def why_whole(
+    *, task: str, model: str | None, new_tokens: bool, method: str, offload: str, sharded: bool
+) -> str | None:
+    """Why each rank holds the whole base model before it keeps its part; None where it reads only its shard.
+
+    :param model: None for a new one. :param new_tokens: whether it gets any.
+    :param sharded: whether ranks share its weights.
+    """
+    if not sharded or model is None:
+        return "each keeps it, or makes it"
+    if task != "causal-lm":
+        return f"`task: {task}` gives it a head that its files do not have"
+    if method not in ("full", "lora"):
+        return f"`train.method: {method}` looks at its weights"
+    if offload in ("states", "all"):
+        return f"`train.offload: {offload}` keeps shards elsewhere than where they are read to"
+    if new_tokens:
+        return "rows of new tokens are the mean of all others"
+    return None
+
 
 _IN_TRL: Final = {
     "cpo": "CPOTrainer",

@@ -7,7 +7,7 @@ BART has biases, and learned positions for each (https://arxiv.org/abs/1910.1346
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dropforge.shape import LARGEST, Shape
@@ -91,6 +91,10 @@ class Seq2SeqShape(Shape):
         return self.block
 
     @property
+    def alone(self) -> Seq2SeqShape:
+        return replace(self, layers=1, encoder=0)
+
+    @property
     def root(self) -> int:
         """Weights outside of the blocks; the tables of relative positions, which T5's first blocks hold, among them."""
         positions = 2 * self.positions * self.hidden + 2 * self.buckets * self.heads
@@ -137,6 +141,15 @@ class Seq2SeqShape(Shape):
         return {**attention, **ends, **feed, "DenseReluDense.wo": (width, self.hidden)}
 
     @property
+    def encoder_linears(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the linear layers of a block of the encoder; `decoder_linears` of the decoder."""
+        return list(self._linears(False).values())
+
+    @property
+    def decoder_linears(self) -> list[tuple[int, int]]:
+        return list(self._linears(True).values())
+
+    @property
     def every_linear(self) -> list[tuple[int, int, int]]:
         sides = ((self.encoder, self._linears(False)), (self.decoder, self._linears(True)))
         return [(blocks, *sizes) for blocks, linears in sides for sizes in linears.values()]
@@ -146,10 +159,13 @@ class Seq2SeqShape(Shape):
         """Those of a block of the decoder."""
         return self._linears(True)
 
-    def kept(self, trains: str, arithmetic: str, rank: int, recompute: str, source: int, target: int) -> int:
+    def kept(
+        self, trains: str, arithmetic: str, adapters: tuple[int, int], recompute: str, source: int, target: int
+    ) -> int:
         """Bytes that a forward pass of one row keeps for its backward pass, all blocks together.
 
-        :param trains, arithmetic: see `_KEPT`. :param rank: of adapters on all linear layers, 0 without.
+        :param trains, arithmetic: see `_KEPT`. :param adapters: bytes that those of a block of the encoder, and of the
+            decoder, keep of a token.
         :param recompute: `train.activation_checkpointing`. :param source, target: tokens of the row.
         """
         hidden, wide, scores, more_hidden, more_wide, seen = _KEPT[self.kind, trains, arithmetic]
@@ -167,11 +183,11 @@ class Seq2SeqShape(Shape):
         decoder += scores * self.heads * target
         found = 0
         for layers, each, linears, length, other in (
-            (self.encoder, encoder, self._linears(False), source, 0),
-            (self.decoder, decoder, self._linears(True), target, source * seen * self.wide),
+            (self.encoder, encoder + adapters[0], self.encoder_linears, source, 0),
+            (self.decoder, decoder + adapters[1], self.decoder_linears, target, source * seen * self.wide),
         ):
-            block = length * (each + width * rank * len(linears)) + other
-            products = sum(outputs for _, outputs in linears.values())
+            block = length * each + other
+            products = sum(outputs for _, outputs in linears)
             again = {
                 "none": block,
                 "selective": length * (stream * self.hidden + width * products),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -114,6 +114,11 @@ class Shape:
         if self.kind == "qwen3":
             more += 2 * self.head
         return self.matrices + more
+
+    @property
+    def alone(self) -> Shape:
+        """The same with one block, the largest."""
+        return replace(self, layers=1)
 
     @property
     def root(self) -> int:

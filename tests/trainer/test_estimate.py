@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from dropforge.activations import passes_bytes
 from dropforge.estimate import check_memory, estimate, memory_text
-from dropforge.recipe import Recipe
+from dropforge.recipe import Freeze, Recipe
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.shape import ENCODERS, KINDS, Shape, shape_of_config
@@ -101,8 +101,12 @@ def kept(config: dict[str, Any], method: str, bf16: bool, rows: int) -> int:
     """Bytes that a forward pass over two rows of a classifier, or one of text, keeps; weights and casts left out."""
     model = model_of(config)
     model.config.use_cache = False
-    if method == "lora":
-        model = add_adapters(model, Lora(8, 16, 0.0, "all-linear"), 1).model
+    if method in ("lora", "dropout", "dora"):
+        lora = Lora(8, 16, 0.1 if method == "dropout" else 0.0, "all-linear")
+        model = add_adapters(model, lora, 1, dora=method == "dora").model
+    elif method == "frozen":
+        for weight in model.parameters():
+            weight.requires_grad_(weight is model.get_input_embeddings().weight)
     loss = LabelLoss(model, bf16) if rows > 1 else loss_model(model, True, bf16)
     loss.way = "places"
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -126,7 +130,11 @@ def kept(config: dict[str, Any], method: str, bf16: bool, rows: int) -> int:
 
 
 def recipe_of(method: str, precision: str, config: dict[str, Any]) -> Recipe:
-    changed = {"method": method, "precision": precision, "sequence_length": LENGTH, "micro_batch": 1}
+    changed: dict[str, Any] = {"precision": precision, "sequence_length": LENGTH, "micro_batch": 1}
+    changed |= {
+        "frozen": {"freeze": Freeze(blocks=9, embeddings=False)},
+        "dropout": {"method": "lora", "lora": TINY.train.lora.model_copy(update={"dropout": 0.1})},
+    }.get(method, {"method": method})
     found = TINY.model_copy(update={"train": TINY.train.model_copy(update=changed)})
     if config["model_type"] not in ENCODERS:
         return found
@@ -136,7 +144,7 @@ def recipe_of(method: str, precision: str, config: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "frozen", "lora", "dropout", "dora"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "distilbert"])
 def test_what_a_block_keeps_is_what_the_estimate_says(kind: str, method: str, precision: str) -> None:
     two, three = config_of(kind, 2), config_of(kind, 3)

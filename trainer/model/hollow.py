@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dropforge import methods
 from trainer.config import Settings, Train
 from trainer.data.batch import Batch
 from trainer.model.build import Built
@@ -34,18 +35,15 @@ def why_whole(settings: Settings, mode: str) -> str | None:
 
     :param mode: how the ranks share it.
     """
-    train = settings.train
-    if mode in ("auto", "ddp") or settings.base.model is None:
-        return "each keeps it, or makes it"
-    if settings.task != "causal-lm":
-        return f"`task: {settings.task}` gives it a head that its files do not have"
-    if train.method not in ("full", "lora"):
-        return f"`train.method: {train.method}` looks at its weights"
-    if train.offload in ("states", "all"):
-        return f"`train.offload: {train.offload}` keeps shards elsewhere than where they are read to"
-    if settings.base.new_tokens:
-        return "rows of new tokens are the mean of all others"
-    return None
+    base, train = settings.base, settings.train
+    return methods.why_whole(
+        task=settings.task,
+        model=base.model,
+        new_tokens=bool(base.new_tokens),
+        method=train.method,
+        offload=train.offload,
+        sharded=mode not in ("auto", "ddp"),
+    )
 
 
 def make_hollow(folder: str | Path, settings: Settings) -> Built:
