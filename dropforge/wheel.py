@@ -71,7 +71,7 @@ class Wheel:
 
     def __str__(self) -> str:
         told = [f"{words} {', '.join(self.names(group))}" for group, words in GROUPS.items() if self.names(group)]
-        return f"{self.name} ({self.sha256[:12]}): {'; '.join(told)}"
+        return f"{self.name} ({self.sha256}): {'; '.join(told)}"
 
 
 def fetch(address: str, sha256: str, path: Path, store: Store | None = None) -> Wheel:

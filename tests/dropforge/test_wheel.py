@@ -42,7 +42,7 @@ def test_a_wheel_says_what_it_provides_and_is_unpacked_as_it_is(tmp_path: Path) 
     assert found.plain()["provides"] == {
         "row functions": ["clean"], "metrics of answers": ["brief"], "callbacks": ["a", "b"],
     }  # fmt: skip
-    digest = code["sha256"][:12]
+    digest = code["sha256"]
     assert str(found) == (
         f"own-1.0-py3-none-any.whl ({digest}): row functions clean; metrics of answers brief; callbacks a, b"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from dropforge import checkpoints, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
+from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, ROWS
 from tests.e2e.harness import RECIPE, Stack, wait
+from tests.wheels import make_wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -202,19 +205,83 @@ def test_a_cancelled_run_frees_the_machine(stack: Stack, first: str, samples: di
     assert stack.tracked(run)[0].info.status == "KILLED"
 
 
-def test_the_form_starts_the_same_dag_with_another_preset(
-    stack: Stack, first: str, samples: dict[int, dict[str, Path]]
-) -> None:
-    """A second, different drop, trained from the form: the next version, and the alias moves only by the rule."""
+OWN = """
+    def politely(row):
+        row["messages"][0]["content"] = "Please: " + row["messages"][0]["content"]
+        return row
+
+    def brief(answer, reference):
+        return 1.0 / (1 + len(answer))
+
+    def doubled(figures):
+        return 2 * figures["loss"]
+
+    def tell(event, facts):
+        print(f"own callback: {event} at {facts['step']}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A wheel of own functions in the bucket, as the form asks for it."""
+    groups = {ROWS: "politely", ANSWERS: "brief", FIGURES: "doubled", CALLBACKS: "tell"}
+    entries = {group: {name: f"own_rules:{name}"} for group, name in groups.items()}
+    made = make_wheel(tmp_path_factory.mktemp("wheel"), {"own_rules/__init__.py": OWN}, entries, "own_rules")
+    key = f"wheels/{Path(made['wheel']).name}"
+    stack.connection.store.put(key, Path(made["wheel"]).read_bytes())
+    return {"code_wheel": f"{stack.connection.settings.root}/{key}", "code_sha256": made["sha256"]}
+
+
+@pytest.fixture(scope="module")
+def formed(stack: Stack, first: str, samples: dict[int, dict[str, Path]], wheel: dict[str, str]) -> str:
+    """A second, different drop, trained from the form, with functions of the user's own."""
     conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3}
-    conf |= {"train_learning_rate": 1e-5, "evaluate_max_rows": 40}
+    conf |= {"train_learning_rate": 1e-5, "evaluate_max_rows": 40, **wheel}
+    generation = {"rows": 2, "max_new_tokens": 4, "metrics": ["exact-match", "brief"]}
+    return stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"evaluate": {"generation": generation}}})
+
+
+def test_another_wheel_than_was_named_is_refused_before_anything_starts(
+    stack: Stack, formed: str, wheel: dict[str, str]
+) -> None:
+    conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, **wheel, "code_sha256": "0" * 64}
     run = stack.connection.airflow.trigger(FINETUNE, conf)
-    assert stack.end(run) == "success"
-    (tracked,) = stack.tracked(run)
+    assert stack.end(run) == "failed"
+    assert stack.tasks(run)["plan"]["try_number"] == 1
+    log = stack.log(run, "plan")
+    assert f"has the SHA-256 {wheel['code_sha256']}, not {'0' * 64}" in log
+    assert "Name the digest of the wheel that was reviewed, or give back its bytes" in log
+    assert stack.tracked(run) == []
+
+
+def test_the_form_starts_the_same_dag_with_another_preset(stack: Stack, formed: str) -> None:
+    """The next version, and the alias moves only by the rule."""
+    assert stack.end(formed) == "success"
+    (tracked,) = stack.tracked(formed)
     assert tracked.data.params["base.scratch.vocab_size"] == "1024"
     assert tracked.data.params["train.max_steps"] == "3"
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion")
     assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
+
+
+def test_own_functions_of_a_wheel_take_part_in_the_whole_run(stack: Stack, formed: str, wheel: dict[str, str]) -> None:
+    assert stack.end(formed) == "success"
+    (tracked,) = stack.tracked(formed)
+    metrics = tracked.data.metrics
+    assert metrics["eval/doubled"] == pytest.approx(2 * metrics["eval/loss"], rel=1e-6)
+    assert 0 < metrics["gen/brief"] <= 1
+    for side in ("candidate", "champion"):
+        assert metrics[f"{side}/doubled"] == pytest.approx(2 * metrics[f"{side}/loss"], rel=1e-6)
+        assert f"{side}/gen/brief" in metrics
+    answers = json.loads(stack.connection.store.get(f"runs/{tracked.data.tags[tracking.TAG_RUN]}/answers/step-3.json"))
+    assert answers["data"]
+    assert all("Please: " in str(row) for row in answers["data"])
+    log = stack.log(formed, "train")
+    assert all(f"own callback: {told}" in log for told in ("step at 1", "evaluation at 3", "checkpoint at 3"))
+    version = stack.mlflow.get_model_version(FAMILY, tracked.data.tags[tracking.TAG_VERSION])
+    for tags in (tracked.data.tags, version.tags):
+        assert wheel["code_sha256"] in tags[tracking.TAG_CODE]
+        assert "own_rules-1.0-py3-none-any.whl" in tags[tracking.TAG_CODE]
 
 
 def test_a_half_uploaded_drop_waits_for_its_repair(stack: Stack, tmp_path: Path) -> None:
