@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.run import RunSpec
 from dropforge.store import open_store
-from trainer.assembly import build, make_plan, pad_id
+from trainer.assembly import begin, build, look_at_all, make_plan, pad_id, same_loss
 from trainer.config import Settings, read_settings
 from trainer.data.batch import make_batch
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
@@ -70,15 +70,24 @@ def make_base(folder: Path, kind: str = "llama", **config: Any) -> str:
     return str(folder)
 
 
-def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop") -> Loop:
+def make_loop(gang: Gang, stage: Stage, packs: bool, folder: str = "loop", sliced: bool = False) -> Loop:
+    """:param sliced: whether the base is read in slices, else whole."""
     settings = stage.settings
     prepared = await_prepared(settings, stage.spec, stage.scratch, lambda: None)
-    built = build(settings, prepared, gang)
+    if sliced:
+        built, look = begin(settings, prepared, gang, Console(quiet=True))
+        assert built.slices is not None
+    else:
+        look = built = build(settings, prepared, gang)
     plan = make_plan(settings, prepared, packs)
-    loss = loss_model(built.model, packs)
+    loss = loss_model(look.model, packs)
     loss.precision = settings.train.precision
     pad = pad_id(prepared.tokenizer)
-    choose_way(loss, make_batch(prepared.train, plan.step(0)[:1], pad).to(gang.device))
+    first = make_batch(prepared.train, plan.step(0)[:1], pad).to(gang.device)
+    choose_way(loss, first)
+    if sliced:
+        loss = same_loss(built, loss)
+        look_at_all(built, loss, first, gang)
     said: list[str] = []
     store = open_store(f"{stage.spec.root}/{folder}")
     checkpoints = Checkpoints(store, "ranks", plan.digest("x"), {}, said.append)
@@ -119,8 +128,8 @@ class Outcome:
     ran: dict[str, Any]
 
 
-def take_steps(gang: Gang, stage: Stage, packs: bool, count: int) -> Outcome:
-    loop = make_loop(gang, stage, packs)
+def take_steps(gang: Gang, stage: Stage, packs: bool, count: int, sliced: bool = False) -> Outcome:
+    loop = make_loop(gang, stage, packs, sliced=sliced)
     loop.start()
     found = loop.evaluate("before")
     assert found is not None

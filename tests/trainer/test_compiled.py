@@ -23,6 +23,7 @@ from trainer.gang import Gang
 from trainer.model import compiled
 from trainer.model.loss import LossModel, loss_model
 from trainer.model.recompute import recompute
+from trainer.model.router import RouterLoss
 from trainer.model.shard import find_blocks
 from trainer.node.compiler import CACHE, check_compiler, open_cache
 from trainer.rank import run
@@ -32,6 +33,7 @@ from trainer.state.stop import StopSignal
 from .ranks import Ranks
 from .ranks_loop import Outcome, Stage, make_base, make_stage, take_steps, train_in_parts
 from .test_loop import bench, trained, weights  # noqa: F401 - a fixture
+from .test_mixture import mixture
 from .test_model import loss_of, small, tokens
 from .test_ranks_parity import apart
 from .toy import Toy, write_dataset
@@ -95,6 +97,24 @@ def test_blocks_share_their_code_and_so_do_rows_of_all_lengths() -> None:
     with compiled.as_written(loss):
         gradients(loss, [[20], [24]])
     assert graphs() - before == 2
+
+
+@pytest.mark.exact
+@pytest.mark.usefixtures("traced")
+def test_blocks_of_a_mixture_share_their_code_while_its_router_is_heard() -> None:
+    """Also where they are computed again, when nobody listens."""
+    plain = RouterLoss(mixture("mixtral", num_hidden_layers=3), True).train()
+    loss = RouterLoss(copy.deepcopy(plain.model), True).train()
+    compiled.compile_blocks(find_blocks(loss.model))
+    recompute(find_blocks(loss.model), "full")
+    before = graphs()
+    expected, found = (gradients(each, [[20, 24], [11, 30]]) for each in (plain, loss))
+    assert graphs() - before == 1
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    assert apart(found[1], expected[1]) < 1e-5
+    assert loss.router is not None
+    assert plain.router is not None
+    assert float(loss.router) == pytest.approx(float(plain.router), rel=1e-6)
 
 
 @pytest.mark.exact

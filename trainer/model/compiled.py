@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from trainer.model.listening import Listening
 from trainer.model.switch import switched_off
 
 _KINDS: Final = 64  # of inputs that code is made for; torch's own 8 are few for mixed kinds of blocks
@@ -30,12 +31,14 @@ class _Forward:
     """Stands for the forward method of a block. It holds no closure, so that a copied block has its own."""
 
     def __init__(self, forward: Any) -> None:
-        self.forward, self.on = forward, True
+        self.forward, self.on, self.listening = forward, True, Listening()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.on or not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        return _code_of(self.forward.__func__, _BACKEND)(self.forward.__self__, *args, **kwargs)
+        code = _code_of(self.forward.__func__, _BACKEND)
+        with self.listening.afresh():
+            return code(self.forward.__self__, *args, **kwargs)
 
 
 @functools.cache
