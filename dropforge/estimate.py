@@ -23,9 +23,10 @@ from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
 
 RUNTIME_BYTES: Final = 930_000_000  # torch, transformers and a run without a model, as seen on CPU
-# What a CPU's heap takes for each byte that comes and goes, as seen: freed tensors leave holes that others do not fit.
-# Weights, gradients and moments stay where they are and leave none.
-HOLES: Final = 1.5
+# What a CPU's heap takes for each byte that comes and goes, as seen: freed tensors leave holes that others do not fit,
+# more where adapters' small ones lie between. Weights, gradients and moments stay where they are and leave none.
+HOLES: Final = {"lora": 2.5, "qlora": 2.5, "dora": 2.0}
+_HOLES = 1.5  # of all others
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
 
@@ -241,7 +242,8 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     held = 4 * (shape.root + 2 * shape.block) if reads_slices(recipe) else whole
     found = replace(found, whole=max(0, held - found.weights - states))
-    return replace(found, heap=int(found.passing * (HOLES - 1))) if on_cpu else found
+    holes = HOLES.get(train.method, _HOLES) if on_cpu else 1.0
+    return replace(found, heap=int(found.passing * (holes - 1)))
 
 
 def base_bytes(recipe: Recipe, shape: Shape, width: int = 4) -> int:
