@@ -25,8 +25,9 @@ from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_conf
 RUNTIME_BYTES: Final = 930_000_000  # torch, transformers and a run without a model, as seen on CPU
 # What a CPU's heap takes for each byte that comes and goes, as seen: freed tensors leave holes that others do not fit,
 # more where adapters' small ones lie between. Weights, gradients and moments stay where they are and leave none.
-HOLES: Final = {"lora": 2.5, "qlora": 2.5, "dora": 2.0}
+HOLES: Final = {"lora": 2.5, "qlora": 2.5, "prefix": 2.5, "dora": 2.0}
 _HOLES = 1.5  # of all others
+_CASTS = 1.0  # beside them, of what is cast to 16 bits and back
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
 
@@ -242,7 +243,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     states = found.gradients + found.moments + found.copy  # none of them is there before the first step
     held = 4 * (shape.root + 2 * shape.block) if reads_slices(recipe) else whole
     found = replace(found, whole=max(0, held - found.weights - states))
-    holes = HOLES.get(train.method, _HOLES) if on_cpu else 1.0
+    holes = HOLES.get(train.method, _HOLES) + (_CASTS if narrow else 0.0) if on_cpu else 1.0
     return replace(found, heap=int(found.passing * (holes - 1)))
 
 
