@@ -81,7 +81,7 @@ class Rules:
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
         values = {**asdict(self), "prefer": list(self.prefer)}
-        plain = {"task": "causal-lm", "near": None, "prefer": []}
+        plain: dict[str, Any] = {"task": "causal-lm", "near": None, "prefer": []}
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
     def priority(self, source: str) -> int:
