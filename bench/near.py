@@ -38,9 +38,9 @@ def texts(megabytes: int) -> list[str]:
 
 
 def ours(rows: list[str]) -> int:
-    import numpy as np
     import pyarrow as pa
 
+    from curation.columns import integers, strings
     from curation.fingerprint import TEXTS, Near, fingerprints
 
     near = Near("word", 5, 14, 8, 800_000)
@@ -48,8 +48,8 @@ def ours(rows: list[str]) -> int:
     start = time.process_time()
     for first in range(0, len(rows), 2000):
         part = rows[first : first + 2000]
-        zeros = pa.array(np.zeros(len(part), np.int64))
-        batch = pa.RecordBatch.from_arrays([zeros] * 4 + [pa.array(part)], schema=TEXTS)
+        zeros = integers([0] * len(part))
+        batch = pa.RecordBatch.from_arrays([*[zeros] * 4, strings(part)], schema=TEXTS)
         made += fingerprints(batch, near).bands.num_rows // 14
     print(json.dumps([time.process_time() - start, made]))
     return made
