@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from curation.columns import from_numbers, numbers
 from curation.words import PROFILE, Hashes, Offsets, characters, mixed, normal, shingles, words
 
 #: A row's place, the order of its source, what else must be equal for one row to remove another, and its text.
@@ -75,16 +76,16 @@ def fingerprints(batch: pa.RecordBatch, near: Near) -> Fingerprints:
     whole = _whole([texts[index] for index in short])
     buckets = _buckets(values, offsets[np.append(long, counts.size)], near)
     sizes = np.where(counts == 0, 2, counts)
-    places = batch.column("file").to_numpy(), batch.column("position").to_numpy()
+    places = numbers(batch.column("file")), numbers(batch.column("position"))
 
     def table(schema: pa.Schema, rows: npt.NDArray[np.intp], column: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        arrays = [_integers(place[rows]) for place in places]
-        return pa.RecordBatch.from_arrays([*arrays, _integers(column)], schema=schema)
+        arrays = [from_numbers(place[rows]) for place in places]
+        return pa.RecordBatch.from_arrays([*arrays, from_numbers(column)], schema=schema)
 
     everyone = np.arange(counts.size)
     head = [batch.column(name) for name in PRINTS.names[:-1]]
     return Fingerprints(
-        pa.RecordBatch.from_arrays([*head, _integers(sizes)], schema=PRINTS),
+        pa.RecordBatch.from_arrays([*head, from_numbers(sizes)], schema=PRINTS),
         table(
             BANDS,
             np.concatenate([np.repeat(long, near.bands), short]),
@@ -141,7 +142,3 @@ def _whole(texts: Sequence[str]) -> Hashes:
     """128 bits of each text's normal form, punctuation included (rows x 2)."""
     digests = b"".join([blake2b(normal(text).encode(), digest_size=16).digest() for text in texts])
     return np.frombuffer(digests, "<u8").astype(np.uint64).reshape(-1, 2)
-
-
-def _integers(values: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), values.size, [None, pa.py_buffer(np.ascontiguousarray(values))])

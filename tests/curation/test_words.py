@@ -178,3 +178,19 @@ def test_golden_fingerprints() -> None:
             check=True,
         )
         assert done.stdout.strip() == expected
+
+
+def test_the_kernel_does_not_load_pandas() -> None:
+    """It takes two seconds, which a small drop does not."""
+    code = """
+import sys
+import pyarrow as pa
+from curation.columns import integers, strings
+from curation.fingerprint import TEXTS, Near, fingerprints
+columns = [*[integers([0, 1])] * 4, strings(["one two three four five six", "short"])]
+result = fingerprints(pa.RecordBatch.from_arrays(columns, schema=TEXTS), Near("word", 5, 14, 8, 800_000))
+print(result.short, "pandas" in sys.modules)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
