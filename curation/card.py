@@ -17,8 +17,10 @@ from curation.reasons import MENDS, Reason, quarantined
 from curation.statistics import Statistics
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
+from dropforge.recipe_data import found
 
-_COLOURS: Final = {"train": "--train", "eval": "--eval", "duplicate": "--copy"}
+_COLOURS: Final = {"train": "--train", "eval": "--eval"}
+_SIMILARITIES: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 
 def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Sequence[str]) -> dict[str, Any]:
@@ -54,6 +56,7 @@ def render(card: Mapping[str, Any]) -> str:
         _section("Rows as the model sees them", _samples(card)),
         _section("Quarantine", _quarantine(card), "Rows that could not be used, with their place in the file."),
         _section("Copies", _clusters(card), "The content that came most often; one row of each was kept."),
+        _section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
         _section("Files", _files(card)),
         _section("Rules and identity", _rules(card)),
     ]
@@ -83,11 +86,16 @@ def _tiles(card: Mapping[str, Any]) -> str:
     counts, statistics = card["counts"], card["statistics"]
     totals = statistics["totals"].values()
     bad = sum(quarantined(counts).values())
+    same, near = counts.get("duplicate", 0), counts.get("near_duplicate", 0)
     tiles = [
         ("rows in", f"{counts['input']:,}", f"{len(card['inputs'])} files, {_bytes(card['drop']['bytes'])}"),
         ("train", f"{counts['train']:,}", _share(counts["train"], counts["input"])),
         ("eval", f"{counts['eval']:,}", _share(counts["eval"], counts["input"])),
-        ("duplicates", f"{counts.get('duplicate', 0):,}", _share(counts.get("duplicate", 0), counts["input"])),
+        (
+            "duplicates",
+            f"{same + near:,}",
+            _share(same + near, counts["input"]) + (f", {near:,} of them near" if "near" in card["rules"] else ""),
+        ),
         ("quarantined", f"{bad:,}", _share(bad, counts["input"])),
         ("words", short(sum(total["words"] for total in totals)), f"median {statistics['medians']['words']:,} a row"),
     ]
@@ -115,6 +123,7 @@ def _flow(card: Mapping[str, Any]) -> str:
             [
                 ("--ink-2", kept, f"{kept:,} kept"),
                 ("--copy", counts.get("duplicate", 0), f"{counts.get('duplicate', 0):,} duplicates"),
+                ("--near", counts.get("near_duplicate", 0), f"{counts.get('near_duplicate', 0):,} near duplicates"),
             ],
             f"{kept:,}",
         ),
@@ -129,12 +138,13 @@ def _flow(card: Mapping[str, Any]) -> str:
         for reason, rows in quarantined(counts).items()
     ]
     below = f"<h3>Rows by reason</h3><figure>{bars(reasons, 'rows by reason')}</figure>" if reasons else ""
-    return f"<figure>{bars(funnel, 'funnel')}</figure>{_LEGEND}{below}"
+    near = '<i style="background:var(--near)"></i>near duplicate ' if "near" in card["rules"] else ""
+    return f"<figure>{bars(funnel, 'funnel')}</figure>{_LEGEND.format(near=near)}{below}"
 
 
 _LEGEND: Final = (
     '<p class="legend"><i style="background:var(--train)"></i>train <i style="background:var(--eval)"></i>eval '
-    '<i style="background:var(--copy)"></i>duplicate <i style="background:var(--bad)"></i>quarantined</p>'
+    '<i style="background:var(--copy)"></i>duplicate {near}<i style="background:var(--bad)"></i>quarantined</p>'
 )
 
 
@@ -167,6 +177,7 @@ def _sources(card: Mapping[str, Any]) -> str:
     facts += (
         [f"{touched['invisible']:,} rows with invisible or reordering characters"] if touched.get("invisible") else []
     )
+    facts += [f"{touched['short']:,} rows too short for a shingle, compared whole"] if touched.get("short") else []
     facts += [f"{touched['blank']:,} blank lines passed over"] if touched.get("blank") else []
     return text + f"<p>{' · '.join(facts)}</p>"
 
@@ -218,16 +229,48 @@ def _clusters(card: Mapping[str, Any]) -> str:
     )
 
 
+def _near(card: Mapping[str, Any]) -> str:
+    """How the rows that went are like those that stayed, and which pairs the bands find at all."""
+    near = card["rules"].get("near")
+    if near is None:
+        return ""
+    shares = {similarity: found(similarity, near["bands"], near["rows"]) for similarity in _SIMILARITIES}
+    curve = [
+        Bar(f"similarity {similarity:g}", [("--near", round(share * 1000), f"{share:.1%}")], f"{share:.1%}")
+        for similarity, share in shares.items()
+    ]
+    rule = (
+        f"<p>{card['counts'].get('near_duplicate', 0):,} rows went, whose Jaccard similarity to a row that stayed is at"
+        f" least {near['per_million'] / 1_000_000:g}, over shingles of {near['size']} {escape(near['shingle'])}s.</p>"
+    )
+    examples = "".join(
+        f"<tr><td class=n>{item['shared'] / item['either']:.2f}</td>"
+        + "".join(
+            f"<td><code>{escape(row['file'])}</code> @ {row['position']:,}<br>{escape(_visible(row['excerpt']))}</td>"
+            for row in (item["gone"], item["kept"])
+        )
+        + "</tr>"
+        for item in card["statistics"]["near"]
+    )
+    table = (
+        "<h3>The least similar that went</h3>"
+        '<div class="scroll"><table><thead><tr><th class=n>similarity</th><th>gone</th><th>kept</th></tr></thead>'
+        f"<tbody>{examples}</tbody></table></div>"
+    )
+    heading = f"<h3>Pairs found by {near['bands']} bands of {near['rows']} rows</h3>"
+    return rule + (table if examples else "") + heading + f"<figure>{bars(curve, 'pairs found')}</figure>"
+
+
 def _files(card: Mapping[str, Any]) -> str:
+    ends = ("train", "eval", "duplicate", *(["near_duplicate"] if "near" in card["rules"] else []))
     rows = []
-    for item, ends in list(zip(card["inputs"], card["statistics"]["by_file"], strict=True))[:200]:
-        bad = sum(quarantined(ends).values())
-        numbers = (item["rows"], ends.get("train", 0), ends.get("eval", 0), ends.get("duplicate", 0), bad)
+    for item, counts in list(zip(card["inputs"], card["statistics"]["by_file"], strict=True))[:200]:
+        numbers = (item["rows"], *(counts.get(end, 0) for end in ends), sum(quarantined(counts).values()))
         cells = "".join(f"<td class=n>{number:,}</td>" for number in numbers)
         rows.append(
             f"<tr><td><code>{escape(item['key'])}</code></td><td class=n>{_bytes(item['size'])}</td>{cells}</tr>"
         )
-    names = ("rows", "train", "eval", "duplicate", "quarantined")
+    names = ("rows", *(end.replace("_", " ") for end in ends), "quarantined")
     head = "".join(f"<th class=n>{name}</th>" for name in names)
     more = f"<p>and {len(card['inputs']) - 200:,} more files</p>" if len(card["inputs"]) > 200 else ""
     return (

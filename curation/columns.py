@@ -1,6 +1,6 @@
-"""Arrow arrays from Python lists without `pyarrow.array`.
+"""Arrow arrays from Python lists and NumPy arrays without `pyarrow.array` and `to_numpy`.
 
-That function imports pandas where it is installed, which costs more time than curating a small drop.
+Those import pandas where it is installed, which costs more time than curating a small drop.
 """
 
 from __future__ import annotations
@@ -10,12 +10,24 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 
 def integers(values: Sequence[int]) -> pa.Array:
     """int64 without nulls."""
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(array("q", values))])
+
+
+def numbers(array: pa.Array) -> npt.NDArray[np.int64]:
+    """int64 without nulls as NumPy sees it; `to_numpy` imports pandas too."""
+    data = array.buffers()[1]
+    return np.frombuffer(data, np.int64, len(array), array.offset * 8) if len(array) else np.empty(0, np.int64)
+
+
+def from_numbers(values: npt.NDArray[np.int64]) -> pa.Array:
+    """int64 without nulls."""
+    return pa.Array.from_buffers(pa.int64(), values.size, [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def offsets(values: Sequence[int]) -> pa.Array:

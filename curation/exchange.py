@@ -1,7 +1,8 @@
 """What needs all rows at once: winners among duplicates, the split, the ledger, the order of the shards.
 
-Each step is one statement over int64, binary and text columns, in the subset of SQL that DuckDB and Spark share and
-in which both mean the same: no floats, no functions on text, `cast(sum(x) as bigint)`. Keys travel, text does not.
+Near duplicates have a module of their own, `curation.near`. Each step is one statement over int64, binary and text
+columns, in the subset of SQL that DuckDB and Spark share and in which both mean the same: no floats, no functions on
+text, `cast(sum(x) as bigint)`. Keys travel, text does not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from curation.kernel import Task
+from curation.kernel import PRINTED, Rules, Task
+from curation.near import settle
 from dropforge.errors import DropforgeError
 
 #: Rows with one key: the smallest rank survives, whatever the order of files and workers.
@@ -26,14 +28,17 @@ from rows r join (select key, min(rank) as rank from rows group by key) m on r.k
 """
 KEPT: Final = {
     "drop": "create table kept as select r.key, r.rank, r.unit"
-    " from rows r join winners w on r.key = w.key and r.rank = w.rank",
+    " from rows r join winners w on r.key = w.key and r.rank = w.rank"
+    " left join near n on r.key = n.key where n.key is null",
     "keep": "create table kept as select key, rank, unit from rows",
 }
-#: Content that occurs in several groups ties them together: they fall on the same side.
+#: Content that occurs in several groups ties them together, and so do near duplicates: they fall on the same side.
 TIES: Final = """
 create table ties as
 select distinct k.key, k.unit
 from kept k join (select key from kept group by key having min(unit) <> max(unit)) m on k.key = m.key
+union all
+select key, unit from linked
 """
 LABELS: Final = "create table labels_0 as select unit, min(unit) as label from ties group by unit"
 SPREAD: Final = """
@@ -63,19 +68,27 @@ select p.key, p.rank, case when p.unit < c.cut then 1 else 0 end as side from pl
 ENDS: Final = """
 create table ends as
 select r.file, r.position, r.key,
-       case when s.rank is null then 'duplicate' when s.side = 1 then 'eval' else 'train' end as ending,
-       case when s.rank is null then w.file end as of_file,
-       case when s.rank is null then w.position end as of_position
+       case when s.side = 1 then 'eval' when s.side = 0 then 'train'
+            when r.rank = w.rank then 'near_duplicate' else 'duplicate' end as ending,
+       case when s.rank is not null then null when r.rank = w.rank then n.of_file else w.file end as of_file,
+       case when s.rank is not null then null when r.rank = w.rank then n.of_position else w.position end
+         as of_position,
+       case when s.rank is null and r.rank = w.rank then n.shared end as shared,
+       case when s.rank is null and r.rank = w.rank then n.either end as either
 from rows r
 join winners w on r.key = w.key
+left join near n on r.key = n.key
 left join sides s on r.key = s.key and r.rank = s.rank
 union all
-select file, position, cast(null as {binary}) as key, reason as ending, cast(null as bigint), cast(null as bigint)
+select file, position, cast(null as {binary}) as key, reason as ending, cast(null as bigint), cast(null as bigint),
+       cast(null as bigint), cast(null as bigint)
 from faults
 """
 COUNTS: Final = "select ending, count(*) as rows from ends group by ending"
 COUNTS_BY_FILE: Final = "select file, ending, count(*) as rows from ends group by file, ending"
-LEDGER: Final = "select file, position, ending, key, of_file, of_position from ends order by file, position"
+LEDGER: Final = """
+select file, position, ending, key, of_file, of_position, shared, either from ends order by file, position
+"""
 KEYS: Final = "select key, rank from sides where side = {side} order by key, rank"
 SHARDS: Final = """
 select r.chars as weight, r.key, r.messages, r.text, r.label, r.source, r."group"
@@ -116,9 +129,9 @@ DEFAULT_MEMORY: Final = Memory()
 class Exchange:
     """The statements above on DuckDB, over the files that the workers wrote."""
 
-    def __init__(self, tasks: Sequence[Task], spill: Path, duplicates: str, memory: Memory = Memory()) -> None:
+    def __init__(self, tasks: Sequence[Task], spill: Path, rules: Rules, memory: Memory = DEFAULT_MEMORY) -> None:
         spill.mkdir(parents=True, exist_ok=True)
-        self.duplicates = duplicates
+        self.rules = rules
         self.db = duckdb.connect(
             config={
                 "memory_limit": memory.limit,
@@ -131,6 +144,8 @@ class Exchange:
         )
         self._view("rows", [str(task.rows) for task in tasks])
         self._view("faults", [str(task.faults) for task in tasks])
+        for name in PRINTED if rules.near else ():
+            self._view(name, [str(task.printed(name)) for task in tasks])
 
     def _view(self, name: str, paths: list[str]) -> None:
         self.db.read_parquet(paths).create_view(name)
@@ -141,7 +156,7 @@ class Exchange:
     def __exit__(self, *_: object) -> None:
         self.db.close()
 
-    def _do(self, statement: str) -> None:
+    def do(self, statement: str) -> None:
         try:
             self.db.execute(statement)
         except duckdb.Error as error:
@@ -166,31 +181,32 @@ class Exchange:
         except duckdb.Error as error:
             raise _explain(error) from error
 
-    def settle(self, per_million: int) -> None:
+    def settle(self) -> None:
         """Find winners, put every kept row on a side and give every input row its end."""
-        self._do(WINNERS)
-        self._do(KEPT[self.duplicates])
-        self._do(TIES)
+        self.do(WINNERS)
+        settle(self, self.rules.near)
+        self.do(KEPT[self.rules.exact_duplicates])
+        self.do(TIES)
         now = self._tie()
-        self._do(PLACED.format(now=now))
+        self.do(PLACED.format(now=now))
         low, high = self.one("select min(unit), max(unit) from placed")
-        self._do("create table cut (cut blob)")
-        self.db.execute("insert into cut values (?)", [eval_cut(per_million, low, high)])
-        self._do(SIDES)
-        self._do(ENDS.format(binary="blob"))
+        self.do("create table cut (cut blob)")
+        self.db.execute("insert into cut values (?)", [eval_cut(self.rules.eval_per_million, low, high)])
+        self.do(SIDES)
+        self.do(ENDS.format(binary="blob"))
 
     def _tie(self) -> int:
         """Smallest unit of each component, by spreading labels over ties; jumps keep long chains short."""
         now = 0
-        self._do(LABELS)
+        self.do(LABELS)
         while True:
             step = {"now": now, "next": now + 1}
-            self._do(SPREAD.format(**step))
-            self._do(JUMP.format(**step))
-            self._do(f"drop table labels_{now + 1}")
-            self._do(f"alter table jumped rename to labels_{now + 1}")
+            self.do(SPREAD.format(**step))
+            self.do(JUMP.format(**step))
+            self.do(f"drop table labels_{now + 1}")
+            self.do(f"alter table jumped rename to labels_{now + 1}")
             moved = self.one(MOVED.format(**step))[0]
-            self._do(f"drop table labels_{now}")
+            self.do(f"drop table labels_{now}")
             now += 1
             if not moved:
                 return now

@@ -13,7 +13,7 @@ from curation.canonical import Row
 from curation.reasons import Reason, RejectError
 
 KEY_BYTES: Final = 16
-RANK_BYTES: Final = 28
+RANK_BYTES: Final = 30
 
 
 def fold(text: str) -> str:
@@ -55,9 +55,19 @@ def labelled(key: bytes, label: str | None) -> bytes:
     return _hash(b"l" + key + (label or "").encode())
 
 
-def rank(exact: bytes, file: int, position: int) -> bytes:
-    """The order among rows of one key, unique per input row (28 bytes): the smallest survives."""
-    return exact + file.to_bytes(4, "big") + position.to_bytes(8, "big")
+def rank(exact: bytes, file: int, position: int, priority: int = 0) -> bytes:
+    """The order among rows of one key, unique per input row (30 bytes): the smallest survives."""
+    return priority.to_bytes(2, "big") + exact + file.to_bytes(4, "big") + position.to_bytes(8, "big")
+
+
+def exact_name(rank: bytes) -> bytes:
+    """The exact name that a rank holds (16 bytes)."""
+    return rank[2 : 2 + KEY_BYTES]
+
+
+def kind(label: str | None) -> int:
+    """A label as a number (64 bits, signed)."""
+    return int.from_bytes(_hash(b"k" + (label or "").encode())[:8], "big", signed=True)
 
 
 def unit(row: Row, key: bytes, salt: bytes) -> bytes:

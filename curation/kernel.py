@@ -1,4 +1,4 @@
-"""The kernel: one split becomes one file of canonical rows, one of faults, and counters.
+"""The kernel: one split becomes one file of canonical rows, one of faults, those of fingerprints, and counters.
 
 It needs nothing but the split and the rules, so any number of workers, in any order, give the same files.
 """
@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from curation.canonical import Row, canonical
 from curation.columns import binaries, booleans, integers, offsets, strings
-from curation.identity import labelled, names, rank, salt_bytes, unit
+from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerprints
+from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.readers import read
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
@@ -52,6 +53,8 @@ FAULTS: Final = pa.schema(
         ("head", pa.binary()),
     ]
 )
+#: What is written of each row besides, where near duplicates are asked for.
+PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
 _FLUSH_BYTES: Final = 16 << 20
 
 
@@ -59,6 +62,8 @@ _FLUSH_BYTES: Final = 16 << 20
 class Rules:
     """What shapes rows and split. Integers and text only: it is part of the digest.
 
+    :param near: what counts as nearly the same, or None if such rows stay.
+    :param prefer: sources whose rows win among duplicates, the first one first.
     :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
         with `sequence-to-sequence` it needs an answer, which a text has not.
     """
@@ -70,11 +75,18 @@ class Rules:
     exact_duplicates: str
     task: str = "causal-lm"
     version: int = VERSION
+    near: Near | None = None
+    prefer: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """JSON values for the digest; what is as it was before there were tasks is not named."""
-        values = asdict(self)
-        return values if values["task"] != "causal-lm" else {key: values[key] for key in values if key != "task"}
+        """JSON values for the digest; what came later and is not asked for is not named."""
+        values = {**asdict(self), "prefer": list(self.prefer)}
+        plain: dict[str, Any] = {"task": "causal-lm", "near": None, "prefer": []}
+        return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
+
+    def priority(self, source: str) -> int:
+        """Where rows of a source stand among duplicates; the lowest wins."""
+        return self.prefer.index(source) if source in self.prefer else len(self.prefer)
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,10 @@ class Task:
     def faults(self) -> Path:
         return self.folder / f"{self.id}.faults.parquet"
 
+    def printed(self, name: str) -> Path:
+        """Where fingerprints lie. :param name: one of `PRINTED`."""
+        return self.folder / f"{self.id}.{name}.parquet"
+
     @property
     def report(self) -> Path:
         return self.folder / f"{self.id}.json"
@@ -104,7 +120,8 @@ class Task:
 
 @dataclass
 class Report:
-    """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched."""
+    """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
+    rows that were too short for a shingle."""
 
     file: int
     records: int = 0
@@ -113,6 +130,7 @@ class Report:
     blank: int = 0
     neutralised: int = 0
     invisible: int = 0
+    short: int = 0
 
 
 def run(task: Task) -> Report:
@@ -120,11 +138,7 @@ def run(task: Task) -> Report:
     if task.report.is_file():
         return Report(**json.loads(task.report.read_bytes()))
     report = Report(task.file)
-    rows, faults = _part(task.rows), _part(task.faults)
-    with (
-        pq.ParquetWriter(rows, ROWS, compression="lz4", use_dictionary=["source"], write_statistics=False) as row_file,
-        pq.ParquetWriter(faults, FAULTS, compression="lz4") as fault_file,
-    ):
+    with _Files(task) as files:
         batch = _Batch()
         for item in _curated(task, report):
             if isinstance(item, Fault):
@@ -132,15 +146,50 @@ def run(task: Task) -> Report:
             else:
                 batch.add(task, *item)
             if batch.weight > _FLUSH_BYTES or len(batch.faults) > 50_000:
-                batch.write(row_file, fault_file)
+                files.write(batch, report)
                 batch = _Batch()
-        batch.write(row_file, fault_file)
-    rows.replace(task.rows)
-    faults.replace(task.faults)
+        files.write(batch, report)
     temporary = _part(task.report)
     temporary.write_text(json.dumps(report.__dict__))
     temporary.replace(task.report)
     return report
+
+
+class _Files:
+    """A split's results on their way to disk; they take their names when all are whole."""
+
+    def __init__(self, task: Task) -> None:
+        self.near = task.rules.near
+        row_options = {"compression": "lz4", "use_dictionary": ["source"], "write_statistics": False}
+        kinds: dict[Path, tuple[pa.Schema, dict[str, Any]]] = {
+            task.rows: (ROWS, row_options),
+            task.faults: (FAULTS, {"compression": "lz4"}),
+        }
+        for name, schema in PRINTED.items() if self.near else ():
+            # Hashes do not shrink; places come many times in a row.
+            kinds[task.printed(name)] = (schema, {"compression": "none", "use_dictionary": ["file", "position"]})
+        self.writers = {path: pq.ParquetWriter(_part(path), schema, **how) for path, (schema, how) in kinds.items()}
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        for path, writer in self.writers.items():
+            writer.close()
+            if failed is None:
+                _part(path).replace(path)
+
+    def write(self, batch: _Batch, report: Report) -> None:
+        rows, faults, *printed = self.writers.values()
+        if batch.valid:
+            rows.write_batch(batch.rows())
+        if batch.faults:
+            faults.write_batch(batch.faulty())
+        if batch.valid and self.near:
+            prints = fingerprints(batch.compared(), self.near)
+            report.short += prints.short
+            for writer, part in zip(printed, (prints.prints, prints.bands, prints.shingles), strict=True):
+                writer.write_batch(part)
 
 
 def _part(path: Path) -> Path:
@@ -148,11 +197,11 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.part")
 
 
-Curated = tuple[int, Row, bytes, bytes, bytes, int]
+Curated = tuple[int, Row, bytes, bytes, bytes, int, int, int]
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
-    """Each input row once: (position, row, key, rank, unit, words), or the fault that it ends in."""
+    """Each input row once: (position, row, key, rank, unit, words, priority, kind), or the fault that it ends in."""
     rules, salt = task.rules, salt_bytes(task.rules.split_salt)
     labels = rules.task == "classification"
     records = read(task.split, max_row_bytes=rules.max_row_bytes, text_column=rules.text_column, limits=task.limits)
@@ -177,7 +226,10 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         report.invisible += row.invisible
         side = unit(row, key, salt)  # of the text alone: the same words never stand on both sides
         key = labelled(key, row.label) if labels else key
-        yield record.position, row, key, rank(exact, task.file, record.position), side, words
+        # A row that names no source comes from its file; the exact name does not cover this.
+        priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
+        name = rank(exact, task.file, record.position, priority)
+        yield record.position, row, key, name, side, words, priority, kind(row.label) if labels else 0
 
 
 def _head(record: Found) -> bytes:
@@ -203,11 +255,23 @@ class _Batch:
     roles: list[str] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
     faults: list[tuple[int, int, Reason, str, bytes]] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
     weight: int = 0
 
-    def add(self, task: Task, position: int, row: Row, key: bytes, name: bytes, whole: bytes, words: int) -> None:
+    def add(
+        self,
+        task: Task,
+        position: int,
+        row: Row,
+        key: bytes,
+        name: bytes,
+        whole: bytes,
+        words: int,
+        priority: int,
+        kind: int,
+    ) -> None:
         chars = len(row.text) if row.text is not None else sum(map(len, row.contents))
-        # A row that names no source comes from its file; the exact name does not cover this.
         columns = self.columns
         columns["key"].append(key)
         columns["rank"].append(name)
@@ -224,18 +288,26 @@ class _Batch:
         self.roles += row.roles
         self.contents += row.contents
         self.offsets.append(len(self.roles))
+        self.priorities.append(priority)
+        self.kinds.append(kind)
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         self.weight += 4 * chars + 200
 
-    def write(self, row_file: pq.ParquetWriter, fault_file: pq.ParquetWriter) -> None:
-        if self.valid:
-            row_file.write_batch(self._record_batch())
-        if self.faults:
-            file, position, reason, detail, head = zip(*self.faults, strict=True)
-            arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
-            fault_file.write_batch(pa.RecordBatch.from_arrays(arrays, schema=FAULTS))
+    def faulty(self) -> pa.RecordBatch:
+        file, position, reason, detail, head = zip(*self.faults, strict=True)
+        arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
+        return pa.RecordBatch.from_arrays(arrays, schema=FAULTS)
 
-    def _record_batch(self) -> pa.RecordBatch:
+    def compared(self) -> pa.RecordBatch:
+        """What near duplicates are found by. Many rows share a system message, which makes them no duplicates."""
+        texts = []
+        for text, first, last in zip(self.columns["text"], self.offsets, self.offsets[1:], strict=False):
+            turns = zip(self.roles[first:last], self.contents[first:last], strict=True)
+            texts.append("\n".join([said for role, said in turns if role != "system"]) if text is None else text)
+        numbers = (self.columns["file"], self.columns["position"], self.priorities, self.kinds)
+        return pa.RecordBatch.from_arrays([*map(integers, numbers), strings(texts)], schema=TEXTS)
+
+    def rows(self) -> pa.RecordBatch:
         flat = pa.StructArray.from_arrays([strings(self.roles), strings(self.contents)], names=["role", "content"])
         mask = booleans([not valid for valid in self.valid])
         messages = pa.ListArray.from_arrays(offsets(self.offsets), flat, type=MESSAGES, mask=mask)

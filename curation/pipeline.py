@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from curation.card import render, summary
 from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS, Exchange, Memory
+from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.plan import fetch, make_rules, readable, tasks
 from curation.pool import run_all
@@ -89,8 +90,8 @@ def _curate(
         raise _nothing(drop, names, work)
 
     tell("settle", 0, 1)
-    with Exchange(work, workdir / "spill", rules.exact_duplicates, memory or Memory()) as exchange:
-        exchange.settle(rules.eval_per_million)
+    with Exchange(work, workdir / "spill", rules, memory or Memory()) as exchange:
+        exchange.settle()
         counts = exchange.counts()
         facts = {**rules.facts(), "exact": _exact(exchange)}
         digest = dataset.digest({split: _keys(exchange, split) for split in SPLITS}, counts, facts)
@@ -105,7 +106,7 @@ def _curate(
             raise DropforgeError(
                 "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
             )
-        touched = {name: sum(getattr(report, name) for _, report in reports) for name in _TOUCHED}
+        touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
         statistics = measure(exchange, names, touched)
 
     read = _records(reports, len(files))
@@ -128,7 +129,9 @@ def _curate(
     return _publish(store, drop, manifest, [shard for split in SPLITS for shard in shards[split]], out, tell)
 
 
-_TOUCHED: Final = ("blank", "neutralised", "invisible")
+def touchable(rules: Rules) -> tuple[str, ...]:
+    """The kernel's counters that the card shows."""
+    return ("blank", "neutralised", "invisible", *(["short"] if rules.near else []))
 
 
 def find(store: Store, family: str, digest: str) -> Manifest | None:
@@ -184,8 +187,8 @@ def _exact(exchange: Exchange) -> str:
     for split in SPLITS:
         state.update(split.encode())
         for batch in exchange.batches(KEYS.format(side=_SIDES[split]), 65_536):
-            # The rank begins with the exact name; the rest is the row's place, which is no part of what it is.
-            state.update(b"".join(rank[:16] for rank in batch.column("rank").to_pylist()))
+            # The rest of the rank is the row's place, which is no part of what it is.
+            state.update(b"".join(map(exact_name, batch.column("rank").to_pylist())))
     return state.hexdigest()
 
 

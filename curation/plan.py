@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from curation.fingerprint import Near
 from curation.formats import sniff
 from curation.kernel import Rules, Task
 from curation.parquet import row_groups
@@ -16,6 +17,7 @@ from curation.streams import DEFAULT_LIMITS, STEP, Limits
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe import Recipe
+from dropforge.recipe_data import Dedup
 from dropforge.store import Store
 
 SPLIT_BYTES: Final = 32 << 20
@@ -32,7 +34,16 @@ def make_rules(recipe: Recipe) -> Rules:
         max_row_bytes=data.max_row_bytes,
         exact_duplicates=recipe.curation.exact_duplicates,
         task=recipe.task,
+        near=_near(recipe.curation.dedup),
+        prefer=tuple(recipe.curation.prefer),
     )
+
+
+def _near(asked: Dedup | None) -> Near | None:
+    if asked is None:
+        return None
+    bar = round(asked.threshold * 1_000_000)
+    return Near(asked.shingle, asked.shingle_size, asked.bands, asked.rows_per_band, bar)
 
 
 def readable(drop: Drop) -> tuple[list[DropFile], list[str]]:

@@ -34,6 +34,9 @@ LEDGER: Final = pa.schema(
         ("key", pa.binary()),
         ("duplicate_of_file", pa.dictionary(pa.int32(), pa.string())),
         ("duplicate_of_position", pa.int64()),
+        # Of a near duplicate: shingles that both rows have, and that either has.
+        ("shared", pa.int64()),
+        ("either", pa.int64()),
     ]
 )
 assert tuple(SCHEMA.names) == COLUMNS
@@ -138,6 +141,8 @@ def write_ledger(batches: Iterable[pa.RecordBatch], path: Path, files: Sequence[
                 batch.column("key"),
                 named(batch.column("of_file")),
                 batch.column("of_position"),
+                batch.column("shared"),
+                batch.column("either"),
             ]
             writer.write_table(pa.Table.from_arrays(columns, schema=LEDGER))
 

@@ -21,6 +21,7 @@ class Statistics:
     :param totals: per split rows, characters and words.
     :param histograms: `chars` and `words`, per split the rows whose value is below each edge and not below the last.
     :param by_file: per file the number of rows of each end.
+    :param near: near duplicates that went, least similar first, each with the row that stayed.
     """
 
     totals: dict[str, dict[str, int]]
@@ -36,6 +37,7 @@ class Statistics:
     samples: list[dict[str, Any]]
     edges: tuple[int, ...] = EDGES
     touched: dict[str, int] = field(default_factory=dict)
+    near: list[dict[str, Any]] = field(default_factory=list)
 
 
 def measure(exchange: Exchange, files: Sequence[str], touched: dict[str, int], top: int = 12) -> Statistics:
@@ -83,6 +85,7 @@ def measure(exchange: Exchange, files: Sequence[str], touched: dict[str, int], t
         quarantine=_examples(exchange, files),
         samples=_samples(exchange),
         touched=touched,
+        near=_near(exchange, files),
     )
 
 
@@ -118,6 +121,28 @@ def _clusters(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {"copies": copies, "file": files[file], "position": position, "excerpt": _excerpt(text, messages)}
         for copies, file, position, text, messages in found
+    ]
+
+
+def _near(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows that were removed on the weakest ground."""
+    found = exchange.all(
+        "select n.shared, n.either, w.file, w.position, r.text, r.messages,"
+        " n.of_file, n.of_position, o.text, o.messages"
+        " from (select *, row_number() over (order by shared * 1.0 / either, key) as place from near) n"
+        " join winners w on n.key = w.key"
+        " join rows r on w.file = r.file and w.position = r.position"
+        " join rows o on n.of_file = o.file and n.of_position = o.position"
+        " where n.place <= 6 order by n.place"
+    )
+    return [
+        {
+            "shared": shared,
+            "either": either,
+            "gone": {"file": files[file], "position": position, "excerpt": _excerpt(text, messages)},
+            "kept": {"file": files[of_file], "position": of_position, "excerpt": _excerpt(of_text, of_messages)},
+        }
+        for shared, either, file, position, text, messages, of_file, of_position, of_text, of_messages in found
     ]
 
 

@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
+from dropforge.recipe_data import Curation, Data
+from dropforge.section import Section
 from dropforge.shape import config_of, context_of
 
 DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
@@ -26,14 +28,6 @@ Score = Literal["exact-match", "token-f1", "rouge-l", "valid-json"]
 OwnScore = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]  # of the wheel that `code` names
 NewToken = Annotated[str, Field(pattern=r"^\S{1,64}$")]
 START: Final = r"^(base|champion|runs/[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?/step-[1-9][0-9]{0,8})$"
-
-
-class Section(BaseModel):
-    """A part of the recipe: strict, frozen, no unknown keys."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class Scratch(Section):
@@ -126,40 +120,6 @@ class Base(Section):
     start: str = Field(default="base", pattern=START)
     """Where the weights begin: `base`, the family's `champion` (the base while there is none), or `runs/RUN/step-N`, a
     checkpoint in the same bucket. Weights only; both must go back to this base."""
-
-
-class Data(Section):
-    """Which rows there are and how they are split."""
-
-    eval_fraction: float = Field(default=0.05, gt=0, lt=0.5)
-    """Share of the rows kept for evaluation, by content hash."""
-    split_salt: str = "dropforge"
-    """Changes which rows are evaluation rows."""
-    text_column: str = "text"
-    """Column of plain text in CSV and Parquet files."""
-    max_row_bytes: int = Field(default=8_000_000, ge=1_000)
-    """A longer row is quarantined."""
-    max_left_out: float = Field(default=0.2, ge=0, le=1)
-    """A larger share of training rows that teach nothing, or that the chat template refuses, is an error."""
-    mix: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(ge=0, le=100)]] | None = Field(
-        default=None, min_length=1
-    )
-    """Passes over the rows of a source in an epoch, as `{chats.jsonl: 2, wiki: 0.5}`; one where it is not named."""
-
-
-class Curation(Section):
-    """How a drop becomes a dataset version."""
-
-    engine: Literal["embedded"] = "embedded"
-    """Where curation runs."""
-    exact_duplicates: Literal["drop", "keep"] = "drop"
-    """What happens to rows with the same normalised content."""
-    min_rows: int = Field(default=20, ge=2)
-    """Fewer rows after curation are an error."""
-    max_quarantined: float = Field(default=0.2, ge=0, le=1)
-    """A larger share of unreadable rows is an error."""
-    workers: int = Field(default=0, ge=0)
-    """Processes; 0 takes what the machine has."""
 
 
 class Lora(Section):

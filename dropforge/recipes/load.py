@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from dropforge.errors import RecipeError
 from dropforge.methods import check_done
 from dropforge.recipe import Recipe
+from dropforge.recipes.curation_rules import check_curation
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
 
 _FOLDER = Path(__file__).parent
@@ -112,6 +113,7 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
             f"It stands for: {_describe(key)}",
         ) from None
     check_combinations(recipe)
+    check_curation(recipe)
     return recipe
 
 
