@@ -55,7 +55,11 @@ def render(card: Mapping[str, Any]) -> str:
         _section("Sources", _sources(card)),
         _section("Rows as the model sees them", _samples(card)),
         _section("Quarantine", _quarantine(card), "Rows that could not be used, with their place in the file."),
-        _section("Copies", _clusters(card), "The content that came most often; one row of each was kept."),
+        _section(
+            "Copies",
+            _clusters(card),
+            "The content that came most often; one row of each was kept, or one that is nearly the same.",
+        ),
         _section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
         _section("Files", _files(card)),
         _section("Rules and identity", _rules(card)),

@@ -65,14 +65,16 @@ SIDES: Final = """
 create table sides as
 select p.key, p.rank, case when p.unit < c.cut then 1 else 0 end as side from placed p cross join cut c
 """
+#: What went names a row that stayed: a copy of a near duplicate the one that the near duplicate went for.
 ENDS: Final = """
 create table ends as
 select r.file, r.position, r.key,
        case when s.side = 1 then 'eval' when s.side = 0 then 'train'
             when r.rank = w.rank then 'near_duplicate' else 'duplicate' end as ending,
-       case when s.rank is not null then null when r.rank = w.rank then n.of_file else w.file end as of_file,
-       case when s.rank is not null then null when r.rank = w.rank then n.of_position else w.position end
-         as of_position,
+       case when s.rank is not null then null when r.rank = w.rank then n.of_file
+            else coalesce(n.of_file, w.file) end as of_file,
+       case when s.rank is not null then null when r.rank = w.rank then n.of_position
+            else coalesce(n.of_position, w.position) end as of_position,
        case when s.rank is null and r.rank = w.rank then n.shared end as shared,
        case when s.rank is null and r.rank = w.rank then n.either end as either
 from rows r

@@ -292,6 +292,8 @@ class _Batch:
         self.kinds.append(kind)
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         self.weight += 4 * chars + 200
+        if (near := task.rules.near) is not None:
+            self.weight += near.bands * (24 + 4 * near.rows)
 
     def faulty(self) -> pa.RecordBatch:
         file, position, reason, detail, head = zip(*self.faults, strict=True)

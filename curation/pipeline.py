@@ -57,7 +57,8 @@ def curate(
 
     :param store: where the drop lies and the dataset goes.
     :param workdir: local folder for the drop's files and everything unfinished; about three times the drop's size
-        (decompressed). A second try in the same folder goes on where the first one ended.
+        (decompressed), with near duplicates by words about five times, by characters about twelve. A second try in
+        the same folder goes on where the first one ended.
     :param progress: called with (stage, done, total); stages are fetch, read, settle, write and publish.
     :raises DataError: if no row can be used, or an object is not what the drop recorded.
     :raises DropforgeError: if the disk is full, or the ledger does not add up.

@@ -1,7 +1,8 @@
 """Text as near duplicates are compared by: normalised, cut into words or characters, hashed by the batch.
 
 The forms made here are compared and never trained on. Everything is arithmetic on unsigned integers of a fixed width,
-so the hashes are the same on every machine; `PROFILE` names the normalisation and is kept with what it made.
+so the hashes are the same on every machine with the same version of Unicode's tables, which come with Python; `PROFILE`
+names that and the normalisation, and is kept with what it made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 #: Raised when a text's normal form, its words or their hashes change: part of the rules, so of the digest.
-PROFILE: Final = "nfkc-casefold-1"
+PROFILE: Final = f"nfkc-casefold-1-unicode-{unicodedata.unidata_version}"
 
 Hashes = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
@@ -51,6 +52,7 @@ def normal(text: str) -> str:
     Unicode's NFKC_Casefold (https://www.unicode.org/reports/tr44/), in which Turkish i, with and without dot, is i too.
     """
     folded = text.lower() if text.isascii() else _BEYOND.sub(_fold, _joined(text)).encode().lower().decode()
+    folded = unicodedata.normalize("NFC", folded)  # what was taken out may have kept a letter from its mark
     return " ".join(folded.split())
 
 

@@ -63,8 +63,8 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
     train, tokens = recipe.train, rows * recipe.train.sequence_length
     learn, pass_on = _blocks(recipe, shape)
     kept = learn * _kept(recipe, shape, trains(recipe)) + pass_on * _kept(recipe, shape, "frozen")
-    if train.activation_checkpointing != "none":  # the block that is computed again
-        kept += _computed(recipe, shape, trains(recipe))
+    if train.activation_checkpointing != "none" and learn + pass_on:  # the block that is computed again
+        kept += _computed(recipe, shape, trains(recipe) if learn else "frozen")
     kept *= tokens
     within = tokens * 4 * (2 * shape.mlp * max(1, shape.chosen) + 3 * shape.hidden)  # of the last block's backward pass
     if recipe.task == "classification":
@@ -73,6 +73,14 @@ def passes_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) 
         return kept + within, _head_bytes(recipe, shape)
     logits = int(12 * tokens * targets) * shape.vocab  # logits or their gradient, logarithms, and the gradient of these
     return kept + min(within, 12 * tokens * shape.hidden), logits
+
+
+def one_block_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> int:
+    """Activations where only one block's are there at a time: of the largest that learns, if any does."""
+    train = recipe.train
+    if train.freeze is not None and train.freeze.blocks < shape.layers:
+        recipe = recipe.model_copy(update={"train": train.model_copy(update={"freeze": None})})
+    return passes_bytes(recipe, shape.alone, rows, targets)[0]
 
 
 def _blocks(recipe: Recipe, shape: Shape) -> tuple[int, int]:

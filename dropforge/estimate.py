@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from dropforge.activations import arithmetic_of, passes_bytes, shard_ranks
+from dropforge.activations import arithmetic_of, one_block_bytes, passes_bytes, shard_ranks
 from dropforge.errors import RecipeError
 from dropforge.methods import LOW_RANK, nf4_bytes, why_whole
 from dropforge.recipe import Recipe
@@ -220,7 +220,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     adapters = trained if recipe.train.method != "full" else 0
     activations, logits = passes_bytes(recipe, shape, rows, targets)
     if train.offload in ("activations", "all"):  # those of the block that computes are there
-        activations = passes_bytes(recipe, shape.alone, rows, targets)[0]
+        activations = one_block_bytes(recipe, shape, rows, targets)
     weights = (base + 4 * adapters) // shards
     evaluates_whole = sharded and narrow and recipe.evaluate.precision != recipe.train.precision
     # A row of a classifier has a logit for each label, not one of each token.
@@ -263,8 +263,8 @@ def offloaded_bytes(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.
     """What of a rank waits on the host by `train.offload`; arguments as of `memory_of`."""
     offload, found = recipe.train.offload, 0
     if offload in ("activations", "all"):
-        one = passes_bytes(recipe, shape.alone, rows, targets)[0]
-        found += passes_bytes(recipe, shape, rows, targets)[0] - one
+        whole = passes_bytes(recipe, shape, rows, targets)[0]
+        found += max(0, whole - one_block_bytes(recipe, shape, rows, targets))
     if offload in ("states", "all"):
         trained = trained_weights(recipe, shape)
         adapters = trained if recipe.train.method != "full" else 0

@@ -193,7 +193,7 @@ class Seq2SeqShape(Shape):
                 "selective": length * (stream * self.hidden + width * products),
                 "full": length * stream * self.hidden,
             }[recompute]
-            found += layers * min(again, block) + (0 if recompute == "none" else block)
+            found += layers * min(again, block) + (block if layers and recompute != "none" else 0)
         return found
 
 

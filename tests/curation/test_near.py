@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import unicodedata
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -214,6 +215,7 @@ def corpus() -> list[dict[str, Any]]:
 
 def test_ledger_and_card_name_who_stays(make: Make, ledger: Any, store: FolderStore) -> None:
     data = corpus()
+    data += data[1::3]
     manifest = make(
         {"a.jsonl": lines(data[::2]), "z.jsonl": lines(data[1::2])}, dedup={"threshold": 0.7}, prefer=["book"]
     )
@@ -226,6 +228,10 @@ def test_ledger_and_card_name_who_stays(make: Make, ledger: Any, store: FolderSt
         assert ends[entry["duplicate_of_file"], entry["duplicate_of_position"]]["end"] in {"train", "eval"}
         assert 10 * entry["shared"] >= 7 * entry["either"] > 0
     assert any(entry["file"] != entry["duplicate_of_file"] for entry in gone)
+    copies = [entry for entry in entries if entry["end"] == "duplicate"]
+    assert {entry["key"] for entry in copies} & {entry["key"] for entry in gone}
+    for entry in copies:
+        assert ends[entry["duplicate_of_file"], entry["duplicate_of_position"]]["end"] in {"train", "eval"}
     assert all(entry["shared"] is None for entry in entries if entry["end"] != "near_duplicate")
     card = json.loads(store.get(manifest.files["card_json"]))
     page = store.get(manifest.files["card_html"]).decode()
@@ -271,6 +277,6 @@ def test_digest_sees_what_counts_as_near_and_nothing_where_it_is_not_asked_for(m
         "bands": 14,
         "rows": 8,
         "per_million": 800_000,
-        "profile": "nfkc-casefold-1",
+        "profile": f"nfkc-casefold-1-unicode-{unicodedata.unidata_version}",
     }
     assert Rules(50_000, "s", "text", 1000, "drop", prefer=("a",)).facts()["prefer"] == ["a"]

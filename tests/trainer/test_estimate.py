@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from dropforge.activations import passes_bytes
+from dropforge.activations import one_block_bytes, passes_bytes
 from dropforge.estimate import check_memory, estimate, memory_text
 from dropforge.recipe import Freeze, Recipe
 from dropforge.recipes import load_recipe
@@ -172,3 +172,20 @@ def test_a_classifier_has_no_logits_of_tokens_and_an_unknown_encoder_no_figures(
     assert found.memory is not None
     assert (found.memory.logits, found.memory.evaluation) == (0, 0)
     assert ("like a Llama" in memory_text(recipe, found)) == (kind != "distilbert")
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_one_block_that_learns_is_there_as_long_as_one_does(kind: str) -> None:
+    """What is offloaded is never the block that computes, whichever blocks are frozen."""
+    sizes = {"model_type": "t5", "vocab_size": 400, "num_layers": 3} if kind == "t5" else config_of(kind, 6)
+    alone = {}
+    for blocks in (0, 1, 5, 6):
+        recipe = recipe_of("full", "fp32", sizes)
+        freeze = Freeze(blocks=blocks, embeddings=True)
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"freeze": freeze})})
+        alone[blocks] = one_block_bytes(recipe, shape(sizes), 1)
+        if blocks == 6:  # nothing is kept, so nothing is computed again
+            again = recipe.train.model_copy(update={"activation_checkpointing": "full"})
+            again_too = recipe.model_copy(update={"train": again})
+            assert passes_bytes(again_too, shape(sizes), 1) == passes_bytes(recipe, shape(sizes), 1)
+    assert alone[0] == alone[1] == alone[5] > alone[6]

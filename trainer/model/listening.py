@@ -25,19 +25,19 @@ class Listening:
         lists = _lists()
         outer = None if lists is None else lists.get()
         if outer is not None:
-            self.heard = tuple(outer)
+            self.heard = tuple(name for name, found in outer.items() if isinstance(found, list))
         if not self.heard:
             yield
             return
-        own: dict[str, list[Any]] = {name: [] for name in self.heard}
+        own: dict[str, Any] = {**(outer or {}), **{name: [] for name in self.heard}}
         token = lists.set(own)
         try:
             yield
         finally:
             lists.reset(token)
         if outer is not None:
-            for name, found in own.items():
-                outer[name] += found
+            for name in self.heard:
+                outer[name] += own[name]
 
 
 def _lists() -> Any:
