@@ -43,6 +43,7 @@ from trainer.state.stop import StopSignal
 from .classes import LABELS, classifier_base, labelled_rows, labelled_toy, small_tokenizer
 from .ranks_loop import make_stage, train_whole
 from .toy import Toy, recipe, write_dataset
+from .waits import reads_of_steps
 
 
 def row(text: str, label: str | None, key: int = 0) -> Row:
@@ -461,3 +462,15 @@ def test_a_rehearsal_has_a_label_at_the_end_of_each_row(bases: dict[str, str]) -
     assert batch.ids.shape == batch.positions.shape == (3, 16)
     assert (batch.places.tolist(), batch.tokens, batch.labelled) == ([15, 31, 47], 48, True)
     assert torch.isfinite(loss(batch.ids, batch.positions, batch.places, batch.targets))
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "llama"])
+def test_micro_batches_wait_for_no_device(
+    bases: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    stage = make_stage(labelled_toy(str(tmp_path / "bucket")), "run", tmp_path / "scratch", task="classification",
+                       base={"model": bases[kind], "scratch": None},
+                       train={"rows_per_step": 8, "tokens_per_step": None})  # fmt: skip
+    found = reads_of_steps(stage, False, monkeypatch)
+    assert found[8] == found[2]
+    assert sum(found[2][0].values()) <= 3  # the loss, and the norm of the gradient

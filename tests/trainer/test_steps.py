@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from trainer.gang import Gang
 from trainer.interval import Due, Interval
@@ -27,6 +24,7 @@ from trainer.report.tracking import Tracker
 from .ranks import Ranks
 from .ranks_loop import Stage, make_loop, make_stage
 from .toy import Toy
+from .waits import reads_of_steps
 
 RESULT = StepResult(
     step=1, nats=20.0, targets=10, tokens=40, rate=1e-3, norm=0.5, own_nats=20.0, seconds=2.0, data_seconds=0.5,
@@ -144,33 +142,9 @@ def stage(toy: Toy, tmp_path: Path) -> Stage:
     return make_stage(toy, "steps", tmp_path / "scratch", train={"log_every": 4})
 
 
-SYNCHRONISING = ("item", "tolist", "cpu", "numpy", "__float__", "__bool__", "__int__", "nonzero")
-
-
 def test_micro_batches_wait_for_no_device(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer reads as many tensors in a step of one micro-batch as in a step of four, on log steps too."""
-    seen: Counter[str] = Counter()
-    for name in SYNCHRONISING:
-        own = getattr(torch.Tensor, name)
-
-        def counted(self: Any, *args: Any, own: Any = own, name: str = name) -> Any:
-            # transformers looks at each micro-batch's positions, to see whether several documents are in a row.
-            if "transformers" not in Path(sys._getframe(1).f_code.co_filename).parts:
-                seen[name] += 1
-            return own(self, *args)
-
-        monkeypatch.setattr(torch.Tensor, name, counted)
-    found: dict[int, list[Counter[str]]] = {}
-    for micro in (8, 2):
-        loop = make_loop(Gang(), stage.change(micro_batch=micro), True)
-        loop.start()
-        loop._step()
-        assert loop.batching.accumulation == 8 // micro
-        found[micro] = []
-        for _ in range(3):  # steps 2 and 3, and the log step 4
-            seen.clear()
-            loop._step()
-            found[micro].append(Counter(seen))
+    found = reads_of_steps(stage, True, monkeypatch, steps=3)  # steps 2 and 3, and the log step 4
     assert found[8] == found[2]
     assert found[2][0] == found[2][1] == found[2][2]
     assert sum(found[2][0].values()) <= 3  # the loss, and the norm of the gradient
