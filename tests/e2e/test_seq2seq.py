@@ -77,23 +77,29 @@ def test_a_drop_of_prompts_becomes_a_registered_encoder_decoder(stack: Stack, ru
 
 
 @pytest.fixture(scope="module")
-def later(stack: Stack, run: str, rows: dict[str, Path]) -> tuple[str, str]:
-    """Two short runs on the same rows, side by side: from the champion, asked for in the form, and from the first run's
-    checkpoint at step 6, asked for by a drop of another family."""
+def from_champion(stack: Stack, run: str) -> str:
+    """A short run on the same rows from the champion, asked for in the form."""
     assert stack.end(run) == "success", stack.log(run, "train")
-    # It cannot win by 99 %: the first model stays champion, whatever comes first.
+    # It cannot win by 99 %: the first model stays champion.
     asked = {"base_start": "champion", "train_max_steps": 2, "promote_min_improvement": 0.99}
     conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True}
-    from_champion = stack.connection.airflow.trigger(FINETUNE, {**conf, **asked})
+    return stack.connection.airflow.trigger(FINETUNE, {**conf, **asked})
+
+
+@pytest.fixture(scope="module")
+def from_checkpoint(stack: Stack, run: str, rows: dict[str, Path]) -> str:
+    """Another one from the first run's checkpoint at step 6, asked for by a drop of another family."""
+    assert stack.end(run) == "success", stack.log(run, "train")
     name = stack.tracked(run)[0].data.tags[tracking.TAG_RUN]
     recipe = RECIPE.replace("base:", f"base:\n  start: runs/{name}/step-6").replace("max_steps: 12", "max_steps: 2")
-    from_checkpoint = wait_for_run(stack.connection, stack.drop(f"{FAMILY}-halfway", "one", rows, recipe))
-    return from_champion, from_checkpoint
+    return wait_for_run(stack.connection, stack.drop(f"{FAMILY}-halfway", "one", rows, recipe))
 
 
-def test_a_run_goes_on_from_the_registered_champion(stack: Stack, run: str, later: tuple[str, str]) -> None:
-    assert stack.end(later[0]) == "success", {name: task["state"] for name, task in stack.tasks(later[0]).items()}
-    (first,), (second,) = stack.tracked(run), stack.tracked(later[0])
+def test_a_run_goes_on_from_the_registered_champion(stack: Stack, run: str, from_champion: str) -> None:
+    assert stack.end(from_champion) == "success", {
+        name: task["state"] for name, task in stack.tasks(from_champion).items()
+    }
+    (first,), (second,) = stack.tracked(run), stack.tracked(from_champion)
     assert losses(stack, second)[0] == pytest.approx(losses(stack, first)[12], rel=1e-5)
     champion = stack.mlflow.get_model_version_by_alias(FAMILY, "champion")
     digest = champion.tags[tracking.TAG_MODEL]
@@ -104,9 +110,11 @@ def test_a_run_goes_on_from_the_registered_champion(stack: Stack, run: str, late
     assert second.data.params["base.model"] == champion.source
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_another_family(stack: Stack, run: str, later: tuple[str, str]) -> None:
-    assert stack.end(later[1]) == "success", {name: task["state"] for name, task in stack.tasks(later[1]).items()}
-    (first,), (second,) = stack.tracked(run), stack.tracked(later[1])
+def test_a_run_goes_on_from_a_checkpoint_of_another_family(stack: Stack, run: str, from_checkpoint: str) -> None:
+    assert stack.end(from_checkpoint) == "success", {
+        name: task["state"] for name, task in stack.tasks(from_checkpoint).items()
+    }
+    (first,), (second,) = stack.tracked(run), stack.tracked(from_checkpoint)
     assert losses(stack, second)[0] == pytest.approx(losses(stack, first)[6], rel=1e-5)
     source = first.data.tags[tracking.TAG_RUN]
     seal = json.loads(stack.connection.store.get(f"runs/{source}/checkpoints/step-6/manifest.json"))

@@ -117,7 +117,7 @@ def test_a_killed_service_comes_back_with_its_data(folder: Path, monkeypatch: py
     assert before.pid is not None
     os.kill(before.pid, signal.SIGKILL)
     until(lambda: state(folder).services[service].restarts > before.restarts, 30)
-    until(lambda: state(folder).phase == "ready", 120)
+    until(lambda: state(folder).phase == "ready", 240)
     assert S3Store("dropforge").get("kept") == b"bytes"
 
 

@@ -252,7 +252,6 @@ def test_packed_documents_are_apart_in_what_trains(ranks: Ranks, stage: Stage, m
     shared = stage.change(parallel=mode, precision=precision)
     for difference, ran in ranks(proven, 2, shared, False):
         assert difference <= (5e-2 if precision == "bf16" else 1e-4)
-        assert difference > 0 or precision == "fp32"  # it was the trained arithmetic that was looked at
         assert (ran["attention"], ran["packing"]) == ("sdpa", "positions")
     with pytest.raises(RanksError, match=r"on rank 1 packed documents see each other.*packing: off") as caught:
         ranks(proven, 2, shared, True)

@@ -155,6 +155,15 @@ class Run:
         """Wait until a triggerer waits for the job, which runs."""
         self.until(lambda: self.state == "deferred" and self.triggerer and self.phase() is Phase.RUNNING)
         self.until(lambda: "line 1" in self.text())
+        # A scheduler that hears of the worker's end only when the job's end has queued the task anew takes that for a
+        # failure, and Airflow tries again.
+        self.until(self._worker_has_gone)
+
+    def _worker_has_gone(self) -> bool:
+        """Whether the scheduler knows that the worker, which handed over to a triggerer, has ended."""
+        log = (self.airflow.folder / "scheduler.log").read_text(errors="replace")
+        heard = (line for line in log.splitlines() if "Received executor event with state success" in line)
+        return any(f"run_id='{self.run}'" in line for line in heard)
 
     def running(self) -> None:
         """Wait until the job runs and the worker shows its log."""
