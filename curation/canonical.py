@@ -62,6 +62,10 @@ class Row(NamedTuple):
     neutralised: int
     invisible: bool
 
+    @property
+    def chars(self) -> int:
+        return len(self.text) if self.text is not None else sum(map(len, self.contents))
+
 
 def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool = False, answers: bool = False) -> Row:
     """Map a row's fields.
@@ -95,16 +99,16 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
         if answers:
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
-        clean, touched = _clean(text)
-        return Row((), (), clean, label, source, group, touched, invisible(clean))
+        cleaned, touched = clean(text)
+        return Row((), (), cleaned, label, source, group, touched, invisible(cleaned))
     roles, contents = zip(*_ordered(messages, answered=not labels), strict=True)
-    cleaned = []
+    harmless = []
     for content in contents:
-        clean, count = _clean(content)
+        cleaned, count = clean(content)
         touched += count
-        unseen = unseen or invisible(clean)
-        cleaned.append(clean)
-    return Row(roles, tuple(cleaned), None, label, source, group, touched, unseen)
+        unseen = unseen or invisible(cleaned)
+        harmless.append(cleaned)
+    return Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
 
 
 def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, str]] | None:
@@ -198,10 +202,24 @@ def _ordered(messages: list[tuple[str, str]], answered: bool = True) -> list[tup
     return joined
 
 
-def _clean(text: str) -> tuple[str, int]:
+def clean(text: str) -> tuple[str, int]:
+    """The text with control tokens made harmless, and how many there were.
+
+    :raises RejectError: if it holds what is no text.
+    """
     if "\0" in text:
         raise RejectError(Reason.NUL, "a NUL character in the text")
+    _unicode(text)
     return neutralise(text)
+
+
+def _unicode(text: str) -> None:
+    """:raises RejectError: if the text holds half of a surrogate pair, which no file can hold."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RejectError(Reason.LONE_SURROGATE, "half of a surrogate pair") from None
 
 
 def _name(value: Any, name: str) -> str | None:
@@ -211,6 +229,7 @@ def _name(value: Any, name: str) -> str | None:
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     if "\0" in text:
         raise RejectError(Reason.NUL, f"a NUL character in `{name}`")
+    _unicode(text)
     return text
 
 

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from typing import Final
 
 from curation.canonical import Row
-from curation.reasons import Reason, RejectError
 
 KEY_BYTES: Final = 16
 RANK_BYTES: Final = 30
@@ -32,8 +31,6 @@ def names(row: Row) -> tuple[bytes, bytes, int]:
     """(content key, exact name, words): 16 bytes each, and the number of runs without white space.
 
     The key covers roles and folded text; the exact name covers text, label, source and group as they are.
-
-    :raises RejectError: if a text is not Unicode (a lone surrogate).
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
@@ -44,10 +41,7 @@ def names(row: Row) -> tuple[bytes, bytes, int]:
         folded = "t" + " ".join(texts[0])
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    try:
-        return _hash(folded.encode()), _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts))
-    except UnicodeEncodeError:
-        raise RejectError(Reason.LONE_SURROGATE, "half of a surrogate pair") from None
+    return _hash(folded.encode()), _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts))
 
 
 def labelled(key: bytes, label: str | None) -> bytes:

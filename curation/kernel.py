@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +20,10 @@ from curation.columns import binaries, booleans, integers, offsets, strings
 from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerprints
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.readers import read
-from curation.reasons import Reason, RejectError
+from curation.reasons import RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
+from curation.stage import Refusal, put_through
+from curation.stages import make_stages
 from curation.streams import DEFAULT_LIMITS, Limits
 
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
@@ -56,6 +58,9 @@ FAULTS: Final = pa.schema(
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
 _FLUSH_BYTES: Final = 16 << 20
+#: What the stages get at once, at most.
+_STAGE_ROWS: Final = 4096
+_STAGE_CHARS: Final = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class Task:
 @dataclass
 class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
-    rows that were too short for a shingle."""
+    rows that were too short for a shingle; `counts` is what the stages counted."""
 
     file: int
     records: int = 0
@@ -131,6 +136,7 @@ class Report:
     neutralised: int = 0
     invisible: int = 0
     short: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 def run(task: Task) -> Report:
@@ -197,13 +203,89 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}.part")
 
 
-Curated = tuple[int, Row, bytes, bytes, bytes, int, int, int]
+class Canonical(NamedTuple):
+    """A row on its way through the stages, and where it came from."""
+
+    position: int
+    row: Row
+
+
+class Curated(NamedTuple):
+    """A row with its names."""
+
+    position: int
+    row: Row
+    key: bytes
+    rank: bytes
+    unit: bytes
+    words: int
+    priority: int
+    kind: int
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
-    """Each input row once: (position, row, key, rank, unit, words, priority, kind), or the fault that it ends in."""
-    rules, salt = task.rules, salt_bytes(task.rules.split_salt)
+    """Each input row once, or the fault that it ends in."""
+    salt = salt_bytes(task.rules.split_salt)
+    for item in _staged(task, report):
+        if isinstance(item, Fault):
+            report.faults += 1
+            yield item
+        else:
+            report.rows += 1
+            report.neutralised += item.row.neutralised > 0
+            report.invisible += item.row.invisible
+            yield _named(item, task, salt)
+
+
+def _named(item: Canonical, task: Task, salt: bytes) -> Curated:
+    rules, row = task.rules, item.row
     labels = rules.task == "classification"
+    key, exact, words = names(row)
+    side = unit(row, key, salt)  # of the text alone: the same words never stand on both sides
+    key = labelled(key, row.label) if labels else key
+    # A row that names no source comes from its file; the exact name does not cover this.
+    priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
+    name = rank(exact, task.file, item.position, priority)
+    return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0)
+
+
+def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
+    """The rows as the stages leave them, a batch at a time."""
+    stages = make_stages(task.rules)
+    if not stages:
+        yield from _canonical(task, report)
+        return
+    for batch in _batches(_canonical(task, report)):
+        rows = [item for item in batch if isinstance(item, Canonical)]
+        yield from (item for item in batch if isinstance(item, Fault))
+        done, counts = put_through([item.row for item in rows], stages)
+        for name, count in counts.items():
+            report.counts[name] = report.counts.get(name, 0) + count
+        for item, left in zip(rows, done, strict=True):
+            if isinstance(left, Refusal):
+                head = left.text[:HEAD].encode()[:HEAD]
+                yield Fault(item.position, left.reason, left.detail, head)
+            else:
+                yield Canonical(item.position, left)
+
+
+def _batches(items: Iterator[Canonical | Fault]) -> Iterator[list[Canonical | Fault]]:
+    held: list[Canonical | Fault] = []
+    chars = 0
+    for item in items:
+        held.append(item)
+        chars += item.row.chars if isinstance(item, Canonical) else 0
+        if len(held) >= _STAGE_ROWS or chars >= _STAGE_CHARS:
+            yield held
+            held, chars = [], 0
+    if held:
+        yield held
+
+
+def _canonical(task: Task, report: Report) -> Iterator[Canonical | Fault]:
+    """The rows of the split in their canonical form."""
+    rules = task.rules
+    labels, answers = rules.task == "classification", rules.task == "sequence-to-sequence"
     records = read(task.split, max_row_bytes=rules.max_row_bytes, text_column=rules.text_column, limits=task.limits)
     for record in records:
         if isinstance(record, Blank):
@@ -211,25 +293,14 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             continue
         report.records += 1
         if isinstance(record, Fault):
-            report.faults += 1
             yield record
             continue
         try:
-            row = canonical(record.fields, rules.text_column, labels, rules.task == "sequence-to-sequence")
-            key, exact, words = names(row)
+            row = canonical(record.fields, rules.text_column, labels, answers)
         except RejectError as error:
-            report.faults += 1
             yield Fault(record.position, error.reason, error.detail, _head(record))
             continue
-        report.rows += 1
-        report.neutralised += row.neutralised > 0
-        report.invisible += row.invisible
-        side = unit(row, key, salt)  # of the text alone: the same words never stand on both sides
-        key = labelled(key, row.label) if labels else key
-        # A row that names no source comes from its file; the exact name does not cover this.
-        priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
-        name = rank(exact, task.file, record.position, priority)
-        yield record.position, row, key, name, side, words, priority, kind(row.label) if labels else 0
+        yield Canonical(record.position, row)
 
 
 def _head(record: Found) -> bytes:
@@ -254,7 +325,7 @@ class _Batch:
     valid: list[bool] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
-    faults: list[tuple[int, int, Reason, str, bytes]] = field(default_factory=list)
+    faults: list[tuple[int, int, str, str, bytes]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     weight: int = 0
@@ -271,7 +342,7 @@ class _Batch:
         priority: int,
         kind: int,
     ) -> None:
-        chars = len(row.text) if row.text is not None else sum(map(len, row.contents))
+        chars = row.chars
         columns = self.columns
         columns["key"].append(key)
         columns["rank"].append(name)

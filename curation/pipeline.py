@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -108,6 +109,7 @@ def _curate(
                 "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
             )
         touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
+        touched |= _stage_counts(reports)
         statistics = measure(exchange, names, touched)
 
     read = _records(reports, len(files))
@@ -167,6 +169,14 @@ def _records(reports: Sequence[tuple[Task, Report]], files: int) -> list[int]:
     for task, report in reports:
         read[task.file] += report.records
     return read
+
+
+def _stage_counts(reports: Sequence[tuple[Task, Report]]) -> dict[str, int]:
+    """What the stages counted, over all splits."""
+    counts: Counter[str] = Counter()
+    for _, report in reports:
+        counts.update(report.counts)
+    return dict(sorted(counts.items()))
 
 
 def _keys(exchange: Exchange, split: str) -> Iterator[bytes]:

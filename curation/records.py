@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from curation.formats import Format
-from curation.reasons import Reason
 
 #: First bytes of a bad row that are kept for people to look at.
 HEAD: Final = 256
@@ -34,10 +33,13 @@ class Found(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A stretch of a file that is no row: its offset, why, and its first bytes."""
+    """A stretch of a file that is no row, or a row that ended: its offset, why, and its first bytes.
+
+    :param reason: a code of the ledger.
+    """
 
     position: int
-    reason: Reason
+    reason: str
     detail: str
     head: bytes
 
