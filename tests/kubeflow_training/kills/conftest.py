@@ -129,6 +129,15 @@ class Run:
         path = f"dags/{self.dag}/clearTaskInstances"
         self.airflow.call("POST", path, dry_run=False, dag_run_id=self.run, task_ids=["train"], only_failed=False)
 
+    def once(self) -> None:
+        """Airflow has tried the task once; if not, its own account of why."""
+        if self.tries == 1:
+            return
+        scheduler = (self.airflow.folder / "scheduler.log").read_text(errors="replace").splitlines()
+        told = [line for line in scheduler if self.run in line or "SchedulerJob" in line or "locked" in line]
+        log = "\n".join(told[-60:])
+        raise AssertionError(f"{self.name}: {self.tries} tries\n{self.text()[-6000:]}\n== scheduler\n{log[-12000:]}")
+
     # What one waits for
 
     def gangs(self) -> list[str]:
@@ -193,7 +202,9 @@ class Run:
         assert self.uid() == uid
         result = self.result()
         assert result["uid"] == uid
-        assert self.text().count(f"/{result['name']} succeeded") == 1
+        told = f"/{result['name']} succeeded"
+        self.until(lambda: told in self.text())  # its log has a way of its own
+        assert self.text().count(told) == 1
 
 
 @pytest.fixture

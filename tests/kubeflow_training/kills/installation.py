@@ -56,7 +56,7 @@ class Installation:
         self.env = {**clean, **self._options(), **env, "AIRFLOW_HOME": str(self.home), "NO_COLOR": "1"}
         self.pids: dict[str, int] = {}
         self.triggerer_jobs: dict[str, int] = {}
-        self._http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
 
     def _options(self) -> dict[str, str]:
         options: dict[str, dict[str, Any]] = {
@@ -81,14 +81,15 @@ class Installation:
                 "execution_api_retry_wait_min": 0.1,
                 "execution_api_retry_wait_max": 0.3,
             },
-            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db"},
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout=15"},
             "api": {"host": "127.0.0.1", "port": self.port, "base_url": self.url, "workers": 1, "secret_key": "s" * 32},
             "api_auth": {"jwt_secret": "j" * 64},
             "scheduler": {
                 "scheduler_idle_sleep_time": 0.2,
                 "job_heartbeat_sec": 1,
                 "scheduler_heartbeat_sec": 1,
-                "scheduler_health_check_threshold": 5,
+                # A scheduler that is starved for longer resets its own tasks, and they are tried again.
+                "scheduler_health_check_threshold": 15,
                 "orphaned_tasks_check_interval": 1,
                 "task_instance_heartbeat_timeout": 12,
                 "task_instance_heartbeat_timeout_detection_interval": 1,

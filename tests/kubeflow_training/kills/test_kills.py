@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
 import psutil
 import pytest
@@ -15,12 +16,15 @@ pytestmark = pytest.mark.e2e
 
 
 def complete(run):
-    """No line of the job is missing in the task's log; a triggerer may repeat what the one before showed last."""
+    """No line of the job is missing in the task's log; a triggerer may repeat what the one before showed last.
+
+    How much that is depends on when the one before could last say how far it was: on a busy machine, all of it.
+    """
     lines = run.lines()
     told = [line for line in lines if line.startswith("line ")]
     (count,) = {int(line.removeprefix("that was ")) for line in lines if line.startswith("that was ")}
     assert {f"line {n}" for n in range(count)} == set(told), run.text()
-    assert len(told) - count <= 30 * (run.watches() - 1)
+    assert max(Counter(told).values()) <= run.watches()
 
 
 def test_a_stopped_triggerer_loses_its_trigger_and_wakes_up_without_harm(airflow, new_run):
@@ -33,7 +37,7 @@ def test_a_stopped_triggerer_loses_its_trigger_and_wakes_up_without_harm(airflow
     # It finds that its trigger is another's, and asks Airflow before it deletes anything.
     run.until(lambda: "goes on: the task is deferred" in run.text())
     run.ends_well(uid)
-    assert run.tries == 1
+    run.once()
     complete(run)
 
 
@@ -48,7 +52,7 @@ def test_killed_triggerers_are_followed_by_others(airflow, new_run):
         airflow.start(name)
     run.until(lambda: run.triggerer in TRIGGERERS)
     run.ends_well(uid)
-    assert run.tries == 1
+    run.once()
     complete(run)
 
 
@@ -67,7 +71,7 @@ def test_triggerers_that_die_in_the_second_in_which_jobs_end(airflow, new_run):
         airflow.start(name)
     for run, uid in zip(runs, uids, strict=True):
         run.told_once(uid)
-        assert run.tries == 1
+        run.once()
         complete(run)
 
 
@@ -136,7 +140,7 @@ def test_the_api_server_is_away_for_three_heartbeats(airflow, new_run):
     watching.found_again()
     for run, uid in zip(runs, uids, strict=True):
         run.ends_well(uid)
-    assert waiting.tries == 1
+    waiting.once()
     complete(waiting)
 
 
