@@ -19,6 +19,7 @@ from curation.canonical import Row, canonical
 from curation.columns import binaries, booleans, integers, offsets, strings
 from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerprints
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
+from curation.mapping import Columns
 from curation.readers import read
 from curation.reasons import RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
@@ -69,6 +70,7 @@ class Rules:
 
     :param near: what counts as nearly the same, or None if such rows stay.
     :param prefer: sources whose rows win among duplicates, the first one first.
+    :param columns: the recipe's own names of columns.
     :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
         with `sequence-to-sequence` it needs an answer, which a text has not.
     """
@@ -82,11 +84,19 @@ class Rules:
     version: int = VERSION
     near: Near | None = None
     prefer: tuple[str, ...] = ()
+    columns: Columns = field(default_factory=Columns)
 
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
-        values = {**asdict(self), "prefer": list(self.prefer)}
-        plain: dict[str, Any] = {"task": "causal-lm", "near": None, "prefer": []}
+        own = {"columns": dict(self.columns.names), "prompt_template": self.columns.template}
+        values = {**asdict(self), "prefer": list(self.prefer), **own}
+        plain: dict[str, Any] = {
+            "task": "causal-lm",
+            "near": None,
+            "prefer": [],
+            "columns": {},
+            "prompt_template": None,
+        }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
     def priority(self, source: str) -> int:
@@ -286,7 +296,13 @@ def _canonical(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     """The rows of the split in their canonical form."""
     rules = task.rules
     labels, answers = rules.task == "classification", rules.task == "sequence-to-sequence"
-    records = read(task.split, max_row_bytes=rules.max_row_bytes, text_column=rules.text_column, limits=task.limits)
+    records = read(
+        task.split,
+        max_row_bytes=rules.max_row_bytes,
+        text_column=rules.columns.text(rules.text_column),
+        wanted=rules.columns.wanted(rules.text_column),
+        limits=task.limits,
+    )
     for record in records:
         if isinstance(record, Blank):
             report.blank += record.lines
@@ -296,7 +312,8 @@ def _canonical(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             yield record
             continue
         try:
-            row = canonical(record.fields, rules.text_column, labels, answers)
+            fields = rules.columns.apply(record.fields) if rules.columns else record.fields
+            row = canonical(fields, rules.text_column, labels, answers)
         except RejectError as error:
             yield Fault(record.position, error.reason, error.detail, _head(record))
             continue

@@ -9,7 +9,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from curation.canonical import FIELDS
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Found, Record
 from curation.streams import Limits, TornError
@@ -27,9 +26,12 @@ def row_groups(path: Path) -> list[int]:
 
 
 def read_parquet(
-    path: Path, start: int, end: int | None, text_column: str, max_row_bytes: int, limits: Limits
+    path: Path, start: int, end: int | None, wanted: frozenset[str], max_row_bytes: int, limits: Limits
 ) -> Iterator[Record]:
-    """Rows of the row groups [start, end); their places are row numbers in the file."""
+    """Rows of the row groups [start, end); their places are row numbers in the file.
+
+    :param wanted: columns to read, in small letters.
+    """
     try:
         file = pq.ParquetFile(path, memory_map=False, pre_buffer=False)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -38,7 +40,6 @@ def read_parquet(
         return
     with file:
         size = path.stat().st_size
-        wanted = FIELDS | {text_column.lower()}
         columns = [name for name in file.schema_arrow.names if name.strip().lower() in wanted]
         last = file.metadata.num_row_groups if end is None else end
         row = sum(file.metadata.row_group(index).num_rows for index in range(start))

@@ -11,6 +11,7 @@ from typing import Final
 from curation.fingerprint import Near
 from curation.formats import sniff
 from curation.kernel import Rules, Task
+from curation.mapping import Columns
 from curation.parquet import row_groups
 from curation.records import Split
 from curation.streams import DEFAULT_LIMITS, STEP, Limits
@@ -36,6 +37,7 @@ def make_rules(recipe: Recipe) -> Rules:
         task=recipe.task,
         near=_near(recipe.curation.dedup),
         prefer=tuple(recipe.curation.prefer),
+        columns=Columns(tuple(sorted((data.columns or {}).items())), data.prompt_template),
     )
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+from curation.canonical import FIELDS
 from curation.csv_rows import csv_rows
 from curation.lines import lines
 from curation.parquet import read_parquet
@@ -20,9 +21,18 @@ from curation.values import values
 
 
 def read(
-    split: Split, *, max_row_bytes: int, text_column: str = "text", limits: Limits = DEFAULT_LIMITS
+    split: Split,
+    *,
+    max_row_bytes: int,
+    text_column: str = "text",
+    wanted: frozenset[str] = FIELDS | {"text"},
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[Record]:
-    """All records of a split, in the order of their places."""
+    """All records of a split, in the order of their places.
+
+    :param text_column: what paragraphs of plain text are called.
+    :param wanted: columns of Parquet files that are read, in small letters.
+    """
     kind = split.format.kind
     if split.format.fault is not None:
         reason, detail = split.format.fault
@@ -30,7 +40,7 @@ def read(
             yield Fault(0, reason, detail, stream.read(HEAD))
         return
     if kind == "parquet":
-        yield from read_parquet(split.path, split.start, split.end, text_column, max_row_bytes, limits)
+        yield from read_parquet(split.path, split.start, split.end, wanted, max_row_bytes, limits)
         return
     size = split.path.stat().st_size
     with split.path.open("rb") as stream:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from string import Formatter
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dropforge.section import Section
+
+#: What a column can hold; the first five are content.
+Role = Literal["messages", "text", "prompt", "completion", "system", "label", "source", "group"]
+CONTENT: Final = frozenset({"messages", "text", "prompt", "completion", "system"})
 
 
 class Data(Section):
@@ -17,7 +22,13 @@ class Data(Section):
     split_salt: str = "dropforge"
     """Changes which rows are evaluation rows."""
     text_column: str = "text"
-    """Column of plain text in CSV and Parquet files."""
+    """Column of plain text; short for `columns: {text: ...}`."""
+    columns: dict[Role, Annotated[str, Field(min_length=1, max_length=200)]] | None = Field(default=None, min_length=1)
+    """Which column holds what, as `{prompt: question, completion: best_answer, label: stars}`. Where a column with
+    content is named, only named ones are read; what is not named is found by its usual names."""
+    prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
+    """The prompt made of columns, as `Answer from this text:\n{passage}\n\n{question}`; a brace is written twice. Its
+    answer is the column that `columns` names as `completion`; without one it is the whole text."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000)
     """A longer row is quarantined."""
     max_left_out: float = Field(default=0.2, ge=0, le=1)
@@ -26,6 +37,48 @@ class Data(Section):
         default=None, min_length=1
     )
     """Passes over the rows of a source in an epoch, as `{chats.jsonl: 2, wiki: 0.5}`; one where it is not named."""
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> Data:
+        named = set(self.columns or ())
+        if self.text_column != "text" and named & CONTENT:
+            raise ValueError("give `text_column` or the columns of content in `columns`, not both")
+        if len({name.strip().lower() for name in (self.columns or {}).values()}) < len(self.columns or {}):
+            raise ValueError("`columns` names a column twice")
+        made = {"prompt"} if self.prompt_template is not None else set()
+        if made:
+            fields = placeholders(self.prompt_template or "")
+            if not fields:
+                raise ValueError("`prompt_template` names no column: write one as {question}")
+            if self.text_column != "text" or named & {"messages", "text", "prompt"}:
+                raise ValueError("`prompt_template` makes the prompt: name no `messages`, `text` or `prompt` beside it")
+        shapes = [shape for shape in ({"messages"}, {"text"}, {"prompt", "completion"}) if (named | made) & shape]
+        if len(shapes) > 1:
+            raise ValueError("`columns` names two of: `messages`, `text`, and `prompt` with `completion`")
+        if shapes == [{"prompt", "completion"}] and not made and not {"prompt", "completion"} <= named:
+            raise ValueError("`columns` names one of `prompt` and `completion`: name both")
+        return self
+
+
+def placeholders(template: str) -> tuple[str, ...]:
+    """The columns that a template names, in its order.
+
+    :raises ValueError: if it asks for more than columns: formats, conversions, attributes or items.
+    """
+    return tuple(name for _, name in parts(template) if name is not None)
+
+
+def parts(template: str) -> list[tuple[str, str | None]]:
+    """A template as pairs of a text and the column that follows it, if one does.
+
+    :raises ValueError: see `placeholders`.
+    """
+    made: list[tuple[str, str | None]] = []
+    for text, name, how, conversion in Formatter().parse(template):
+        if name is not None and (how or conversion or not name.strip() or set(name) & set("[].!:{}")):
+            raise ValueError(f"`prompt_template` may hold columns as {{name}} and nothing else, not {name!r} in it")
+        made.append((text, name))
+    return made
 
 
 def found(similarity: float, bands: int, rows: int) -> float:

@@ -401,7 +401,7 @@ def test_wrong_checksum_is_named(store: FolderStore, upload: Any, texts: Texts, 
         ({"a.jsonl": b"{bad\n{bad\n[1]\n", "b.csv": b"x\n1\n"}, ("a.jsonl, b.csv", "bad_json (2 rows)", "json.dumps")),
         ({"a.jsonl": b""}, ("a.jsonl", "hold no row", "JSON lines")),
         ({"a.parquet": b"<html>"}, ("a.parquet", "bad_format", "JSONL")),
-        ({"a.csv": b"x,y\n1,2\n"}, ("a.csv", "no_content", "data.text_column")),
+        ({"a.csv": b"x,y\n1,2\n"}, ("a.csv", "no_content", "data.columns")),
         ({"a.jsonl.gz": gzip.compress(b"x" * 9999)[:20]}, ("a.jsonl.gz", "torn_file", "upload the file again")),
     ],
 )

@@ -161,7 +161,15 @@ def test_a_change_of_what_is_trained_on_or_how_fast_is_refused(
 
 
 @pytest.mark.parametrize(
-    "key", ["data.eval_fraction", "data.max_left_out", "data.max_row_bytes", "data.split_salt", "data.text_column"]
+    "key",
+    [
+        "data.eval_fraction",
+        "data.max_left_out",
+        "data.max_row_bytes",
+        "data.split_salt",
+        "data.text_column",
+        "data.prompt_template",
+    ],
 )
 def test_rows_are_held_by_the_datasets_digest_and_not_by_how_they_were_read(
     checkpoints: Checkpoints, said: list[str], key: str

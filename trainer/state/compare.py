@@ -18,6 +18,8 @@ SAFE: Final = (
     "data.max_row_bytes",
     "data.split_salt",
     "data.text_column",
+    "data.columns*",
+    "data.prompt_template",
     "evaluate.generation.batch",
     "promote.*",
     "train.micro_batch",

@@ -1,0 +1,105 @@
+"""The recipe's own names of columns, and its template: a row's fields become the fields that are known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from curation.canonical import FIELDS
+from curation.reasons import Reason, RejectError
+from dropforge.recipe_data import CONTENT, parts
+
+_SHOWN: Final = 200
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column holds what.
+
+    :param names: pairs of a known name and the column that holds it, sorted.
+    :param template: what the prompt is made of, if it is not in a column; without a `completion` it is the text.
+    """
+
+    names: tuple[tuple[str, str], ...] = ()
+    template: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.names) or self.template is not None
+
+    def text(self, usual: str) -> str:
+        """The column in which a file of plain text comes. :param usual: where none is named."""
+        return dict(self.names).get("text", usual)
+
+    def wanted(self, text_column: str) -> frozenset[str]:
+        """Columns that are read, in small letters."""
+        named = [name for _, name in self.names] + [name for _, name in self._parts if name is not None]
+        usual = {*FIELDS, text_column} if self._finds else set()
+        return frozenset(name.strip().lower() for name in {*named, *usual})
+
+    def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The row's fields by their known names.
+
+        :raises RejectError: if a named column with content is not there, or the template cannot be filled.
+        """
+        known: dict[str, Any] = dict(fields) if self._finds else {}
+        seen = _Fields(fields)
+        for name, column in self.names:
+            known.pop(name, None)
+            if (value := seen.get(column)) is not None:
+                known[name] = value
+        if self.template is not None:
+            known["prompt" if "completion" in self._content else "text"] = self._filled(seen)
+        for name, column in self.names:
+            if name in self._content and name not in known and name != "system":
+                reason = Reason.NO_ANSWER if name == "completion" else Reason.NO_CONTENT
+                raise RejectError(reason, f"no `{column}`; fields: {', '.join(map(str, fields))}"[:_SHOWN])
+        return known
+
+    @property
+    def _finds(self) -> bool:
+        """Whether content is still found by its usual names."""
+        return not self._content and self.template is None
+
+    @cached_property
+    def _content(self) -> frozenset[str]:
+        return CONTENT & {name for name, _ in self.names}
+
+    @cached_property
+    def _parts(self) -> list[tuple[str, str | None]]:
+        return [] if self.template is None else parts(self.template)
+
+    def _filled(self, fields: _Fields) -> str:
+        made = []
+        for text, name in self._parts:
+            made.append(text)
+            if name is not None:
+                made.append(_written(fields.get(name), name))
+        return "".join(made)
+
+
+class _Fields:
+    """A row's fields, without case where nothing fits exactly."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+        self.folded: dict[str, Any] | None = None
+
+    def get(self, name: str) -> Any:
+        if name in self.fields:
+            return self.fields[name]
+        if self.folded is None:
+            self.folded = {key.strip().lower(): value for key, value in self.fields.items() if isinstance(key, str)}
+        return self.folded.get(name.strip().lower())
+
+
+def _written(value: Any, name: str) -> str:
+    if value is None or value == "":
+        raise RejectError(Reason.NO_CONTENT, f"the template's `{name}` has no value"[:_SHOWN])
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise RejectError(Reason.BAD_FIELD, f"the template's `{name}` is no text and no number"[:_SHOWN])

@@ -1,0 +1,101 @@
+"""A recipe's own names of columns, and its template for prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from curation.mapping import Columns
+from curation.reasons import Reason, RejectError
+from dropforge.recipe_data import Data
+
+
+def columns(template: str | None = None, **names: str) -> Columns:
+    return Columns(tuple(sorted(names.items())), template)
+
+
+@pytest.mark.parametrize(
+    ("how", "fields", "known"),
+    [
+        (columns(text="body"), {"body": "x", "text": "no"}, {"text": "x"}),
+        (columns(text="body"), {" Body ": "x"}, {"text": "x"}),
+        (columns(prompt="q", completion="a"), {"q": "x", "a": "y", "b": "z"}, {"prompt": "x", "completion": "y"}),
+        (columns(label="stars"), {"text": "x", "stars": 3}, {"text": "x", "stars": 3, "label": 3}),
+        (columns(label="stars"), {"text": "x", "label": "old"}, {"text": "x"}),
+        (columns(prompt="q", completion="a", system="s"), {"q": "x", "a": "y"}, {"prompt": "x", "completion": "y"}),
+        (columns("{a} {{and}} {b}", completion="c"), {"a": 1, "b": True, "c": "y"},
+         {"prompt": "1 {and} true", "completion": "y"}),
+        (columns("# {title}\n{body text}"), {"Title": "x", "body text": "y"}, {"text": "# x\ny"}),
+    ],
+)  # fmt: skip
+def test_fields_get_their_known_names(how: Columns, fields: dict[str, Any], known: dict[str, Any]) -> None:
+    assert how.apply(fields) == known
+
+
+@pytest.mark.parametrize(
+    ("how", "fields", "reason", "said"),
+    [
+        (columns(text="body"), {"text": "x"}, Reason.NO_CONTENT, "no `body`; fields: text"),
+        (columns(prompt="q", completion="a"), {"q": "x", "answer": "y"}, Reason.NO_ANSWER, "no `a`; fields: q, answer"),
+        (columns("{a}"), {"b": "x"}, Reason.NO_CONTENT, "the template's `a` has no value"),
+        (columns("{a}"), {"a": ["x"]}, Reason.BAD_FIELD, "the template's `a` is no text and no number"),
+    ],
+)
+def test_rows_without_a_named_column_end_with_its_name(
+    how: Columns, fields: dict[str, Any], reason: Reason, said: str
+) -> None:
+    with pytest.raises(RejectError) as caught:
+        how.apply(fields)
+    assert (caught.value.reason, caught.value.detail) == (reason, said)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"columns": {"prompt": "q"}}, "name both"),
+        ({"columns": {"text": "q", "messages": "m"}}, "two of"),
+        ({"columns": {"text": "q", "completion": "m"}}, "two of"),
+        ({"columns": {"text": "q", "label": " Q"}}, "names a column twice"),
+        ({"columns": {"text": "q"}, "text_column": "body"}, "not both"),
+        ({"columns": {}}, "at least 1"),
+        ({"columns": {"answer": "q"}}, "columns.answer"),
+        ({"prompt_template": "no column"}, "names no column"),
+        ({"prompt_template": "{q}", "columns": {"prompt": "q", "completion": "a"}}, "makes the prompt"),
+        ({"prompt_template": "{q}", "text_column": "a"}, "makes the prompt"),
+        ({"prompt_template": "{q"}, "expected '}'"),
+        *(
+            ({"prompt_template": f"{{{field}}}"}, "nothing else")
+            for field in ("q.x", "q[0]", "q!r", "q:>9", "", " ", "q:{w}")
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Data.model_validate(section)
+
+
+def test_a_drop_with_names_of_its_own_becomes_a_dataset(make, rows) -> None:
+    table = pa.table({"Passage": ["p0", "p1"], "q": ["w0", "w1"], "best": ["a0", "a1"], "prompt": ["no", "no"]})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    files = {
+        "a.jsonl": b'{"passage": "p2", "q": "w2", "best": "a2", "messages": []}\n{"q": "w", "best": "a"}\n',
+        "b.csv": b"passage,q,best\np3,w3,a3\np4,w4,\n",
+        "c.parquet": sink.getvalue().to_pybytes(),
+    }
+    data = {"prompt_template": "{passage}: {q}?", "columns": {"completion": "best"}}
+    manifest = make(files, data=data)
+    contents = {tuple(turn["content"] for turn in row["messages"]) for row in rows(manifest)}
+    assert contents == {(f"p{n}: w{n}?", f"a{n}") for n in range(4)}
+    assert {name: manifest.counts[name] for name in ("no_content", "no_answer")} == {"no_content": 1, "no_answer": 1}
+    assert manifest.rules["prompt_template"] == "{passage}: {q}?"
+    assert manifest.rules["columns"] == {"completion": "best"}
+
+
+def test_a_recipe_without_names_of_its_own_keeps_its_digest(make) -> None:
+    manifest = make({"a.jsonl": b'{"text": "x y"}\n{"text": "z"}\n'})
+    assert not {"columns", "prompt_template"} & manifest.rules.keys()
