@@ -82,7 +82,6 @@ select file, position, cast(null as binary) as key, reason as ending, cast(null 
 from faults
 """
 COUNTS: Final = "select ending, count(*) as rows from ends group by ending"
-COUNTS_BY_FILE: Final = "select file, ending, count(*) as rows from ends group by file, ending"
 LEDGER: Final = """
 select file, position, ending, key, of_file, of_position, shared, either from ends order by file, position
 """
