@@ -2,9 +2,8 @@
 
     python bench/engines.py [--rows 20000] [--workers 2] [--rounds 1] [--exact]
 
-Every run has a process, a store and a work folder of its own, in the order A B B A. Spark's seconds are those of the whole
-curation, the start and end of its session among them. With near duplicates by words, unless `--exact`. What Spark takes
-longer is what it costs on one machine, where it brings nothing that the embedded engine has not.
+Every run has a process, a store and a work folder of its own, in the order A B B A. Spark's seconds are those of the
+whole curation, the start and end of its session among them. With near duplicates by words, unless `--exact`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,8 +65,7 @@ def child(root: Path, engine: str, workers: int, exact: bool) -> None:
 def measured(data: Path, engine: str, workers: int, exact: bool) -> tuple[float, str, dict[str, int]]:
     with tempfile.TemporaryDirectory(prefix="engines-") as name:
         drops = Path(name, "bucket/drops/fam")
-        drops.mkdir(parents=True)
-        (drops / "d").symlink_to(data)
+        shutil.copytree(data, drops / "d")
         done = subprocess.run(
             [sys.executable, "-P", __file__, "--child", engine, "--root", name, "--workers", str(workers)]
             + ["--exact"] * exact,
