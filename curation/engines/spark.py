@@ -34,6 +34,8 @@ from dropforge.errors import DropforgeError
 
 _ANSWERS: Final = pa.schema([("number", pa.int64()), ("answer", pa.binary())])
 _TRIES: Final = 2
+#: A statement, a worker or the Java process failed.
+_FAILURES: Final = (PySparkException, Py4JError, ConnectionError)
 #: What Hadoop takes for a pattern or a separator in a path.
 _UNSAFE: Final = frozenset("*?[]{}\\'\",")
 _LOOK_SECONDS: Final = 1.0
@@ -63,18 +65,18 @@ def session(folder: Path, workers: int = 0, memory: str = "2g") -> Iterator[Spar
         with _environment(), log.open("wb") as told:
             try:
                 gateway = launch_gateway(conf, {"stdout": told, "stderr": subprocess.STDOUT})
-            except (PySparkException, OSError) as error:
+            except (*_FAILURES, OSError) as error:
                 raise _unstarted(error, log) from error
             try:
                 context = SparkContext(conf=conf, gateway=gateway)
-            except (PySparkException, Py4JError) as error:
+            except _FAILURES as error:
                 _end(gateway)
                 raise _unstarted(error, log) from error
         try:
             context.pythonExec = sys.executable
             yield SparkSession(context)
         finally:
-            with suppress(Py4JError, OSError):  # of a Java process that died before
+            with suppress(*_FAILURES):  # of a Java process that died before
                 context.stop()
             _end(gateway)
     finally:
@@ -86,7 +88,7 @@ def _settings(folder: Path, workers: int, memory: str) -> dict[str, str]:
         "spark.master": f"local[{workers or '*'},{_TRIES}]",
         "spark.app.name": "dropforge-curation",
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": f'-Djava.io.tmpdir="{folder}"',
+        "spark.driver.extraJavaOptions": f'-Djava.io.tmpdir="{folder}" -XX:-UsePerfData',
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
         "spark.sql.catalogImplementation": "in-memory",
@@ -121,7 +123,7 @@ def _environment() -> Iterator[None]:
 
 def _end(gateway: Any) -> None:
     """End the Java process, which `stop` leaves behind for the next session."""
-    with suppress(Py4JError, OSError):
+    with suppress(*_FAILURES):
         gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
     gateway.proc.stdin.close()  # it ends when nobody can write to it any more
@@ -162,10 +164,11 @@ class SparkEngine:
                         task = waiting.pop(number)
                         yield task, run(task)
                 found = job.result()
-            except (PySparkException, Py4JError) as error:
+            except _FAILURES as error:
                 raise _explain(error) from error
             finally:
-                context.cancelAllJobs()
+                with suppress(*_FAILURES):
+                    context.cancelAllJobs()
         for number, answer in found:
             result = pickle.loads(answer)  # noqa: S301 - written by our own worker
             if isinstance(result, BaseException):
@@ -217,13 +220,13 @@ class SparkTables:
         try:
             self.session.conf.set("spark.sql.shuffle.partitions", self.partitions)
             self.session.read.parquet(*map(str, paths)).createOrReplaceTempView(name)
-        except (PySparkException, Py4JError) as error:
+        except _FAILURES as error:
             raise _explain(error) from error
 
     def do(self, statement: str) -> None:
         try:
             self.session.sql(statement)
-        except (PySparkException, Py4JError) as error:
+        except _FAILURES as error:
             raise _explain(error) from error
 
     def one(self, statement: str) -> tuple[Any, ...]:
@@ -232,7 +235,7 @@ class SparkTables:
     def all(self, statement: str) -> list[tuple[Any, ...]]:
         try:
             return [tuple(map(_plain, row)) for row in self.session.sql(statement).collect()]
-        except (PySparkException, Py4JError) as error:
+        except _FAILURES as error:
             raise _explain(error) from error
 
     def batches(self, statement: str, rows: int = 4096) -> Iterator[pa.RecordBatch]:
@@ -240,7 +243,7 @@ class SparkTables:
         folder = self.scratch / f"result-{uuid.uuid4().hex}"
         try:
             self.session.sql(statement).write.parquet(str(folder))
-        except (PySparkException, Py4JError) as error:
+        except _FAILURES as error:
             raise _explain(error) from error
         try:
             for path in sorted(folder.glob("part-*.parquet")):
