@@ -79,7 +79,7 @@ def nasty(labelled: bool) -> dict[str, bytes]:
         if number % 7 == 0:
             rows.append({**row, "text": row["text"].replace(" ", "   ", 2), "group": f"tied{number % 3}"})
     if labelled:
-        rows = [{**row, "label": "ab"[index % 2]} for index, row in enumerate(rows)]
+        rows = [{**row, "label": "ab"[index // 9 % 2]} for index, row in enumerate(rows)]
     else:
         rows += [
             {"messages": [{"role": "user", "content": f"what is {n}?"}, {"role": "assistant", "content": "n" * n}]}
@@ -256,7 +256,8 @@ def test_one_digest_for_workers_orders_splits_and_engines(
     files = nasty(labelled)
     whole = curated(tmp_path / "one", recipe(workers=1, **values), files)
     counts = whole[0].counts
-    assert {"duplicate", "near_duplicate", "bad_json", "bad_field", "ragged"} <= set(counts)
+    assert {"duplicate", "near_duplicate", "bad_json", "ragged"} <= set(counts)
+    assert len(curation.quarantined(counts)) > 4
     assert min(counts["near_duplicate"], counts["train"], counts["eval"]) > 4
     monkeypatch.setattr(plan.cut, "__defaults__", (3000,))
     monkeypatch.setattr(plan.tasks, "__defaults__", (3000, *plan.tasks.__defaults__[1:]))
