@@ -49,8 +49,8 @@ def child(root: Path, engine: str, workers: int, exact: bool) -> None:
     from dropforge.recipes import load_recipe
     from dropforge.store import FolderStore
 
-    dedup = None if exact else {}
-    recipe = load_recipe("tiny", {"curation": {"engine": engine, "workers": workers, "dedup": dedup}})
+    dedup: dict[str, dict[str, int]] = {} if exact else {"dedup": {}}
+    recipe = load_recipe("tiny", {"curation": {"engine": engine, "workers": workers, **dedup}})
     store = FolderStore(root / "bucket")
     stages: dict[str, float] = {}
     start = time.perf_counter()

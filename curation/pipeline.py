@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +39,6 @@ from dropforge.recipe import Recipe
 from dropforge.store import Store
 
 Progress = Callable[[str, int, int], None]
-Start = Callable[[], AbstractContextManager[Engine]]
 
 _SIDES: Final = {"train": 0, "eval": 1}
 
@@ -73,16 +71,16 @@ def curate(
     :raises DropforgeError: if the engine cannot run here, the disk is full, or the ledger does not add up.
     """
     tell = progress or _silent
-    start: Start
+    running: AbstractContextManager[Engine]
     if engine is None:
         choice = choose(recipe.curation.engine, sum(file.size for file in drop.data_files))
         if say is not None:
             say(f"Curation is {choice.engine}: {choice.why}")
-        start = partial(opened, choice, recipe.curation, workdir / "engine", memory)
+        running = opened(choice, recipe.curation, workdir / "engine", memory)
     else:
-        start = partial(nullcontext, engine)
+        running = nullcontext(engine)
     try:
-        return _curate(store, drop, recipe, workdir, tell, limits, start)
+        return _curate(store, drop, recipe, workdir, tell, limits, running)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise DropforgeError(
@@ -96,14 +94,20 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 def _curate(
-    store: Store, drop: Drop, recipe: Recipe, workdir: Path, tell: Progress, limits: Limits, start: Start
+    store: Store,
+    drop: Drop,
+    recipe: Recipe,
+    workdir: Path,
+    tell: Progress,
+    limits: Limits,
+    running: AbstractContextManager[Engine],
 ) -> Manifest:
     rules = make_rules(recipe)
     files, hidden = readable(drop)
     names = [file.key for file in files]
     paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
     work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits))
-    with start() as engine:
+    with running as engine:
         reports = _read(engine, work, tell)
         if not sum(report.rows for _, report in reports):
             raise _nothing(drop, names, work)
