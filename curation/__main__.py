@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -53,10 +54,12 @@ def main(
     recipe: Annotated[str, typer.Option(help="A preset or a recipe file.")] = "sample",
     family: Annotated[str, typer.Option(help="Name of the line of models.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes; 0 takes what the machine has.")] = None,
+    engine: Annotated[str | None, typer.Option(help="embedded, spark or auto, instead of the recipe's.")] = None,
 ) -> None:
     """Make a dataset version of local files and check it."""
     try:
-        overrides = {} if workers is None else {"curation": {"workers": workers}}
+        given = {"workers": workers, "engine": engine}
+        overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
         drop = local_drop(folder, family, "local")
         store = _Beside(out, folder, drop.prefix)
@@ -72,7 +75,8 @@ def main(
                     stages[stage] = bar.add_task(stage)
                 bar.update(stages[stage], completed=done, total=max(1, total))
 
-            manifest = curate(store, drop, settings, workdir=Path(work), progress=progress)
+            say = partial(_console.print, style="dim", markup=False, highlight=False)
+            manifest = curate(store, drop, settings, workdir=Path(work), progress=progress, say=say)
         table = Table("end", "rows")
         for end, rows in manifest.counts.items():
             table.add_row(end, f"{rows:,}")

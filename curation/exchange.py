@@ -7,18 +7,12 @@ text, `cast(sum(x) as bigint)`. Keys travel, text does not.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import duckdb
-import pyarrow as pa
-
+from curation import near
+from curation.engines.tables import Tables
 from curation.kernel import PRINTED, Rules, Task
-from curation.near import settle
-from dropforge.errors import DropforgeError
 
 #: Rows with one key: the smallest rank survives, whatever the order of files and workers.
 WINNERS: Final = """
@@ -61,9 +55,10 @@ create table placed as
 select k.key, k.rank, coalesce(l.label, k.unit) as unit
 from kept k left join labels_{now} l on k.unit = l.unit
 """
+UNITS: Final = "select min(unit), max(unit) from placed"
 SIDES: Final = """
 create table sides as
-select p.key, p.rank, case when p.unit < c.cut then 1 else 0 end as side from placed p cross join cut c
+select key, rank, case when unit < unhex('{cut}') then 1 else 0 end as side from placed
 """
 #: What went names a row that stayed: a copy of a near duplicate the one that the near duplicate went for.
 ENDS: Final = """
@@ -82,12 +77,11 @@ join winners w on r.key = w.key
 left join near n on r.key = n.key
 left join sides s on r.key = s.key and r.rank = s.rank
 union all
-select file, position, cast(null as {binary}) as key, reason as ending, cast(null as bigint), cast(null as bigint),
+select file, position, cast(null as binary) as key, reason as ending, cast(null as bigint), cast(null as bigint),
        cast(null as bigint), cast(null as bigint)
 from faults
 """
 COUNTS: Final = "select ending, count(*) as rows from ends group by ending"
-COUNTS_BY_FILE: Final = "select file, ending, count(*) as rows from ends group by file, ending"
 LEDGER: Final = """
 select file, position, ending, key, of_file, of_position, shared, either from ends order by file, position
 """
@@ -117,113 +111,44 @@ def eval_cut(per_million: int, low: bytes, high: bytes) -> bytes:
     return high if high < cut else cut
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What DuckDB may hold before it spills to disk."""
-
-    limit: str = "512MB"
-    threads: int = 2
-
-
-DEFAULT_MEMORY: Final = Memory()
+def load(tables: Tables, tasks: Sequence[Task], rules: Rules) -> None:
+    """Name what the workers wrote: `rows`, `faults` and, where near duplicates are asked for, their fingerprints."""
+    tables.view("rows", [task.rows for task in tasks])
+    tables.view("faults", [task.faults for task in tasks])
+    for name in PRINTED if rules.near else ():
+        tables.view(name, [task.printed(name) for task in tasks])
 
 
-class Exchange:
-    """The statements above on DuckDB, over the files that the workers wrote."""
-
-    def __init__(self, tasks: Sequence[Task], spill: Path, rules: Rules, memory: Memory = DEFAULT_MEMORY) -> None:
-        spill.mkdir(parents=True, exist_ok=True)
-        self.rules = rules
-        self.db = duckdb.connect(
-            config={
-                "memory_limit": memory.limit,
-                "threads": max(1, min(memory.threads, os.cpu_count() or 1)),
-                "temp_directory": str(spill),
-                "preserve_insertion_order": False,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
-        )
-        self._view("rows", [str(task.rows) for task in tasks])
-        self._view("faults", [str(task.faults) for task in tasks])
-        for name in PRINTED if rules.near else ():
-            self._view(name, [str(task.printed(name)) for task in tasks])
-
-    def _view(self, name: str, paths: list[str]) -> None:
-        self.db.read_parquet(paths).create_view(name)
-
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.db.close()
-
-    def do(self, statement: str) -> None:
-        try:
-            self.db.execute(statement)
-        except duckdb.Error as error:
-            raise _explain(error) from error
-
-    def one(self, statement: str) -> tuple[Any, ...]:
-        return self.all(statement)[0]
-
-    def all(self, statement: str) -> list[tuple[Any, ...]]:
-        try:
-            return self.db.execute(statement).fetchall()
-        except duckdb.Error as error:
-            raise _explain(error) from error
-
-    def batches(self, statement: str, rows: int = 4096) -> Iterator[pa.RecordBatch]:
-        """Stream a result as Arrow batches of at most about `rows` rows.
-
-        By `sql`, never by `execute`: with DuckDB 2.0, `execute(...).to_arrow_reader()` gives sorted rows out of order.
-        """
-        try:
-            yield from self.db.sql(statement).to_arrow_reader(rows)
-        except duckdb.Error as error:
-            raise _explain(error) from error
-
-    def settle(self) -> None:
-        """Find winners, put every kept row on a side and give every input row its end."""
-        self.do(WINNERS)
-        settle(self, self.rules.near)
-        self.do(KEPT[self.rules.exact_duplicates])
-        self.do(TIES)
-        now = self._tie()
-        self.do(PLACED.format(now=now))
-        low, high = self.one("select min(unit), max(unit) from placed")
-        self.do("create table cut (cut blob)")
-        self.db.execute("insert into cut values (?)", [eval_cut(self.rules.eval_per_million, low, high)])
-        self.do(SIDES)
-        self.do(ENDS.format(binary="blob"))
-
-    def _tie(self) -> int:
-        """Smallest unit of each component, by spreading labels over ties; jumps keep long chains short."""
-        now = 0
-        self.do(LABELS)
-        while True:
-            step = {"now": now, "next": now + 1}
-            self.do(SPREAD.format(**step))
-            self.do(JUMP.format(**step))
-            self.do(f"drop table labels_{now + 1}")
-            self.do(f"alter table jumped rename to labels_{now + 1}")
-            moved = self.one(MOVED.format(**step))[0]
-            self.do(f"drop table labels_{now}")
-            now += 1
-            if not moved:
-                return now
-
-    def counts(self) -> dict[str, int]:
-        """The ledger's totals: `input`, `train`, `eval` and the other ends that occur."""
-        ends = {"train": 0, "eval": 0, **{str(end): int(rows) for end, rows in self.all(COUNTS)}}
-        return {"input": sum(ends.values()), **dict(sorted(ends.items()))}
+def settle(tables: Tables, rules: Rules) -> None:
+    """Find winners, put every kept row on a side and give every input row its end."""
+    tables.do(WINNERS)
+    near.settle(tables, rules.near)
+    tables.do(KEPT[rules.exact_duplicates])
+    tables.do(TIES)
+    tables.do(PLACED.format(now=_tie(tables)))
+    low, high = tables.one(UNITS)
+    tables.do(SIDES.format(cut=eval_cut(rules.eval_per_million, low, high).hex()))
+    tables.do(ENDS)
 
 
-def _explain(error: duckdb.Error) -> DropforgeError:
-    cause = " ".join(str(error).split())[:300]
-    full = "No space left" in cause or "max_temp_directory_size" in cause
-    return DropforgeError(
-        "curation's sorting",
-        f"DuckDB stopped: {cause}",
-        "Free space in the work folder" if full else "Give it more memory, or a larger disk for the work folder",
-    )
+def _tie(tables: Tables) -> int:
+    """Smallest unit of each component, by spreading labels over ties; jumps keep long chains short."""
+    now = 0
+    tables.do(LABELS)
+    while True:
+        step = {"now": now, "next": now + 1}
+        tables.do(SPREAD.format(**step))
+        tables.do(JUMP.format(**step))
+        tables.do(f"drop table labels_{now + 1}")
+        tables.do(f"alter table jumped rename to labels_{now + 1}")
+        moved = tables.one(MOVED.format(**step))[0]
+        tables.do(f"drop table labels_{now}")
+        now += 1
+        if not moved:
+            return now
+
+
+def counts(tables: Tables) -> dict[str, int]:
+    """The ledger's totals: `input`, `train`, `eval` and the other ends that occur."""
+    ends = {"train": 0, "eval": 0, **{str(end): int(rows) for end, rows in tables.all(COUNTS)}}
+    return {"input": sum(ends.values()), **dict(sorted(ends.items()))}

@@ -11,8 +11,9 @@ as whole numbers: shared * 1,000,000 >= bar * either.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
+from curation.engines.tables import Tables
 from curation.fingerprint import Near
 
 #: Rows of a bucket that its others are compared with; in buckets up to one more all pairs are.
@@ -33,7 +34,7 @@ select b.bucket, p.place from bands b join places p on b.file = p.file and b.pos
 """
 SHARED: Final = """
 create table crowds as
-select b.bucket, b.place, row_number() over (partition by b.bucket order by b.place) as nth
+select b.bucket, b.place, cast(row_number() over (partition by b.bucket order by b.place) as bigint) as nth
 from buckets b join (select bucket from buckets group by bucket having count(*) > 1) m on b.bucket = m.bucket
 """
 #: Pairs that may be similar. Sets whose sizes differ too much cannot be.
@@ -117,43 +118,35 @@ select key, file as of_file, position as of_position, position as shared, positi
 NO_LINKED: Final = "create table linked as select key, key as unit from winners where file < 0"
 
 
-class Engine(Protocol):
-    """What runs statements."""
-
-    def do(self, statement: str) -> None: ...
-
-    def one(self, statement: str) -> tuple[int, ...]: ...
-
-
-def settle(engine: Engine, near: Near | None) -> None:
+def settle(tables: Tables, near: Near | None) -> None:
     """Make the tables `near` and `linked` from `winners`, `rows`, `prints`, `bands` and `shingles`."""
     if near is None:
-        engine.do(NO_NEAR)
-        engine.do(NO_LINKED)
+        tables.do(NO_NEAR)
+        tables.do(NO_LINKED)
         return
     numbers = {"heads": HEADS, "bar": near.per_million}
     for statement in (PLACES, BUCKETS, SHARED, CANDIDATES, SETS, VERIFIED, MATCHES):
-        engine.do(statement.format(**numbers))
+        tables.do(statement.format(**numbers))
     for table in ("buckets", "crowds", "candidates", "sets"):
-        engine.do(f"drop table {table}")
-    rounds = _survive(engine)
+        tables.do(f"drop table {table}")
+    rounds = _survive(tables)
     parts = [f"select place from leaving_{now}" for now in range(rounds)]  # noqa: S608
-    engine.do(GONE.format(parts=" union all ".join(parts)))
-    engine.do(NEAR)
-    engine.do(LINKED)
+    tables.do(GONE.format(parts=" union all ".join(parts)))
+    tables.do(NEAR)
+    tables.do(LINKED)
 
 
-def _survive(engine: Engine) -> int:
+def _survive(tables: Tables) -> int:
     """Decide rows in the order of rank, as many at a time as do not depend on each other. Returns the rounds taken.
 
     Ranks are as good as random, so chains that must be decided one by one are short: a few rounds for millions of rows.
     """
     now = 0
-    engine.do(OPEN)
+    tables.do(OPEN)
     while True:
-        engine.do(LEAVING.format(now=now))
-        engine.do(REST.format(now=now, next=now + 1))
-        engine.do(f"drop table open_{now}")
+        tables.do(LEAVING.format(now=now))
+        tables.do(REST.format(now=now, next=now + 1))
+        tables.do(f"drop table open_{now}")
         now += 1
-        if not engine.one(f"select count(*) from open_{now}")[0]:  # noqa: S608
+        if not tables.one(f"select count(*) from open_{now}")[0]:  # noqa: S608
             return now

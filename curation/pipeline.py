@@ -10,20 +10,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
 
+from curation import exchange
 from curation.card import render, summary
-from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS, Exchange, Memory
+from curation.engines.choice import choose, opened
+from curation.engines.duck import Memory
+from curation.engines.tables import Engine, Tables
+from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.plan import fetch, make_rules, readable, tasks
-from curation.pool import run_all
 from curation.reasons import MENDS, Reason, quarantined
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
 from curation.statistics import measure
@@ -37,8 +40,6 @@ from dropforge.store import Store
 
 Progress = Callable[[str, int, int], None]
 
-#: Below this many bytes a pool of processes costs more than it brings.
-POOL_FROM_BYTES: Final = 24 << 20
 _SIDES: Final = {"train": 0, "eval": 1}
 
 
@@ -51,22 +52,35 @@ def curate(
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
     memory: Memory | None = None,
+    engine: Engine | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Make the drop's dataset version, or find it made.
 
-    The digest is the same for any number of workers and any order of files.
+    The digest is the same for any engine, any number of workers and any order of files.
 
     :param store: where the drop lies and the dataset goes.
     :param workdir: local folder for the drop's files and everything unfinished; about three times the drop's size
         (decompressed), with near duplicates by words about five times, by characters about twelve. A second try in
         the same folder goes on where the first one ended.
     :param progress: called with (stage, done, total); stages are fetch, read, settle, write and publish.
+    :param memory: what the embedded engine may hold.
+    :param engine: one that runs already; else that of the recipe is started and ended.
+    :param say: told in a sentence which engine is taken, and why.
     :raises DataError: if no row can be used, or an object is not what the drop recorded.
-    :raises DropforgeError: if the disk is full, or the ledger does not add up.
+    :raises DropforgeError: if the engine cannot run here, the disk is full, or the ledger does not add up.
     """
     tell = progress or _silent
+    running: AbstractContextManager[Engine]
+    if engine is None:
+        choice = choose(recipe.curation.engine, sum(file.size for file in drop.data_files))
+        if say is not None:
+            say(f"Curation is {choice.engine}: {choice.why}")
+        running = opened(choice, recipe.curation, workdir / "engine", memory)
+    else:
+        running = nullcontext(engine)
     try:
-        return _curate(store, drop, recipe, workdir, tell, limits, memory)
+        return _curate(store, drop, recipe, workdir, tell, limits, running)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise DropforgeError(
@@ -80,37 +94,44 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 
 def _curate(
-    store: Store, drop: Drop, recipe: Recipe, workdir: Path, tell: Progress, limits: Limits, memory: Memory | None
+    store: Store,
+    drop: Drop,
+    recipe: Recipe,
+    workdir: Path,
+    tell: Progress,
+    limits: Limits,
+    running: AbstractContextManager[Engine],
 ) -> Manifest:
     rules = make_rules(recipe)
     files, hidden = readable(drop)
     names = [file.key for file in files]
     paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
     work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits))
-    reports = _read(work, recipe.curation.workers, tell)
-    if not sum(report.rows for _, report in reports):
-        raise _nothing(drop, names, work)
-
-    tell("settle", 0, 1)
-    with Exchange(work, workdir / "spill", rules, memory or Memory()) as exchange:
-        exchange.settle()
-        counts = exchange.counts()
-        facts = {**rules.facts(), "exact": _exact(exchange)}
-        digest = dataset.digest({split: _keys(exchange, split) for split in SPLITS}, counts, facts)
-        tell("settle", 1, 1)
-        found = find(store, drop.family, digest)
-        if found is not None:
-            return found
-        out = workdir / "out"
-        shards = _write(exchange, out, names, counts, tell)
-        _balance(exchange, out / "ledger.parquet", names, reports, counts, shards)
-        if dataset.digest({split: _shard_keys(shards[split]) for split in SPLITS}, counts, facts) != digest:
-            raise DropforgeError(
-                "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
-            )
-        touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
-        touched |= _stage_counts(reports)
-        statistics = measure(exchange, names, touched)
+    with running as engine:
+        reports = _read(engine, work, tell)
+        if not sum(report.rows for _, report in reports):
+            raise _nothing(drop, names, work)
+        tell("settle", 0, 1)
+        with engine.tables(workdir / "tables") as tables:
+            exchange.load(tables, work, rules)
+            exchange.settle(tables, rules)
+            counts = exchange.counts(tables)
+            facts = {**rules.facts(), "exact": _exact(tables)}
+            digest = dataset.digest({split: _keys(tables, split) for split in SPLITS}, counts, facts)
+            tell("settle", 1, 1)
+            found = find(store, drop.family, digest)
+            if found is not None:
+                return found
+            out = workdir / "out"
+            shards = _write(tables, out, names, counts, tell)
+            _balance(tables, out / "ledger.parquet", names, reports, counts, shards)
+            if dataset.digest({split: _shard_keys(shards[split]) for split in SPLITS}, counts, facts) != digest:
+                raise DropforgeError(
+                    "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
+                )
+            touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
+            touched |= _stage_counts(reports)
+            statistics = measure(tables, names, touched)
 
     read = _records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))
@@ -143,13 +164,12 @@ def find(store: Store, family: str, digest: str) -> Manifest | None:
     return Manifest.from_json(store.get(key)) if store.stat(key) is not None else None
 
 
-def _read(work: Sequence[Task], workers: int, tell: Progress) -> list[tuple[Task, Report]]:
+def _read(engine: Engine, work: Sequence[Task], tell: Progress) -> list[tuple[Task, Report]]:
     sizes = {task.id: _size(task) for task in work}
     total, done = sum(sizes.values()), 0
-    count = workers or (min(len(os.sched_getaffinity(0)), 8) if total >= POOL_FROM_BYTES else 1)
     reports = []
     tell("read", 0, total)
-    for task, report in run_all(work, count):
+    for task, report in engine.run(work, total):
         reports.append((task, report))
         done += sizes[task.id]
         tell("read", done, total)
@@ -179,9 +199,9 @@ def _stage_counts(reports: Sequence[tuple[Task, Report]]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _keys(exchange: Exchange, split: str) -> Iterator[bytes]:
+def _keys(tables: Tables, split: str) -> Iterator[bytes]:
     """The split's content keys in order, many at a time: the digest sees one stream of bytes."""
-    for batch in exchange.batches(KEYS.format(side=_SIDES[split]), 65_536):
+    for batch in tables.batches(KEYS.format(side=_SIDES[split]), 65_536):
         yield b"".join(batch.column("key").to_pylist())
 
 
@@ -192,19 +212,19 @@ def _shard_keys(shards: Sequence[LocalShard]) -> Iterator[bytes]:
             yield b"".join(batch.column("key").to_pylist())
 
 
-def _exact(exchange: Exchange) -> str:
+def _exact(tables: Tables) -> str:
     """What the kept rows are byte for byte. Keys fold white space; a changed indentation or label is new data."""
     state = hashlib.sha256()
     for split in SPLITS:
         state.update(split.encode())
-        for batch in exchange.batches(KEYS.format(side=_SIDES[split]), 65_536):
+        for batch in tables.batches(KEYS.format(side=_SIDES[split]), 65_536):
             # The rest of the rank is the row's place, which is no part of what it is.
             state.update(b"".join(map(exact_name, batch.column("rank").to_pylist())))
     return state.hexdigest()
 
 
 def _write(
-    exchange: Exchange, out: Path, names: Sequence[str], counts: Mapping[str, int], tell: Progress
+    tables: Tables, out: Path, names: Sequence[str], counts: Mapping[str, int], tell: Progress
 ) -> dict[str, list[LocalShard]]:
     out.mkdir(parents=True, exist_ok=True)
     total, done = counts["train"] + counts["eval"], 0
@@ -216,16 +236,16 @@ def _write(
 
     tell("write", 0, total)
     shards = {
-        split: write_shards(exchange.batches(SHARDS.format(side=_SIDES[split]), 1024), out / split, Size(), more)
+        split: write_shards(tables.batches(SHARDS.format(side=_SIDES[split]), 1024), out / split, Size(), more)
         for split in SPLITS
     }
-    write_ledger(exchange.batches(LEDGER, 65_536), out / "ledger.parquet", names)
-    write_quarantine(exchange.batches(QUARANTINE), out / "quarantine.jsonl", names)
+    write_ledger(tables.batches(LEDGER, 65_536), out / "ledger.parquet", names)
+    write_quarantine(tables.batches(QUARANTINE), out / "quarantine.jsonl", names)
     return shards
 
 
 def _balance(
-    exchange: Exchange,
+    tables: Tables,
     ledger: Path,
     names: Sequence[str],
     reports: Sequence[tuple[Task, Report]],
@@ -236,9 +256,9 @@ def _balance(
 
     :raises DropforgeError: if a row is missing or counted twice.
     """
-    exchange.db.read_parquet(str(ledger)).create_view("written")
-    written: dict[str, int] = dict(exchange.all("select file, count(*) from written group by file"))
-    twice = exchange.one(
+    tables.view("written", [ledger])
+    written: dict[str, int] = dict(tables.all("select file, count(*) from written group by file"))
+    twice = tables.one(
         "select count(*) from (select file, position from written group by file, position having count(*) > 1) t"
     )[0]
     read = _records(reports, len(names))

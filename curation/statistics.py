@@ -1,4 +1,4 @@
-"""Figures for the card: counted in the exchange, integers throughout."""
+"""Figures for the card: counted by the engine, integers throughout."""
 
 # ruff: noqa: S608 - the statements are put together from this file's own constants
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from curation.exchange import Exchange
+from curation.engines.tables import Tables
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
 _SIDES: Final = {0: "train", 1: "eval"}
@@ -40,59 +40,59 @@ class Statistics:
     near: list[dict[str, Any]] = field(default_factory=list)
 
 
-def measure(exchange: Exchange, files: Sequence[str], touched: dict[str, int], top: int = 12) -> Statistics:
+def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = 12) -> Statistics:
     """Count. :param files: names by number. :param touched: counters of the kernel."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
         "eval": dict.fromkeys(("rows", "chars", "words"), 0),
     }
-    for side, rows, chars, words in exchange.all(
+    for side, rows, chars, words in tables.all(
         "select s.side, count(*), cast(sum(r.chars) as bigint), cast(sum(r.words) as bigint)"
         f" from {_KEPT} group by s.side"
     ):
         totals[_SIDES[side]] = {"rows": rows, "chars": chars, "words": words}
     kept = totals["train"]["rows"] + totals["eval"]["rows"]
     medians = {
-        name: exchange.one(f"select r.{name} from {_KEPT} order by r.{name} limit 1 offset {kept // 2}")[0]
+        name: tables.one(f"select r.{name} from {_KEPT} order by r.{name} limit 1 offset {kept // 2}")[0]
         for name in ("chars", "words")
     }
-    shapes = exchange.one(
+    shapes = tables.one(
         "select cast(sum(case when r.text is null then 1 else 0 end) as bigint),"
         f" cast(sum(case when r.text is null then 0 else 1 end) as bigint) from {_KEPT}"
     )
     return Statistics(
         totals=totals,
         medians=medians,
-        histograms={name: _histogram(exchange, name) for name in ("chars", "words")},
+        histograms={name: _histogram(tables, name) for name in ("chars", "words")},
         sources=[
             (str(name), train, held)
-            for name, train, held in exchange.all(
+            for name, train, held in tables.all(
                 "select r.source, count(*) - cast(sum(s.side) as bigint), cast(sum(s.side) as bigint)"
                 f" from {_KEPT} group by r.source order by count(*) desc, r.source limit {top}"
             )
         ],
         labels=[
             (str(name), rows)
-            for name, rows in exchange.all(
+            for name, rows in tables.all(
                 f"select r.label, count(*) from {_KEPT} where r.label is not null"
                 f" group by r.label order by count(*) desc, r.label limit {top}"
             )
         ],
         shapes={"messages": shapes[0], "text": shapes[1]},
-        groups=exchange.one(f'select count(distinct r."group") from {_KEPT}')[0],
-        by_file=_by_file(exchange, files),
-        clusters=_clusters(exchange, files),
-        quarantine=_examples(exchange, files),
-        samples=_samples(exchange),
+        groups=tables.one(f'select count(distinct r."group") from {_KEPT}')[0],
+        by_file=_by_file(tables, files),
+        clusters=_clusters(tables, files),
+        quarantine=_examples(tables, files),
+        samples=_samples(tables),
         touched=touched,
-        near=_near(exchange, files),
+        near=_near(tables, files),
     )
 
 
-def _histogram(exchange: Exchange, name: str) -> dict[str, list[int]]:
+def _histogram(tables: Tables, name: str) -> dict[str, list[int]]:
     cases = " ".join(f"when r.{name} < {edge} then {index}" for index, edge in enumerate(EDGES))
     bins = {"train": [0] * (len(EDGES) + 1), "eval": [0] * (len(EDGES) + 1)}
-    for side, index, rows in exchange.all(
+    for side, index, rows in tables.all(
         "select side, bin, count(*) from"
         f" (select s.side as side, case {cases} else {len(EDGES)} end as bin from {_KEPT}) t group by side, bin"
     ):
@@ -100,18 +100,18 @@ def _histogram(exchange: Exchange, name: str) -> dict[str, list[int]]:
     return bins
 
 
-def _by_file(exchange: Exchange, files: Sequence[str]) -> list[dict[str, int]]:
+def _by_file(tables: Tables, files: Sequence[str]) -> list[dict[str, int]]:
     table: list[dict[str, int]] = [{} for _ in files]
-    for file, end, rows in exchange.all(
+    for file, end, rows in tables.all(
         "select file, ending, count(*) from ends group by file, ending order by file, ending"
     ):
         table[file][end] = rows
     return table
 
 
-def _clusters(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
+def _clusters(tables: Tables, files: Sequence[str]) -> list[dict[str, Any]]:
     """The rows that came most often."""
-    found = exchange.all(
+    found = tables.all(
         "select c.copies, w.file, w.position, r.text, r.messages from"
         " (select key, count(*) as copies from rows group by key having count(*) > 1"
         " order by count(*) desc, key limit 5) c"
@@ -124,9 +124,9 @@ def _clusters(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _near(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
+def _near(tables: Tables, files: Sequence[str]) -> list[dict[str, Any]]:
     """The rows that were removed on the weakest ground."""
-    found = exchange.all(
+    found = tables.all(
         "select n.shared, n.either, w.file, w.position, r.text, r.messages,"
         " n.of_file, n.of_position, o.text, o.messages"
         " from (select *, row_number() over (order by shared * 1.0 / either, key) as place from near) n"
@@ -146,9 +146,9 @@ def _near(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _examples(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
+def _examples(tables: Tables, files: Sequence[str]) -> list[dict[str, Any]]:
     """Up to three faults of each reason."""
-    found = exchange.all(
+    found = tables.all(
         "select reason, file, position, detail, head from (select *, row_number() over"
         " (partition by reason order by file, position) as place from faults) t where place <= 3"
         " order by reason, file, position"
@@ -165,11 +165,11 @@ def _examples(exchange: Exchange, files: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _samples(exchange: Exchange) -> list[dict[str, Any]]:
+def _samples(tables: Tables) -> list[dict[str, Any]]:
     """The first rows of each split in the order of their keys: as good as random, and always the same."""
     rows: list[dict[str, Any]] = []
     for side, split in _SIDES.items():
-        found = exchange.all(
+        found = tables.all(
             f"select r.source, r.text, r.messages from {_KEPT} where s.side = {side} order by s.key, s.rank limit 3"
         )
         for source, text, messages in found:

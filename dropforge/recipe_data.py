@@ -104,11 +104,20 @@ class Dedup(Section):
     """More rows propose fewer pairs that are not similar, and find fewer that are."""
 
 
+class Spark(Section):
+    """Of `curation.engine: spark`."""
+
+    driver_memory: str = Field(default="2g", pattern=r"^[1-9]\d{0,5}[mg]$")
+    """Heap of the Java process, as `512m` or `2g`; the Python processes beside it take theirs."""
+
+
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
-    engine: Literal["embedded"] = "embedded"
-    """Where curation runs."""
+    engine: Literal["embedded", "spark", "auto"] = "embedded"
+    """Where curation runs: `embedded` in processes of our own and DuckDB, `spark` in Spark, which needs Java and
+    `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, if it is there. The dataset is the same."""
+    spark: Spark = Spark()
     exact_duplicates: Literal["drop", "keep"] = "drop"
     """What happens to rows with the same normalised content."""
     dedup: Dedup | None = None
@@ -121,4 +130,4 @@ class Curation(Section):
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
     """A larger share of unreadable rows is an error."""
     workers: int = Field(default=0, ge=0)
-    """Processes; 0 takes what the machine has."""
+    """Processes, or Spark's tasks at a time; 0 takes what the machine has."""

@@ -38,6 +38,7 @@ _LONGEST = (
     "tests/kubeflow_training/contract/test_elastic.py",
     "tests/trainer/test_loop.py",
     RANKS,
+    "tests/curation/test_engines.py",
     "tests/curation/test_memory.py",
     "tests/kubeflow_training/test_provider.py",
     "tests/dags/",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dropforge.compiler import find_compiler
 from dropforge.errors import DropforgeError
+from dropforge.spark import find_spark
 from dropforge.stack.services import source_root
 from dropforge.stack.state import is_running, read_state
 from dropforge.stack.supervisor import port_free
@@ -106,6 +107,13 @@ def compiler(_: Path) -> Iterator[Finding]:
         yield Finding("C++ compiler", Level.WARN, f"{error.cause}; `train.compile` is refused", error.mend)
 
 
+def spark(_: Path) -> Iterator[Finding]:
+    try:
+        yield Finding("Spark", Level.OK, f"{find_spark()}, for `curation.engine: spark`")
+    except DropforgeError as error:
+        yield Finding("Spark", Level.WARN, f"{error.cause}; `curation.engine: spark` is refused", error.mend)
+
+
 def state_folder(folder: Path) -> Iterator[Finding]:
     existing = next(path for path in [folder, *folder.parents] if path.exists())
     try:
@@ -187,5 +195,6 @@ def _cgroup_room() -> int | None:
 
 
 _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    python_version, system, packages, compiler, source, state_folder, memory, shared_memory, loopback, ports, clock,
+    python_version, system, packages, compiler, spark, source, state_folder, memory, shared_memory, loopback,
+    ports, clock,
 )  # fmt: skip

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import curation
+from curation import exchange
 from curation import near as statements
-from curation.exchange import Exchange, Memory
+from curation.engines.duck import DuckTables, Memory
 from curation.kernel import Rules, Task, run
 from curation.plan import make_rules, tasks
 from dropforge.dataset import Manifest
@@ -38,7 +39,7 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
     return b"\n".join(json.dumps(row).encode() for row in rows) + b"\n"
 
 
-def settled(folder: Path, rows: list[dict[str, Any]], recipe: Recipe, parts: int = 1) -> Exchange:
+def settled(folder: Path, rows: list[dict[str, Any]], recipe: Recipe, parts: int = 1) -> DuckTables:
     """Kernel and exchange alone, over rows dealt out to some files."""
     store = FolderStore(folder / "bucket")
     for part in range(parts):
@@ -50,9 +51,10 @@ def settled(folder: Path, rows: list[dict[str, Any]], recipe: Recipe, parts: int
     work: list[Task] = list(tasks(drop, files, paths, make_rules(recipe), folder / "parts"))
     for task in work:
         run(task)
-    exchange = Exchange(work, folder / "spill", make_rules(recipe), Memory(threads=1))
-    exchange.settle()
-    return exchange
+    tables = DuckTables(folder / "spill", Memory(threads=1))
+    exchange.load(tables, work, make_rules(recipe))
+    exchange.settle(tables, make_rules(recipe))
+    return tables
 
 
 def text_of(row: dict[str, Any]) -> str:
@@ -87,14 +89,14 @@ def test_rows_go_as_a_slow_reference_says(
 ) -> None:
     rows = [{"text": " ".join(words), "label": label, "source": source} for words, label, source in corpus]
     asked = recipe(task=task, dedup=SURE, prefer=["t"], data={"eval_fraction": 0.4})
-    exchange = settled(tmp_path_factory.mktemp("near"), rng.sample(rows, len(rows)), asked, parts=2)
-    with exchange:
-        found = exchange.all(
+    tables = settled(tmp_path_factory.mktemp("near"), rng.sample(rows, len(rows)), asked, parts=2)
+    with tables:
+        found = tables.all(
             "select r.text, r.label, r.source, r.key, r.unit, e.ending, o.key, e.shared, e.either from rows r"
             " join ends e on r.file = e.file and r.position = e.position"
             " left join rows o on e.of_file = o.file and e.of_position = o.position"
         )
-        side = dict(exchange.all("select key, side from sides"))
+        side = dict(tables.all("select key, side from sides"))
     winners = {row[3]: row for row in found if row[5] != "duplicate"}
     assert len(winners) == len({row[3] for row in found})
     # Of the same content the preferred source stays.
@@ -144,9 +146,9 @@ def test_a_chain_does_not_take_strangers_along(tmp_path: Path, recipe: MakeRecip
         others = [" ".join(words) for words in numbered(8, 100 + number)]
         rows = [{"text": text} for text in chain + others]
         asked = recipe(dedup=SURE, data={"eval_fraction": 0.4, "split_salt": str(number)})
-        with settled(tmp_path / str(number), rows, asked) as exchange:
-            ends = dict(exchange.all("select r.text, e.ending from rows r join ends e on r.position = e.position"))
-            first = min(exchange.all("select text, key from rows"), key=lambda row: (row[0] not in chain, row[1]))[0]
+        with settled(tmp_path / str(number), rows, asked) as tables:
+            ends = dict(tables.all("select r.text, e.ending from rows r join ends e on r.position = e.position"))
+            first = min(tables.all("select text, key from rows"), key=lambda row: (row[0] not in chain, row[1]))[0]
         gone = {text for text in chain if ends[text] == "near_duplicate"}
         assert gone == ({chain[1]} if first != chain[1] else {chain[0], chain[2]})
         assert len({ends[text] for text in chain if text not in gone}) == 1
@@ -160,9 +162,9 @@ def test_a_crowded_bucket_costs_a_multiple_of_its_rows(tmp_path: Path, recipe: M
     words = numbered(1, 3, 120)[0]
     long = [" ".join(edited(words, ())) + f" n{number}" for number in range(4000)]
     rows = [{"text": text} for text in [*short, *long, "something else", *map(" ".join, numbered(5, 4))]]
-    with settled(tmp_path, rows, recipe(dedup={"shingle_size": 3, "bands": 4})) as exchange:
-        counts = exchange.counts()
-        pairs = exchange.one("select count(*) from verified")[0]
+    with settled(tmp_path, rows, recipe(dedup={"shingle_size": 3, "bands": 4})) as tables:
+        counts = exchange.counts(tables)
+        pairs = tables.one("select count(*) from verified")[0]
     assert counts["near_duplicate"] == len(short) + len(long) - 2
     assert counts["train"] + counts["eval"] == 8
     # A row shares at most four buckets, and has at most this many partners in each.

@@ -15,7 +15,7 @@ from dropforge_airflow.tasks.run import make_spec
 
 from dropforge import ledger
 from dropforge.drop import Drop, partition_key, read_drop
-from dropforge.errors import DataError, RecipeError
+from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start
@@ -217,3 +217,10 @@ def test_the_plan_says_what_a_wheel_of_ones_own_provides_and_refuses_another(
     assert "callbacks watch" in caplog.text  # and nothing of it was run
     with pytest.raises(RecipeError, match=r"`code.sha256`"):
         plan(store, None, drop="fam/d1", again=True, owner="run-2", overrides={"code": {**code, "sha256": "0" * 64}})
+
+
+def test_spark_is_refused_where_it_cannot_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop = entered(store, recipe="extends: tiny\ncuration: {engine: spark}\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(DropforgeError, match=r"Spark: .*take `curation.engine: embedded`"):
+        plan(store, drop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -148,6 +149,26 @@ def test_doctor_says_whether_blocks_can_be_compiled(tmp_path: Path, monkeypatch:
     [found] = doctor.compiler(tmp_path)
     assert found.level is Level.WARN  # nothing else needs it
     assert "`train.compile` is refused" in found.found
+
+
+def test_doctor_says_whether_spark_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.3.0")
+    for release, level in (("17.0.15", Level.OK), ("21", Level.OK), ("1.8.0_412", Level.WARN), ("11.0.2", Level.WARN)):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{release}\" 2025-04-15' >&2\n")
+        java.chmod(0o755)
+        [found] = doctor.spark(tmp_path)
+        assert found.level is level
+        assert (
+            ("`curation.engine: spark` is refused" in found.found)
+            == ("embedded" in found.mend)
+            == (level is Level.WARN)
+        )
+    java.unlink()
+    [found] = doctor.spark(tmp_path)
+    assert "does not start" in found.found
 
 
 @pytest.mark.parametrize(

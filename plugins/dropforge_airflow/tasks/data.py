@@ -44,7 +44,8 @@ def curate(planned: Plan) -> Curated:
     try:
         with no_retry():
             drop = ledger.read(store, planned["family"], planned["drop_id"])
-            made = make(store, drop, build_recipe(planned["recipe"]), workdir=workdir, progress=_Progress())
+            recipe = build_recipe(planned["recipe"])
+            made = make(store, drop, recipe, workdir=workdir, progress=_Progress(), say=log.info)
     except AirflowFailException:
         shutil.rmtree(workdir, ignore_errors=True)
         raise

@@ -21,6 +21,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import from_env
+from dropforge.spark import find_spark
 from dropforge.start import FindChampion, settle
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection, form
@@ -94,6 +95,8 @@ def make_plan(
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
     recipe = check_startable(resolve_recipe(store, drop, params))
+    if recipe.curation.engine == "spark":
+        log.info("Curation will run on %s", find_spark())
     known = weigh(recipe)
     if recipe.code is not None:
         log.info("Own code: %s", told(recipe, look_at(recipe, store)))
