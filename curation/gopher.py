@@ -31,8 +31,9 @@ BULLETS: Final = "\u2022\u2023\u25e6\u2043\u25aa\u25cf"
 Measures = dict[str, Offsets]
 
 _BLOCK: Final = 1 << 18  # characters at a time: what stays in a core's caches
-_TOP: Final = (2, 3, 4)
-_LONG: Final = (5, 6, 7, 8, 9, 10)
+#: Words in the n-grams of which the most frequent counts, and of which all that repeat count.
+TOP: Final = (2, 3, 4)
+LONG: Final = (5, 6, 7, 8, 9, 10)
 _WHITE, _LETTER, _ALONE, _BULLET = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
 _NEW_LINE, _HASH, _DOT, _DASH, _STAR, _ELLIPSIS = 10, 35, 46, 45, 42, 0x2026
 # Scripts that are written without spaces: Thai, Lao, Tibetan, Myanmar; Khmer; Kana; Han.
@@ -138,8 +139,8 @@ def repetition_rules(repetition: Repetition) -> list[Rule]:
         ("duplicate_paragraphs", "paragraphs", repetition.max_duplicate_paragraphs),
         ("duplicate_line_characters", "characters", repetition.max_duplicate_line_characters),
         ("duplicate_paragraph_characters", "characters", repetition.max_duplicate_paragraph_characters),
-        *((f"top_{n}_gram", "characters", bar) for n, bar in zip(_TOP, repetition.max_top_grams, strict=True)),
-        *((f"duplicate_{n}_gram", "characters", b) for n, b in zip(_LONG, repetition.max_duplicate_grams, strict=True)),
+        *((f"top_{n}_gram", "characters", bar) for n, bar in zip(TOP, repetition.max_top_grams, strict=True)),
+        *((f"duplicate_{n}_gram", "characters", b) for n, b in zip(LONG, repetition.max_duplicate_grams, strict=True)),
     ]
     return [Rule(f"gopher_{part}", part, whole, False, bar) for part, whole, bar in parts if bar is not None]
 
@@ -280,14 +281,14 @@ def _repeated(words: Hashes, sizes: Offsets, offsets: Offsets, line: Offsets, pa
         found[f"duplicate_{name}_characters"] = _sums(np.where(again, length[ends] - length[starts], 0), cuts)
     left = offsets[1:][texts] - np.arange(words.size)  # words from here to the text's end
     at = np.flatnonzero(left >= 2)
-    for n in (*_TOP, *_LONG):
+    for n in (*TOP, *LONG):
         # A run of words comes again only if both runs within it that are a word shorter do.
         if n > 2:
             before = np.zeros(words.size + 1, np.bool_)
             before[at] = True
             at = at[before[at + 1] & (left[at] >= n)]
         at, first, counts = _groups(at, spans.of(at, at + n) + _named(texts[at]))
-        if n in _TOP:
+        if n in TOP:
             found[f"top_{n}_gram"] = _most(first, counts, length[first + n] - length[first], texts, offsets)
         else:
             found[f"duplicate_{n}_gram"] = _covered(at, first, n, sizes, offsets)

@@ -28,7 +28,9 @@ def passages(rows: list[int], roles: list[str | None], contents: list[str]) -> p
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("encoding", ["sloppy-windows-1252", "latin-1"])
-@pytest.mark.parametrize("text", ["Das Gemüse schmeckt köstlich", "déjà vu à l’été", "“It’s here” — he said…", "日本語のテキスト"])
+@pytest.mark.parametrize(
+    "text", ["Das Gemüse schmeckt köstlich", "déjà vu à l’été", "“It’s here” — he said…", "日本語のテキスト"]
+)
 def test_misread_text_is_read_again(text: str, encoding: str, layers: int) -> None:
     assert repaired(misread(text, encoding, layers)) == (text, {"mojibake"})
 
