@@ -14,6 +14,7 @@ Texts are compared by 64-bit hashes, within one text only. Nothing is a float.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,14 +37,15 @@ TOP: Final = (2, 3, 4)
 LONG: Final = (5, 6, 7, 8, 9, 10)
 _WHITE, _LETTER, _ALONE, _BULLET = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
 _NEW_LINE, _HASH, _DOT, _DASH, _STAR, _ELLIPSIS = 10, 35, 46, 45, 42, 0x2026
-# Scripts that are written without spaces: Thai, Lao, Tibetan, Myanmar; Khmer; Kana; Han.
+# Scripts that are written without spaces, with their punctuation: Thai, Lao, Tibetan, Myanmar; Khmer; Kana; Han.
 _UNSPACED: Final = (
     (0x0E00, 0x10A0),
     (0x1780, 0x1800),
-    (0x3040, 0x3100),
+    (0x3000, 0x3100),
     (0x31F0, 0x3200),
     (0x3400, 0xA000),
     (0xF900, 0xFB00),
+    (0xFF00, 0xFFF0),
     (0x20000, 0x40000),
 )
 _STEP: Final = 0x9E3779B97F4A7C15  # as in `curation.words`
@@ -212,7 +214,11 @@ def _kinds() -> npt.NDArray[np.uint8]:
         elif char.isspace():
             kinds[code] = _WHITE
     for first, last in _UNSPACED:
-        kinds[first:last][kinds[first:last] != _WHITE] = _ALONE | _LETTER  # marks of such scripts are part of the text
+        for code in range(first, last):
+            if kinds[code] != _WHITE:
+                # Marks of such scripts stand alone too.
+                marked = kinds[code] == _LETTER or unicodedata.category(chr(code))[0] == "M"
+                kinds[code] = _ALONE | _LETTER if marked else _ALONE
     kinds[[ord(bullet) for bullet in BULLETS]] = _BULLET
     return kinds
 

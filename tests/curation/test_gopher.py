@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import unicodedata
 from collections import Counter
 from itertools import groupby
 
@@ -16,8 +17,12 @@ from curation import gopher
 from curation.gopher import BULLETS, STOP_WORDS, measure
 
 UNSPACED = re.compile(
-    "([\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"
+    "([\u0e00-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff])"
 )
+
+
+def lettered(char: str) -> bool:
+    return char.isalpha() or (bool(UNSPACED.match(char)) and unicodedata.category(char)[0] == "M")
 
 
 def split(text: str) -> list[str]:
@@ -48,7 +53,7 @@ def plain(text: str, stop_words: tuple[str, ...] = STOP_WORDS) -> dict[str, int]
         "lines": len(lines),
         "bullet_lines": sum(line[0][0] in BULLETS or line[0] in {"-", "*"} for line in lines),
         "ellipsis_lines": sum(line.rstrip().endswith(("...", "…")) for line in raw),
-        "alphabetic_words": sum(any(map(str.isalpha, word)) or bool(UNSPACED.match(word)) for word in words),
+        "alphabetic_words": sum(any(map(lettered, word)) for word in words),
         "stop_words": sum(any(f in words for f in (w, w.capitalize(), w.upper())) for w in stop_words),
         "characters": size(words),
         "paragraphs": len(paragraphs),
@@ -96,6 +101,7 @@ WORDS = [
     "42",
     "รา",
     "漢字かな",
+    "、9。！ｱ",
     "e\u0301",
 ]
 GAPS = [" ", " ", " ", "\n", "\n", "\n\n", " \n \n", "\t", "\u3000", "\u2028", "\r\n", ""]
