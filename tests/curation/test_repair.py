@@ -45,6 +45,7 @@ def test_lines_are_read_again_one_by_one() -> None:
     [
         "Ãngel and Â sign",  # words that begin like misread ones
         "in AAÂ£ and Gemüse with “curls” of misread Â£ beside right ones: ü",  # no single reading of the line
+        "Ã¼ber ÅŸ and ğŸ˜€",  # Windows-1254, which is not one of the two
         "plain ascii\twith\n\nlines",
         "family 👨\u200d👩\u200d👧\u200d👦, flag 🏳️\u200d🌈",
         "می\u200cخواهم",
