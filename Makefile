@@ -90,7 +90,7 @@ lock:  ## Compile requirements/*.txt from pyproject.toml, without URLs or hashes
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv; }
 	@for part in dev airflow trainer curation; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
-	    --no-emit-find-links --extra $$part $$(test $$part = dev || echo "--constraint requirements/dev.txt") \
+	    --no-emit-find-links --extra $$part $$(test $$part != curation || echo "--extra text") $$(test $$part = dev || echo "--constraint requirements/dev.txt") \
 	    pyproject.toml -o requirements/$$part.txt || exit 1; done
 	@grep -vE '^(torch|transformers|triton|nvidia-|cuda-|setuptools|datasets|huggingface|hf-)' requirements/dev.txt | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \

@@ -6,14 +6,14 @@ Everything that comes from the drop is escaped, and a content policy in the page
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
 from curation.plots import Bar, bars, histogram, short
-from curation.reasons import MENDS, Reason, quarantined
+from curation.reasons import filtered, mend, quarantined
 from curation.statistics import Statistics
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
@@ -54,7 +54,14 @@ def render(card: Mapping[str, Any]) -> str:
         _section("Lengths", _lengths(card)),
         _section("Sources", _sources(card)),
         _section("Rows as the model sees them", _samples(card)),
-        _section("Quarantine", _quarantine(card), "Rows that could not be used, with their place in the file."),
+        _section(
+            "Quarantine", _examples(card, quarantined), "Rows that could not be used, with their place in the file."
+        ),
+        _section(
+            "Filtered", _examples(card, filtered), "Rows that can be used, and that the recipe's rules do not want."
+        ),
+        _section("Texts changed", _changes(card)),
+        _section("Languages", _languages(card)),
         _section(
             "Copies",
             _clusters(card),
@@ -89,7 +96,7 @@ def _head(card: Mapping[str, Any]) -> str:
 def _tiles(card: Mapping[str, Any]) -> str:
     counts, statistics = card["counts"], card["statistics"]
     totals = statistics["totals"].values()
-    bad = sum(quarantined(counts).values())
+    bad, gone = sum(quarantined(counts).values()), sum(filtered(counts).values())
     same, near = counts.get("duplicate", 0), counts.get("near_duplicate", 0)
     tiles = [
         ("rows in", f"{counts['input']:,}", f"{len(card['inputs'])} files, {_bytes(card['drop']['bytes'])}"),
@@ -101,6 +108,7 @@ def _tiles(card: Mapping[str, Any]) -> str:
             _share(same + near, counts["input"]) + (f", {near:,} of them near" if "near" in card["rules"] else ""),
         ),
         ("quarantined", f"{bad:,}", _share(bad, counts["input"])),
+        *([("filtered", f"{gone:,}", _share(gone, counts["input"]))] if _filters(card) else []),
         ("words", short(sum(total["words"] for total in totals)), f"median {statistics['medians']['words']:,} a row"),
     ]
     cells = "".join(
@@ -114,6 +122,8 @@ def _flow(card: Mapping[str, Any]) -> str:
     counts = card["counts"]
     bad = sum(quarantined(counts).values())
     usable = counts["input"] - bad
+    gone = sum(filtered(counts).values())
+    wanted = usable - gone
     kept = counts["train"] + counts["eval"]
     funnel = [
         Bar("read", [("--ink-2", counts["input"], f"{counts['input']:,} rows")], f"{counts['input']:,}"),
@@ -121,6 +131,17 @@ def _flow(card: Mapping[str, Any]) -> str:
             "usable",
             [("--ink-2", usable, f"{usable:,} usable"), ("--bad", bad, f"{bad:,} quarantined")],
             f"{usable:,}",
+        ),
+        *(
+            [
+                Bar(
+                    "wanted",
+                    [("--ink-2", wanted, f"{wanted:,} wanted"), ("--filtered", gone, f"{gone:,} filtered")],
+                    f"{wanted:,}",
+                )
+            ]
+            if _filters(card)
+            else []
         ),
         Bar(
             "distinct",
@@ -138,18 +159,26 @@ def _flow(card: Mapping[str, Any]) -> str:
         ),
     ]
     reasons = [
-        Bar(reason, [("--bad", rows, f"{reason}: {rows:,} rows")], f"{rows:,} · {_share(rows, counts['input'])}")
-        for reason, rows in quarantined(counts).items()
+        Bar(reason, [(colour, rows, f"{reason}: {rows:,} rows")], f"{rows:,} · {_share(rows, counts['input'])}")
+        for colour, ends in (("--bad", quarantined(counts)), ("--filtered", filtered(counts)))
+        for reason, rows in ends.items()
     ]
     below = f"<h3>Rows by reason</h3><figure>{bars(reasons, 'rows by reason')}</figure>" if reasons else ""
     near = '<i style="background:var(--near)"></i>near duplicate ' if "near" in card["rules"] else ""
-    return f"<figure>{bars(funnel, 'funnel')}</figure>{_LEGEND.format(near=near)}{below}"
+    gone_too = '<i style="background:var(--filtered)"></i>filtered ' if _filters(card) else ""
+    return f"<figure>{bars(funnel, 'funnel')}</figure>{_LEGEND.format(near=near, filtered=gone_too)}{below}"
 
 
 _LEGEND: Final = (
     '<p class="legend"><i style="background:var(--train)"></i>train <i style="background:var(--eval)"></i>eval '
-    '<i style="background:var(--copy)"></i>duplicate {near}<i style="background:var(--bad)"></i>quarantined</p>'
+    '<i style="background:var(--copy)"></i>duplicate {near}{filtered}'
+    '<i style="background:var(--bad)"></i>quarantined</p>'
 )
+
+
+def _filters(card: Mapping[str, Any]) -> bool:
+    """Whether the recipe asks for rules that rows may break."""
+    return any(name in card["rules"] for name in ("quality", "language"))
 
 
 def _lengths(card: Mapping[str, Any]) -> str:
@@ -199,10 +228,11 @@ def _samples(card: Mapping[str, Any]) -> str:
     return f'<div class="cards">{"".join(cells)}</div>'
 
 
-def _quarantine(card: Mapping[str, Any]) -> str:
+def _examples(card: Mapping[str, Any], ended: Callable[[Mapping[str, int]], dict[str, int]]) -> str:
+    """Rows that ended, by reason. :param ended: takes the reasons from the counts."""
     examples = card["statistics"]["quarantine"]
     parts = []
-    for reason, rows in quarantined(card["counts"]).items():
+    for reason, rows in ended(card["counts"]).items():
         found = "".join(
             f"<tr><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
             f"<td>{escape(_visible(item['detail']))}</td>"
@@ -212,11 +242,59 @@ def _quarantine(card: Mapping[str, Any]) -> str:
         )
         number = f"{rows:,} row{'s' if rows > 1 else ''}"
         parts.append(
-            f"<details open><summary><code>{reason}</code> {number}. {escape(MENDS[Reason(reason)])}.</summary>"
+            f"<details open><summary><code>{reason}</code> {number}. {escape(mend(reason))}.</summary>"
             '<div class="scroll"><table class="faults"><thead><tr><th>place</th><th>why</th><th>first bytes</th></tr>'
             f"</thead><tbody>{found}</tbody></table></div></details>"
         )
     return "".join(parts)
+
+
+def _changes(card: Mapping[str, Any]) -> str:
+    """How many rows and lines the stages changed."""
+    touched = card["statistics"]["touched"]
+    rows = [
+        Bar(name, [("--ink-2", touched[name], f"{told}: {touched[name]:,}")], f"{touched[name]:,} {told}")
+        for name, told in _CHANGES.items()
+        if touched.get(name)
+    ]
+    return f"<figure>{bars(rows, 'texts changed', 250)}</figure>" if rows else ""
+
+
+_CHANGES: Final = {
+    "unicode_repaired": "rows",
+    "unicode_mojibake": "rows",
+    "unicode_new_lines": "rows",
+    "unicode_controls": "rows",
+    "unicode_unseen": "rows",
+    "unicode_composed": "rows",
+    "unicode_not_composed": "rows left",
+    "unicode_lost": "rows left",
+    "c4_texts_changed": "texts",
+    "c4_lines_no_terminal_punctuation": "lines",
+    "c4_lines_few_words": "lines",
+    "c4_lines_long_word": "lines",
+    "c4_lines_javascript": "lines",
+    "c4_lines_policies": "lines",
+    "c4_citations": "marks",
+}
+
+
+def _languages(card: Mapping[str, Any]) -> str:
+    """The languages of all rows that were looked at, the twelve most frequent."""
+    touched = card["statistics"]["touched"]
+    found = {name.removeprefix("language_"): rows for name, rows in touched.items() if name.startswith("language_")}
+    most = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(rows for _, rows in most[12:])
+    shown = most[:12] + ([(f"{len(most) - 12} others", rest)] if rest else [])
+    return "".join(
+        [
+            "<figure>",
+            bars([Bar(n, [("--ink-2", r, f"{n}: {r:,}")], f"{r:,}") for n, r in shown], "languages"),
+            "</figure>",
+        ]
+        if shown
+        else []
+    )
 
 
 def _clusters(card: Mapping[str, Any]) -> str:
@@ -270,11 +348,12 @@ def _files(card: Mapping[str, Any]) -> str:
     rows = []
     for item, counts in list(zip(card["inputs"], card["statistics"]["by_file"], strict=True))[:200]:
         numbers = (item["rows"], *(counts.get(end, 0) for end in ends), sum(quarantined(counts).values()))
+        numbers += (sum(filtered(counts).values()),) if _filters(card) else ()
         cells = "".join(f"<td class=n>{number:,}</td>" for number in numbers)
         rows.append(
             f"<tr><td><code>{escape(item['key'])}</code></td><td class=n>{_bytes(item['size'])}</td>{cells}</tr>"
         )
-    names = ("rows", *(end.replace("_", " ") for end in ends), "quarantined")
+    names = ("rows", *(end.replace("_", " ") for end in ends), "quarantined", *(["filtered"] if _filters(card) else []))
     head = "".join(f"<th class=n>{name}</th>" for name in names)
     more = f"<p>and {len(card['inputs']) - 200:,} more files</p>" if len(card["inputs"]) > 200 else ""
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from curation.reasons import MENDS, Reason, quarantined
+from curation.reasons import MENDS, Reason, filtered, mend, quarantined
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -34,6 +34,9 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
     bad = quarantined(counts)
     share = sum(bad.values()) / max(1, counts.get("input", 0))
     worst = next(iter(bad), None)
+    gone = filtered(counts)
+    gone_share = sum(gone.values()) / max(1, counts.get("input", 0))
+    most = next(iter(gone), None)
     torn = {name: number for name, number in bad.items() if Reason(name) in _PARTS}
     adds_up = counts.get("input", 0) == sum(number for name, number in counts.items() if name != "input")
     held = {split: manifest.rows(split) for split in SPLITS}
@@ -51,6 +54,14 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             f"{share:.2%} of {counts.get('input', 0):,} rows" + (f", mostly {worst} ({bad[worst]:,})" if worst else ""),
             f"at most {rules.max_quarantined:.2%}",
             (f"{MENDS[Reason(worst)]}; or" if worst else "Mend the rows, or") + " raise `curation.max_quarantined`",
+        ),
+        Check(
+            "few rows filtered",
+            gone_share <= rules.max_filtered,
+            f"{gone_share:.2%} of {counts.get('input', 0):,} rows"
+            + (f", mostly {most} ({gone[most]:,})" if most else ""),
+            f"at most {rules.max_filtered:.2%}",
+            (f"{mend(most)}; or" if most else "Drop better rows, or") + " raise `curation.max_filtered`",
         ),
         Check(
             "whole files",

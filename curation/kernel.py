@@ -19,10 +19,13 @@ from curation.canonical import Row, canonical
 from curation.columns import binaries, booleans, integers, offsets, strings
 from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerprints
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
+from curation.language import Language
 from curation.mapping import Columns
+from curation.quality import Quality
 from curation.readers import read
 from curation.reasons import RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
+from curation.repair import Repair
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import DEFAULT_LIMITS, Limits
@@ -73,6 +76,7 @@ class Rules:
     :param columns: the recipe's own names of columns.
     :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
         with `sequence-to-sequence` it needs an answer, which a text has not.
+    :param repair: and :param quality: and :param language: what the stages of these names do, or None.
     """
 
     eval_per_million: int
@@ -85,23 +89,34 @@ class Rules:
     near: Near | None = None
     prefer: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
+    repair: Repair | None = None
+    quality: Quality | None = None
+    language: Language | None = None
 
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
         own = {"columns": dict(self.columns.names), "prompt_template": self.columns.template}
-        values = {**asdict(self), "prefer": list(self.prefer), **own}
+        values = {**_listed(asdict(self)), **own}
         plain: dict[str, Any] = {
             "task": "causal-lm",
             "near": None,
             "prefer": [],
             "columns": {},
             "prompt_template": None,
+            **dict.fromkeys(("repair", "quality", "language")),
         }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
     def priority(self, source: str) -> int:
         """Where rows of a source stand among duplicates; the lowest wins."""
         return self.prefer.index(source) if source in self.prefer else len(self.prefer)
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, as JSON gives them back."""
+    if isinstance(value, dict):
+        return {name: _listed(part) for name, part in value.items()}
+    return [_listed(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)

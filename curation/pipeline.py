@@ -27,7 +27,7 @@ from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.plan import fetch, make_rules, readable, tasks
-from curation.reasons import MENDS, Reason, quarantined
+from curation.reasons import filtered, mend, quarantined
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
 from curation.statistics import measure
 from curation.streams import DEFAULT_LIMITS, Limits
@@ -307,10 +307,12 @@ def _nothing(drop: Drop, names: Sequence[str], work: Sequence[Task]) -> DataErro
     thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
     if not counts:
         return DataError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
-    worst = next(iter(quarantined(counts)))
+    reasons = sorted((quarantined(counts) | filtered(counts)).items(), key=lambda item: (-item[1], item[0]))
+    worst, rows = reasons[0]
     total = sum(counts.values())
-    cause = f"none of {total:,} rows can be used; most often the reason is {worst} ({counts[worst]:,} rows)"
-    return DataError(thing, cause, MENDS[Reason(worst)])
+    cause = f"none of {total:,} rows can be used; most often the reason is {worst} ({rows:,} rows)"
+    cause += "".join(f", then {reason} ({rows:,})" for reason, rows in reasons[1:6])
+    return DataError(thing, cause, mend(worst))
 
 
 def _publish(

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from curation.asked import asked
 from curation.fingerprint import Near
 from curation.formats import sniff
 from curation.kernel import Rules, Task
@@ -38,6 +39,7 @@ def make_rules(recipe: Recipe) -> Rules:
         near=_near(recipe.curation.dedup),
         prefer=tuple(recipe.curation.prefer),
         columns=Columns(tuple(sorted((data.columns or {}).items())), data.prompt_template),
+        **asked(recipe.curation),
     )
 
 

@@ -63,6 +63,72 @@ MENDS: Mapping[Reason, str] = {
 }
 
 
+class Filtered(StrEnum):
+    """Codes of rows that can be read and that the recipe wants to be rid of: no quarantine, and never there unless a
+    rule is asked for."""
+
+    FEW_WORDS = "gopher_few_words"
+    MANY_WORDS = "gopher_many_words"
+    MEAN_WORD_LENGTH = "gopher_mean_word_length"
+    HASHES = "gopher_hashes"
+    ELLIPSES = "gopher_ellipses"
+    BULLET_LINES = "gopher_bullet_lines"
+    ELLIPSIS_LINES = "gopher_ellipsis_lines"
+    ALPHABETIC_WORDS = "gopher_alphabetic_words"
+    STOP_WORDS = "gopher_stop_words"
+    DUPLICATE_LINES = "gopher_duplicate_lines"
+    DUPLICATE_PARAGRAPHS = "gopher_duplicate_paragraphs"
+    DUPLICATE_LINE_CHARACTERS = "gopher_duplicate_line_characters"
+    DUPLICATE_PARAGRAPH_CHARACTERS = "gopher_duplicate_paragraph_characters"
+    TOP_2_GRAM = "gopher_top_2_gram"
+    TOP_3_GRAM = "gopher_top_3_gram"
+    TOP_4_GRAM = "gopher_top_4_gram"
+    DUPLICATE_5_GRAM = "gopher_duplicate_5_gram"
+    DUPLICATE_6_GRAM = "gopher_duplicate_6_gram"
+    DUPLICATE_7_GRAM = "gopher_duplicate_7_gram"
+    DUPLICATE_8_GRAM = "gopher_duplicate_8_gram"
+    DUPLICATE_9_GRAM = "gopher_duplicate_9_gram"
+    DUPLICATE_10_GRAM = "gopher_duplicate_10_gram"
+    LOREM_IPSUM = "c4_lorem_ipsum"
+    CURLY_BRACKET = "c4_curly_bracket"
+    FEW_SENTENCES = "c4_few_sentences"
+    NO_LINES = "c4_no_lines"
+    OTHER_LANGUAGE = "other_language"
+    UNKNOWN_LANGUAGE = "unknown_language"
+
+
+#: The recipe's key of each rule, below `curation`.
+RULES: Mapping[Filtered, str] = {
+    Filtered.FEW_WORDS: "quality.gopher.min_words",
+    Filtered.MANY_WORDS: "quality.gopher.max_words",
+    Filtered.MEAN_WORD_LENGTH: "quality.gopher.min_mean_word_length` and `curation.quality.gopher.max_mean_word_length",
+    Filtered.HASHES: "quality.gopher.max_hashes",
+    Filtered.ELLIPSES: "quality.gopher.max_ellipses",
+    Filtered.BULLET_LINES: "quality.gopher.max_bullet_lines",
+    Filtered.ELLIPSIS_LINES: "quality.gopher.max_ellipsis_lines",
+    Filtered.ALPHABETIC_WORDS: "quality.gopher.min_alphabetic_words",
+    Filtered.STOP_WORDS: "quality.gopher.min_stop_words",
+    **{
+        filtered: f"quality.gopher_repetition.max_{filtered.value.removeprefix('gopher_')}"
+        for filtered in Filtered
+        if filtered.value.startswith(("gopher_duplicate", "gopher_top"))
+    },
+    Filtered.LOREM_IPSUM: "quality.c4.lorem_ipsum",
+    Filtered.CURLY_BRACKET: "quality.c4.curly_bracket",
+    Filtered.FEW_SENTENCES: "quality.c4.min_sentences",
+    Filtered.NO_LINES: "quality.c4",
+    Filtered.OTHER_LANGUAGE: "language.keep",
+    Filtered.UNKNOWN_LANGUAGE: "language.unknown",
+}
+
+
+def mend(code: str) -> str:
+    """What a person can do about rows with this code of the quarantine or of a filter."""
+    if code in set(Reason):
+        return MENDS[Reason(code)]
+    return f"Drop rows that pass, or change `curation.{RULES[Filtered(code)]}`, where null is off"
+
+
 class RejectError(Exception):
     """A row that cannot be used; caught where the row was read, so its neighbours survive."""
 
@@ -74,4 +140,10 @@ class RejectError(Exception):
 def quarantined(counts: Mapping[str, int]) -> dict[str, int]:
     """The quarantine's part of a manifest's counts, most frequent reason first."""
     found = [(reason.value, counts[reason]) for reason in Reason if counts.get(reason)]
+    return dict(sorted(found, key=lambda item: (-item[1], item[0])))
+
+
+def filtered(counts: Mapping[str, int]) -> dict[str, int]:
+    """The part of a manifest's counts that filters took, most frequent first."""
+    found = [(code.value, counts[code]) for code in Filtered if counts.get(code)]
     return dict(sorted(found, key=lambda item: (-item[1], item[0])))

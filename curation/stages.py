@@ -1,8 +1,12 @@
-"""Which stages the rules ask for, in their order: repair, personal data, quality."""
+"""Which stages the rules ask for, in their order: repair, personal data, language and quality."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from curation.language import make_language
+from curation.quality import make_quality
+from curation.repair import make_repair
 
 if TYPE_CHECKING:
     from curation.kernel import Rules
@@ -11,5 +15,11 @@ if TYPE_CHECKING:
 
 def make_stages(rules: Rules) -> tuple[Stage, ...]:
     """The stages between the canonical row and its keys; none, if the recipe asks for none."""
-    _ = rules
-    return ()
+    stages: list[Stage] = []
+    if rules.repair is not None:
+        stages.append(make_repair(rules.repair))
+    if rules.language is not None:
+        stages.append(make_language(rules.language))
+    if rules.quality is not None:
+        stages.append(make_quality(rules.quality))
+    return tuple(stages)

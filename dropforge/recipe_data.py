@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from dropforge.recipe_quality import Language, Quality
 from dropforge.section import Section
 
 #: What a column can hold; the first five are content.
@@ -125,9 +126,17 @@ class Curation(Section):
     prefer: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, max_length=1000)] = ()
     """Sources whose rows win among duplicates, the first one first, as in `[reviewed, chats.jsonl]`; all others come
     after them."""
+    unicode: Literal["keep", "repair"] = "keep"
+    """`repair` mends misread text, line ends, control and unseen characters, and composes letters (NFC)."""
+    quality: Quality | None = None
+    """Removes rows that are not good enough, as `{gopher: {}, gopher_repetition: {}}`."""
+    language: Language | None = None
+    """Removes rows in other languages than `keep` names."""
     min_rows: int = Field(default=20, ge=2)
     """Fewer rows after curation are an error."""
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
     """A larger share of unreadable rows is an error."""
+    max_filtered: float = Field(default=0.9, ge=0, le=1)
+    """A larger share of rows that `quality` and `language` removed is an error."""
     workers: int = Field(default=0, ge=0)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""

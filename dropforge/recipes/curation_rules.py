@@ -5,6 +5,7 @@ from __future__ import annotations
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import found
+from dropforge.recipe_quality import Quality
 
 MINIMA = 1024  # of a row's signature: more cost time, and find nothing that these do not
 LEAST_FOUND = 0.5
@@ -16,6 +17,7 @@ def check_curation(recipe: Recipe) -> None:
     twice = next((name for name in curation.prefer if curation.prefer.count(name) > 1), None)
     if twice is not None:
         raise RecipeError("recipe key `curation.prefer`", f"{twice!r} stands there twice", "Name each source once")
+    _check_quality(curation.quality)
     dedup = curation.dedup
     if dedup is None:
         return
@@ -44,4 +46,32 @@ def check_curation(recipe: Recipe) -> None:
             f"{dedup.bands} bands of {dedup.rows_per_band} rows find {share:.0%} of the pairs whose similarity is the"
             f" threshold of {dedup.threshold:g}",
             f"Set it to {rows} or less, or use more bands",
+        )
+
+
+def _check_quality(quality: Quality | None) -> None:
+    if quality is None:
+        return
+    if quality.gopher is None and quality.gopher_repetition is None and quality.c4 is None:
+        raise RecipeError(
+            "recipe key `curation.quality`",
+            "it names no rules, so no row would be judged",
+            "Write `quality: {gopher: {}, gopher_repetition: {}}`, or leave it out",
+        )
+    gopher = quality.gopher
+    if gopher is None:
+        return
+    for low, high in (("min_words", "max_words"), ("min_mean_word_length", "max_mean_word_length")):
+        least, most = getattr(gopher, low), getattr(gopher, high)
+        if least is not None and most is not None and least > most:
+            raise RecipeError(
+                f"recipe keys `curation.quality.gopher.{low}` and `.{high}`",
+                f"no row has at least {least:g} and at most {most:g}",
+                "Swap them, or set one to null",
+            )
+    if gopher.min_stop_words is not None and gopher.min_stop_words > len(set(gopher.stop_words)):
+        raise RecipeError(
+            "recipe key `curation.quality.gopher.min_stop_words`",
+            f"no row has {gopher.min_stop_words} of {len(set(gopher.stop_words))} stop words",
+            "Lower it, or name more `stop_words`",
         )

@@ -24,7 +24,7 @@ def manifest(**changes: int) -> Manifest:
 
 def test_sound_dataset_passes_every_rule(recipe: Callable[..., Recipe]) -> None:
     result = curation.check(manifest(), recipe())
-    assert [item.ok for item in result] == [True] * 5
+    assert [item.ok for item in result] == [True] * 6
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,17 @@ def test_sound_dataset_passes_every_rule(recipe: Callable[..., Recipe]) -> None:
     [
         ({"train": 10, "eval": 5}, {}, ("enough rows", "15 rows", "at least 20", "curation.min_rows")),
         ({"bad_json": 40}, {}, ("quarantined", "mostly bad_json (40)", "at most 20.00%", "curation.max_quarantined")),
+        (
+            {"gopher_few_words": 1000, "c4_no_lines": 30},
+            {},
+            (
+                "few rows filtered",
+                "mostly gopher_few_words (1,000)",
+                "at most 90.00%",
+                "gopher.min_words",
+                "max_filtered",
+            ),
+        ),
         ({"torn_file": 1}, {"max_quarantined": 1.0}, ("whole files", "torn_file (1)", "upload the file again")),
         ({"eval": 0}, {}, ("both splits", "90 train, 0 eval", "group")),
         ({"input": 111}, {}, ("ledger adds up", "111 rows read")),

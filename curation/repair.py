@@ -1,0 +1,174 @@
+"""The stage of Unicode repair: text that programs damaged becomes what people wrote.
+
+In this order, of each text that is trained on:
+
+- UTF-8 that was read as Windows-1252 or Latin-1 is read again, by ftfy (https://ftfy.readthedocs.io), line by line and
+  only where misreading the result gives the line as it came;
+- CR LF and CR become LF, other control characters than tabs go;
+- byte order marks, soft hyphens and word joiners go. Joiners stay where both neighbours are of scripts, or symbols, in
+  which they mean something (emoji, Arabic, Indic scripts), zero-width spaces between characters of scripts without
+  spaces;
+- what is left is composed: NFC (https://www.unicode.org/reports/tr15/), never NFKC, which changes what is said. Text
+  with more than 30 marks on one character, which no language has, is not composed, as that takes quadratic time.
+
+U+FFFD, where something was lost already, is counted and left: nobody can say what stood there.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from curation.columns import strings
+from curation.stage import Stage, Staged, refusals
+from dropforge.errors import RecipeError
+
+#: Raised when the same text gives another one: part of the rules, so of the digest.
+VERSION: Final = 1
+
+_MOST_MARKS: Final = 30  # Unicode's Stream-Safe Text Format (UAX 15, section 13)
+_LAYERS: Final = 3  # times that text may have been misread
+_LOOKED_AT: Final = r"[^\t\n\x20-\x7e]"
+_NEW_LINE: Final = re.compile(r"\r\n?")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNSEEN: Final = re.compile("[\u00ad\ufeff\u2060\u200b\u200c\u200d]+")
+# The first byte of two or more in UTF-8, and one that goes on, as Windows-1252 and Latin-1 show them.
+_MISREAD: Final = re.compile(
+    "[\u00c2-\u00f4][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc"
+    "\u2013\u2014\u2018-\u201a\u201c-\u201e\u2020-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122]"
+)
+_UNSPACED: Final = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What mends, with the versions that decide how. Text and integers only: it is part of the digest."""
+
+    mojibake: str
+    unicode: str = unicodedata.unidata_version
+    version: int = VERSION
+
+
+def repair_rules() -> Repair:
+    """The repair that this machine does. :raises RecipeError: if ftfy is not installed."""
+    _ftfy()
+    return Repair(f"ftfy {version('ftfy')}")
+
+
+@lru_cache(1)
+def _ftfy() -> tuple[Any, Any]:
+    try:
+        ftfy = import_module("ftfy")
+    except ImportError:
+        raise RecipeError(
+            "recipe key `curation.unicode`",
+            "the package ftfy, which mends misread text, is not installed",
+            "Install `dropforge[text]`, or set it to keep",
+        ) from None
+    # Guesses are off: what was lost stays lost, and a line is misread as a whole or not at all.
+    settings = ftfy.TextFixerConfig(
+        restore_byte_a0=False, replace_lossy_sequences=False, decode_inconsistent_utf8=False, fix_c1_controls=False
+    )
+    return ftfy.fix_encoding, settings
+
+
+def make_repair(_: Repair) -> Stage:
+    """The stage. It counts rows: `unicode_repaired`, and by what was done to them."""
+    _ftfy()
+
+    def stage(passages: pa.RecordBatch) -> Staged:
+        found = pc.indices_nonzero(pc.match_substring_regex(passages.column("content"), _LOOKED_AT)).to_pylist()
+        rows = passages.column("row").to_pylist() if found else []
+        contents = passages.column("content").to_pylist() if found else []
+        done: set[tuple[str, int]] = set()
+        for at in found:
+            mended, what = repaired(contents[at])
+            contents[at] = mended
+            done |= {(name, rows[at]) for name in what}
+        changed = {(name, row) for name, row in done if name not in {"lost", "not_composed"}}
+        counts = Counter(f"unicode_{name}" for name, _ in done)
+        counts["unicode_repaired"] = len({row for _, row in changed})
+        if changed:
+            passages = passages.set_column(2, "content", strings(contents))
+        return Staged(passages, refusals([], [], []), +counts)
+
+    return stage
+
+
+def repaired(text: str) -> tuple[str, set[str]]:
+    """(the text, what was done: `mojibake`, `new_lines`, `controls`, `unseen`, `composed`; or seen: `lost`,
+    `not_composed`)."""
+    what: set[str] = set()
+
+    def became(new: str, name: str) -> str:
+        if new != text:
+            what.add(name)
+        return new
+
+    if _MISREAD.search(text):
+        text = became("\n".join(map(_reread, text.split("\n"))), "mojibake")
+    text = became(_NEW_LINE.sub("\n", text), "new_lines")
+    text = became(_CONTROL.sub("", text), "controls")
+    text = became(_UNSEEN.sub(_seen, text), "unseen")
+    if not text.isascii():
+        if _many_marks().search(text):
+            what.add("not_composed")
+        else:
+            text = became(unicodedata.normalize("NFC", text), "composed")
+    if "\ufffd" in text:
+        what.add("lost")
+    return text, what
+
+
+def _reread(line: str) -> str:
+    """A line that was UTF-8 and misread, as it was written; any other as it is."""
+    if not _MISREAD.search(line):
+        return line
+    fix, settings = _ftfy()
+    mended = str(fix(line, settings))
+    shown = {mended}
+    for _ in range(_LAYERS if mended != line else 0):
+        data = [text.encode("utf-8", "surrogatepass") for text in shown]
+        shown = {text.decode(encoding) for text in data for encoding in ("sloppy-windows-1252", "latin-1")}
+        if line in shown:
+            return mended
+    return line
+
+
+def _seen(run: re.Match[str]) -> str:
+    """Of characters that nobody sees the first that does something where they stand."""
+    before, after = run.string[max(0, run.start() - 1) : run.start()], run.string[run.end() : run.end() + 1]
+    return next((char for char in run.group() if _needed(char, before, after)), "")
+
+
+def _needed(char: str, before: str, after: str) -> bool:
+    if char == "\u200b":
+        return bool(_UNSPACED.match(before) and _UNSPACED.match(after))
+    # Latin, Greek and Cyrillic letters, spaces and punctuation join nothing; behind a virama a joiner may end a word.
+    return char in "\u200c\u200d" and _joining(before) and (_joining(after) or unicodedata.combining(before) == 9)
+
+
+def _joining(char: str) -> bool:
+    return bool(char) and ord(char) >= 0x0530 and not char.isspace()
+
+
+@lru_cache(1)
+def _many_marks() -> re.Pattern[str]:
+    """More marks in a row than text may have to be composed."""
+    marks = [code for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code))]
+    ranges: list[list[int]] = []
+    for code in marks:
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return re.compile(f"[{''.join(f'{chr(a)}-{chr(b)}' for a, b in ranges)}]{{{_MOST_MARKS + 1},}}")
