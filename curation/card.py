@@ -12,8 +12,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
+from curation.pii import report
 from curation.plots import Bar, bars, histogram, short
-from curation.reasons import MENDS, Reason, quarantined
+from curation.reasons import MENDS, Reason, filtered, quarantined
 from curation.statistics import Statistics
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
@@ -25,7 +26,9 @@ _SIMILARITIES: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Sequence[str]) -> dict[str, Any]:
     """All facts of the card as plain values."""
+    asked = manifest.rules.get("pii")
     return {
+        **({"pii": report.facts(asked, statistics.touched)} if asked else {}),
         "schema": 1,
         "family": drop.family,
         "drop": {
@@ -61,6 +64,7 @@ def render(card: Mapping[str, Any]) -> str:
             "The content that came most often; one row of each was kept, or one that is nearly the same.",
         ),
         _section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
+        _section("Personal data and secrets", report.section(card)),
         _section("Files", _files(card)),
         _section("Rules and identity", _rules(card)),
     ]
@@ -113,13 +117,18 @@ def _tiles(card: Mapping[str, Any]) -> str:
 def _flow(card: Mapping[str, Any]) -> str:
     counts = card["counts"]
     bad = sum(quarantined(counts).values())
-    usable = counts["input"] - bad
+    gone = sum(filtered(counts).values())
+    usable = counts["input"] - bad - gone
     kept = counts["train"] + counts["eval"]
     funnel = [
         Bar("read", [("--ink-2", counts["input"], f"{counts['input']:,} rows")], f"{counts['input']:,}"),
         Bar(
             "usable",
-            [("--ink-2", usable, f"{usable:,} usable"), ("--bad", bad, f"{bad:,} quarantined")],
+            [
+                ("--ink-2", usable, f"{usable:,} usable"),
+                ("--eval", gone, f"{gone:,} dropped by the recipe"),
+                ("--bad", bad, f"{bad:,} quarantined"),
+            ],
             f"{usable:,}",
         ),
         Bar(
@@ -139,7 +148,7 @@ def _flow(card: Mapping[str, Any]) -> str:
     ]
     reasons = [
         Bar(reason, [("--bad", rows, f"{reason}: {rows:,} rows")], f"{rows:,} · {_share(rows, counts['input'])}")
-        for reason, rows in quarantined(counts).items()
+        for reason, rows in {**quarantined(counts), **filtered(counts)}.items()
     ]
     below = f"<h3>Rows by reason</h3><figure>{bars(reasons, 'rows by reason')}</figure>" if reasons else ""
     near = '<i style="background:var(--near)"></i>near duplicate ' if "near" in card["rules"] else ""

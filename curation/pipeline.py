@@ -24,7 +24,7 @@ from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.plan import fetch, make_rules, readable, tasks
 from curation.pool import run_all
-from curation.reasons import MENDS, Reason, quarantined
+from curation.reasons import FILTER_MENDS, MENDS, Filtered, Reason, filtered, quarantined
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
 from curation.statistics import measure
 from curation.streams import DEFAULT_LIMITS, Limits
@@ -287,10 +287,11 @@ def _nothing(drop: Drop, names: Sequence[str], work: Sequence[Task]) -> DataErro
     thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
     if not counts:
         return DataError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
-    worst = next(iter(quarantined(counts)))
+    ended = {**filtered(counts), **quarantined(counts)}
+    worst = max(ended, key=lambda reason: ended[reason])
     total = sum(counts.values())
     cause = f"none of {total:,} rows can be used; most often the reason is {worst} ({counts[worst]:,} rows)"
-    return DataError(thing, cause, MENDS[Reason(worst)])
+    return DataError(thing, cause, FILTER_MENDS[Filtered(worst)] if worst in set(Filtered) else MENDS[Reason(worst)])
 
 
 def _publish(

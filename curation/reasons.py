@@ -35,6 +35,12 @@ class Reason(StrEnum):
     BAD_PARQUET = "bad_parquet"
 
 
+class Filtered(StrEnum):
+    """Codes of readable rows that the recipe asks to drop; they are no part of the quarantine."""
+
+    PERSONAL_DATA = "personal_data"
+
+
 MENDS: Mapping[Reason, str] = {
     Reason.BAD_JSON: "Write one JSON object per line, for example with `json.dumps`",
     Reason.BAD_NUMBER: "Write null instead of NaN and Infinity",
@@ -61,6 +67,9 @@ MENDS: Mapping[Reason, str] = {
     Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
 }
+FILTER_MENDS: Mapping[Filtered, str] = {
+    Filtered.PERSONAL_DATA: "Mask it with `curation.pii.action: mask`, or look for fewer `curation.pii.kinds`",
+}
 
 
 class RejectError(Exception):
@@ -74,4 +83,10 @@ class RejectError(Exception):
 def quarantined(counts: Mapping[str, int]) -> dict[str, int]:
     """The quarantine's part of a manifest's counts, most frequent reason first."""
     found = [(reason.value, counts[reason]) for reason in Reason if counts.get(reason)]
+    return dict(sorted(found, key=lambda item: (-item[1], item[0])))
+
+
+def filtered(counts: Mapping[str, int]) -> dict[str, int]:
+    """The part of a manifest's counts that the recipe asked to drop, most frequent reason first."""
+    found = [(reason.value, counts[reason]) for reason in Filtered if counts.get(reason)]
     return dict(sorted(found, key=lambda item: (-item[1], item[0])))

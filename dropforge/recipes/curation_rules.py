@@ -16,6 +16,9 @@ def check_curation(recipe: Recipe) -> None:
     twice = next((name for name in curation.prefer if curation.prefer.count(name) > 1), None)
     if twice is not None:
         raise RecipeError("recipe key `curation.prefer`", f"{twice!r} stands there twice", "Name each source once")
+    if curation.pii is not None and len(set(curation.pii.kinds)) < len(curation.pii.kinds):
+        again = next(kind for kind in curation.pii.kinds if curation.pii.kinds.count(kind) > 1)
+        raise RecipeError("recipe key `curation.pii.kinds`", f"{again!r} stands there twice", "Name each kind once")
     dedup = curation.dedup
     if dedup is None:
         return
