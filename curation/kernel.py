@@ -262,8 +262,8 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None) -> Cur
     labels = rules.task == "classification"
     group = row.group
     if scrub is not None:
-        told = (None if value is None else scrub(value) for value in (row.label, row.source, group))
-        row = row._replace(**dict(zip(("label", "source", "group"), told, strict=True)))
+        label, source, shown = (None if value is None else scrub(value) for value in (row.label, row.source, group))
+        row = row._replace(label=label, source=source, group=shown)
     key, exact, words = names(row)
     # Of the text alone: the same words never stand on both sides. Two groups may share a mask, and stay two.
     side = unit(row._replace(group=group), key, salt)

@@ -92,7 +92,7 @@ def ssn(digits: str) -> bool:
 
 
 def dni(value: str) -> bool:
-    """ES DNI and NIE, eight digits and a letter, or X, Y, Z, seven digits and a letter: the number modulo 23 (Ministerio
+    """ES DNI and NIE, eight digits and a letter, or X, Y, Z, seven digits and a letter: number modulo 23 (Ministerio
     del Interior, "Cálculo del dígito de control del NIF/NIE")."""
     number = value[:-1].replace("X", "0", 1).replace("Y", "1", 1).replace("Z", "2", 1)
     return number.strip("0") != "" and _DNI[int(number) % 23] == value[-1]
@@ -188,4 +188,5 @@ def random_looking(value: str) -> bool:
     for char in set(value):
         count = value.count(char)
         product *= count**count
-    return len(value) ** len(value) >= product << 3 * len(value)
+    power: int = len(value) ** len(value)
+    return power >= product << 3 * len(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -137,6 +138,7 @@ def ibans(text: str) -> Iterator[Hit]:
 
 def _windows(text: str, shapes: frozenset[_Shape], free: bool = False) -> Iterator[_Window]:
     """Neighbouring groups whose lengths are among the shapes. :param free: at the beginning of a run any will do."""
+    begun = _begun(shapes)
     for run in _RUN.finditer(text):
         if run.end() - run.start() < 7:
             continue
@@ -145,10 +147,11 @@ def _windows(text: str, shapes: frozenset[_Shape], free: bool = False) -> Iterat
         for first, (start, _) in enumerate(places):
             if first == 0 and glued[0]:
                 continue
-            any_shape, lengths = free and first == 0, ()
+            any_shape = free and first == 0
+            lengths: _Shape = ()
             for last in range(first, min(len(places), first + _GROUPS)):
                 lengths = (*lengths, places[last][1] - places[last][0])
-                if sum(lengths) > _DIGITS:
+                if sum(lengths) > _DIGITS or not (any_shape or lengths in begun):
                     break
                 if not (any_shape or lengths in shapes) or (last == len(places) - 1 and glued[1]):
                     continue
@@ -162,6 +165,12 @@ def _windows(text: str, shapes: frozenset[_Shape], free: bool = False) -> Iterat
                     text[places[first - 1][1] : start] if first else "",
                     text[part[-1][1] : places[last + 1][0]] if last + 1 < len(places) else "",
                 )
+
+
+@cache
+def _begun(shapes: frozenset[_Shape]) -> frozenset[_Shape]:
+    """All that a shape can begin with: where none does, no more groups are looked at."""
+    return frozenset(shape[:length] for shape in shapes for length in range(1, len(shape) + 1))
 
 
 def _glued(text: str, start: int, end: int) -> tuple[bool, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -109,7 +109,7 @@ def _masked(
 ) -> dict[int, str | None]:
     """The texts that change, by place, and what was found in them; None for one that does not settle."""
     masked: dict[int, str | None] = {}
-    places = range(len(texts))
+    places: Sequence[int] = range(len(texts))
     for _ in range(_ROUNDS):
         suspects = prefilter.suspects(texts)
         changed: list[tuple[int, str]] = []

@@ -250,7 +250,7 @@ def test_hostile_text_takes_time_in_proportion(unit: str):
 
     cost(1000)
     small, large = cost(100_000), cost(1_000_000)
-    assert large < max(25 * small, 1.0)
+    assert large < max(30 * small, 1.0)  # ten times the text; a square would be a hundred
 
 
 def test_precision_and_recall_of_the_planted_set_have_floors():
