@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from curation.pii.checks import random_looking
@@ -60,20 +60,32 @@ _QUOTED: Final = 10  # characters of a password that is quoted; without quotes m
 _BARE: Final = 16
 
 
-def secrets(text: str) -> Iterator[Hit]:
-    """All that opens something. Public examples in a vendor's manual have the form of a key, and go too."""
-    for pattern in (_ISSUED, _PEM):
-        for match in pattern.finditer(text):
-            yield _hit(match.start(), match.end(), match.group())
-    for match in _PREFIXED.finditer(text):
-        if random_looking(match.group(1)):
-            yield _hit(match.start(), match.end(), match.group())
-    for match in _JWT.finditer(text):
-        if _is_header(match.group(1)):
-            yield _hit(match.start(), match.end(), match.group())
-    for match in _URL.finditer(text):
-        if not _PLACEHOLDER.search(match.group(1)):
-            yield _hit(match.start(1), match.end(1), match.group(1))
+def secrets(text: str, groups: Collection[str]) -> Iterator[Hit]:
+    """All that opens something. Public examples in a vendor's manual have the form of a key, and go too.
+
+    :param groups: which forms are looked for, by their names in the prefilter.
+    """
+    for name, pattern in (("issued", _ISSUED), ("pem", _PEM)):
+        if name in groups:
+            for match in pattern.finditer(text):
+                yield _hit(match.start(), match.end(), match.group())
+    if "prefixed" in groups:
+        for match in _PREFIXED.finditer(text):
+            if random_looking(match.group(1)):
+                yield _hit(match.start(), match.end(), match.group())
+    if "jwt" in groups:
+        for match in _JWT.finditer(text):
+            if _is_header(match.group(1)):
+                yield _hit(match.start(), match.end(), match.group())
+    if "url" in groups:
+        for match in _URL.finditer(text):
+            if not _PLACEHOLDER.search(match.group(1)):
+                yield _hit(match.start(1), match.end(1), match.group(1))
+    if "named" in groups:
+        yield from _named(text)
+
+
+def _named(text: str) -> Iterator[Hit]:
     for match in _NAMED.finditer(text):
         value = match.group(2)
         least = _QUOTED if match.group(1) else _BARE

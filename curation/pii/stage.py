@@ -15,7 +15,7 @@ from curation.pii.contacts import emails, hosts
 from curation.pii.hits import KINDS, Hit, settle
 from curation.pii.masks import fingerprint, mask, read_key
 from curation.pii.numbers import ibans, numbers, phones, written
-from curation.pii.prefilter import Prefilter
+from curation.pii.prefilter import PATTERNS, Prefilter
 from curation.pii.secrets import secrets
 from curation.reasons import Filtered
 from curation.stage import PASSAGES, Stage, Staged, refusals
@@ -101,7 +101,7 @@ def make_scrub(settings: Pii, env: Mapping[str, str] = os.environ) -> Callable[[
 
 def find(text: str, kinds: Collection[str] = KINDS) -> list[Hit]:
     """What a text holds, without overlaps, in order."""
-    return settle(text, _detected(text, kinds, None))
+    return settle(text, _detected(text, kinds, PATTERNS))
 
 
 def _masked(
@@ -126,25 +126,21 @@ def _masked(
     return masked | dict.fromkeys(places)
 
 
-def _detected(text: str, kinds: Collection[str], groups: Collection[str] | None) -> Iterator[Hit]:
-    """All hits. :param groups: the groups of the prefilter that may hold something, None for all."""
-
-    def wanted(kind: str, group: str) -> bool:
-        return kind in kinds and (groups is None or group in groups)
-
-    if wanted("secret", "secret"):
-        yield from secrets(text)
-    if wanted("iban", "iban"):
+def _detected(text: str, kinds: Collection[str], groups: Collection[str]) -> Iterator[Hit]:
+    """All hits. :param groups: the groups of the prefilter that may hold something."""
+    if "secret" in kinds:
+        yield from secrets(text, groups)
+    if "iban" in kinds and "iban" in groups:
         yield from ibans(text)
-    if wanted("card", "digits") or wanted("national_id", "digits"):
+    if not {"card", "national_id"}.isdisjoint(kinds) and "digits" in groups:
         yield from numbers(text, "card" in kinds, "national_id" in kinds)
-    if wanted("national_id", "written") or wanted("national_id", "digits"):
+    if "national_id" in kinds and "written" in groups:
         yield from written(text)
-    if wanted("email", "email"):
+    if "email" in kinds and "email" in groups:
         yield from emails(text)
-    if wanted("ip", "ip"):
+    if "ip" in kinds and "ip" in groups:
         yield from hosts(text)
-    if wanted("phone", "digits"):
+    if "phone" in kinds and "digits" in groups:
         yield from phones(text)
 
 
