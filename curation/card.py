@@ -12,6 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
+from curation.pii import report
 from curation.plots import Bar, bars, histogram, short
 from curation.reasons import filtered, mend, quarantined
 from curation.statistics import Statistics
@@ -25,7 +26,9 @@ _SIMILARITIES: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Sequence[str]) -> dict[str, Any]:
     """All facts of the card as plain values."""
+    asked = manifest.rules.get("pii")
     return {
+        **({"pii": report.facts(asked, statistics.touched)} if asked else {}),
         "schema": 1,
         "family": drop.family,
         "drop": {
@@ -68,6 +71,7 @@ def render(card: Mapping[str, Any]) -> str:
             "The content that came most often; one row of each was kept, or one that is nearly the same.",
         ),
         _section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
+        _section("Personal data and secrets", report.section(card)),
         _section("Files", _files(card)),
         _section("Rules and identity", _rules(card)),
     ]
@@ -177,8 +181,8 @@ _LEGEND: Final = (
 
 
 def _filters(card: Mapping[str, Any]) -> bool:
-    """Whether the recipe asks for rules that rows may break."""
-    return any(name in card["rules"] for name in ("quality", "language"))
+    """Whether the recipe asks for rules that rows may break, or drops rows."""
+    return bool(filtered(card["counts"])) or any(name in card["rules"] for name in ("quality", "language"))
 
 
 def _lengths(card: Mapping[str, Any]) -> str:

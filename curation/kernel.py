@@ -21,9 +21,10 @@ from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerpri
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.language import Language
 from curation.mapping import Columns
+from curation.pii import Pii, make_scrub
 from curation.quality import Quality
 from curation.readers import read
-from curation.reasons import RejectError
+from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.repair import Repair
 from curation.stage import Refusal, put_through
@@ -65,6 +66,10 @@ _FLUSH_BYTES: Final = 16 << 20
 #: What the stages get at once, at most.
 _STAGE_ROWS: Final = 4096
 _STAGE_CHARS: Final = 4 << 20
+#: A detail of this length may have been cut in the middle of a value, and those of these reasons are cut sooner.
+_CUT: Final = 100
+_QUOTING: Final = frozenset({Reason.DUPLICATE_FIELD, Reason.UNKNOWN_ROLE})
+Scrub = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Rules:
     :param near: what counts as nearly the same, or None if such rows stay.
     :param prefer: sources whose rows win among duplicates, the first one first.
     :param columns: the recipe's own names of columns.
+    :param pii: what personal data and secrets become, or None if nothing is looked for.
     :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
         with `sequence-to-sequence` it needs an answer, which a text has not.
     :param repair: and :param quality: and :param language: what the stages of these names do, or None.
@@ -92,18 +98,20 @@ class Rules:
     repair: Repair | None = None
     quality: Quality | None = None
     language: Language | None = None
+    pii: Pii | None = None
 
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
         own = {"columns": dict(self.columns.names), "prompt_template": self.columns.template}
-        values = {**_listed(asdict(self)), **own}
+        pii = self.pii.facts() if self.pii else None
+        values = {**_listed(asdict(self)), **own, "pii": pii}
         plain: dict[str, Any] = {
             "task": "causal-lm",
             "near": None,
             "prefer": [],
             "columns": {},
             "prompt_template": None,
-            **dict.fromkeys(("repair", "quality", "language")),
+            **dict.fromkeys(("repair", "pii", "quality", "language")),
         }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
@@ -251,6 +259,7 @@ class Curated(NamedTuple):
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
     """Each input row once, or the fault that it ends in."""
     salt = salt_bytes(task.rules.split_salt)
+    scrub = make_scrub(task.rules.pii) if task.rules.pii else None
     for item in _staged(task, report):
         if isinstance(item, Fault):
             report.faults += 1
@@ -259,14 +268,19 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             report.rows += 1
             report.neutralised += item.row.neutralised > 0
             report.invisible += item.row.invisible
-            yield _named(item, task, salt)
+            yield _named(item, task, salt, scrub)
 
 
-def _named(item: Canonical, task: Task, salt: bytes) -> Curated:
+def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None) -> Curated:
     rules, row = task.rules, item.row
     labels = rules.task == "classification"
+    group = row.group
+    if scrub is not None:
+        label, source, shown = (None if value is None else scrub(value) for value in (row.label, row.source, group))
+        row = row._replace(label=label, source=source, group=shown)
     key, exact, words = names(row)
-    side = unit(row, key, salt)  # of the text alone: the same words never stand on both sides
+    # Of the text alone: the same words never stand on both sides. Two groups may share a mask, and stay two.
+    side = unit(row._replace(group=group), key, salt)
     key = labelled(key, row.label) if labels else key
     # A row that names no source comes from its file; the exact name does not cover this.
     priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
@@ -280,18 +294,28 @@ def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     if not stages:
         yield from _canonical(task, report)
         return
+    scrub = make_scrub(task.rules.pii) if task.rules.pii else None
     for batch in _batches(_canonical(task, report)):
         rows = [item for item in batch if isinstance(item, Canonical)]
-        yield from (item for item in batch if isinstance(item, Fault))
+        yield from (item if scrub is None else _hidden(item, scrub) for item in batch if isinstance(item, Fault))
         done, counts = put_through([item.row for item in rows], stages)
         for name, count in counts.items():
             report.counts[name] = report.counts.get(name, 0) + count
         for item, left in zip(rows, done, strict=True):
             if isinstance(left, Refusal):
-                head = left.text[:HEAD].encode()[:HEAD]
+                text = left.text if scrub is None else scrub(left.text)  # the stage before may have ended it
+                head = text[:HEAD].encode()[:HEAD]
                 yield Fault(item.position, left.reason, left.detail, head)
             else:
                 yield Canonical(item.position, left)
+
+
+def _hidden(fault: Fault, scrub: Scrub) -> Fault:
+    """What could not be read is not shown where personal data are not to be seen: nobody knows how it is written, nor
+    what its end would have been."""
+    detail = "" if fault.reason in _QUOTING else _printable(fault.detail)
+    masked = scrub(detail)
+    return fault._replace(detail=masked if len(detail) < _CUT else masked[: _CUT // 2], head=b"")
 
 
 def _batches(items: Iterator[Canonical | Fault]) -> Iterator[list[Canonical | Fault]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,19 +15,24 @@ from curation.formats import sniff
 from curation.kernel import Rules, Task
 from curation.mapping import Columns
 from curation.parquet import row_groups
+from curation.pii import KINDS, Pii, fingerprint, read_key
 from curation.records import Split
 from curation.streams import DEFAULT_LIMITS, STEP, Limits
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Dedup
+from dropforge.recipe_data import Pii as PiiSection
 from dropforge.store import Store
 
 SPLIT_BYTES: Final = 32 << 20
 
 
 def make_rules(recipe: Recipe) -> Rules:
-    """The part of the recipe that shapes rows and split."""
+    """The part of the recipe that shapes rows and split.
+
+    :raises DropforgeError: if the key of pseudonyms is asked for and not in the environment.
+    """
     data = recipe.data
     return Rules(
         # A whole number, because floats have no place under a digest.
@@ -40,6 +46,7 @@ def make_rules(recipe: Recipe) -> Rules:
         prefer=tuple(recipe.curation.prefer),
         columns=Columns(tuple(sorted((data.columns or {}).items())), data.prompt_template),
         **asked(recipe.curation),
+        pii=_pii(recipe.curation.pii),
     )
 
 
@@ -48,6 +55,14 @@ def _near(asked: Dedup | None) -> Near | None:
         return None
     bar = round(asked.threshold * 1_000_000)
     return Near(asked.shingle, asked.shingle_size, asked.bands, asked.rows_per_band, bar)
+
+
+def _pii(asked: PiiSection | None) -> Pii | None:
+    """:raises DropforgeError: if a key is asked for that is not there."""
+    if asked is None:
+        return None
+    key = None if asked.key_env is None else fingerprint(read_key(asked.key_env, os.environ))
+    return Pii(tuple(kind for kind in KINDS if kind in asked.kinds), asked.action, asked.key_env, key)
 
 
 def readable(drop: Drop) -> tuple[list[DropFile], list[str]]:

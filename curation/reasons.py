@@ -95,6 +95,7 @@ class Filtered(StrEnum):
     NO_LINES = "c4_no_lines"
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"
+    PERSONAL_DATA = "personal_data"
 
 
 #: The recipe's key of each rule, below `curation`.
@@ -126,6 +127,8 @@ def mend(code: str) -> str:
     """What a person can do about rows with this code of the quarantine or of a filter."""
     if code in set(Reason):
         return MENDS[Reason(code)]
+    if code == Filtered.PERSONAL_DATA:
+        return "Mask it with `curation.pii.action: mask`, or look for fewer `curation.pii.kinds`"
     return f"Drop rows that pass, or change `curation.{RULES[Filtered(code)]}`, where null is off"
 
 

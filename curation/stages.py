@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from curation.language import make_language
+from curation.pii import make_pii
 from curation.quality import make_quality
 from curation.repair import make_repair
 
@@ -18,6 +19,8 @@ def make_stages(rules: Rules) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     if rules.repair is not None:
         stages.append(make_repair(rules.repair))
+    if rules.pii is not None:
+        stages.append(make_pii(rules.pii))
     if rules.language is not None:
         stages.append(make_language(rules.language))
     if rules.quality is not None:

@@ -112,6 +112,30 @@ class Spark(Section):
     """Heap of the Java process, as `512m` or `2g`; the Python processes beside it take theirs."""
 
 
+PiiKind = Literal["secret", "iban", "card", "national_id", "email", "ip", "phone"]
+
+
+class Pii(Section):
+    """What becomes of personal data and secrets in the text. They are found by their form and check digits; names and
+    streets are not."""
+
+    kinds: Annotated[tuple[PiiKind, ...], Field(strict=False, min_length=1)] = (
+        "secret",
+        "iban",
+        "card",
+        "national_id",
+        "email",
+        "ip",
+        "phone",
+    )
+    """What is looked for; `ip` is the address of a public host, `secret` a key, token or password."""
+    action: Literal["mask", "drop-row"] = "mask"
+    """Put a mask such as `<EMAIL>` in its place, or drop the row."""
+    key_env: str | None = Field(default=None, pattern="^[A-Za-z_][A-Za-z0-9_]{0,100}$")
+    """Name of the environment variable with a key of at least 32 characters: the same value then has the same pseudonym
+    everywhere, as in `<EMAIL:kfmbaeojdcpl>`. `DROPFORGE_PII_KEY` reaches the embedded stack."""
+
+
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
@@ -123,6 +147,8 @@ class Curation(Section):
     """What happens to rows with the same normalised content."""
     dedup: Dedup | None = None
     """Removes rows that are nearly the same too; `{}` takes the defaults."""
+    pii: Pii | None = None
+    """Masks personal data and secrets, or drops their rows; `{}` masks all kinds."""
     prefer: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, max_length=1000)] = ()
     """Sources whose rows win among duplicates, the first one first, as in `[reviewed, chats.jsonl]`; all others come
     after them."""

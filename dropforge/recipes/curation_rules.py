@@ -18,6 +18,9 @@ def check_curation(recipe: Recipe) -> None:
     if twice is not None:
         raise RecipeError("recipe key `curation.prefer`", f"{twice!r} stands there twice", "Name each source once")
     _check_quality(curation.quality)
+    if curation.pii is not None and len(set(curation.pii.kinds)) < len(curation.pii.kinds):
+        again = next(kind for kind in curation.pii.kinds if curation.pii.kinds.count(kind) > 1)
+        raise RecipeError("recipe key `curation.pii.kinds`", f"{again!r} stands there twice", "Name each kind once")
     dedup = curation.dedup
     if dedup is None:
         return

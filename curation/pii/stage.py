@@ -1,0 +1,165 @@
+"""Personal data and secrets leave the text before anything is computed from it: no key or card holds any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from curation.columns import strings
+from curation.pii.contacts import emails, hosts
+from curation.pii.hits import KINDS, Hit, settle
+from curation.pii.masks import fingerprint, mask, read_key
+from curation.pii.numbers import ibans, numbers, phones, written
+from curation.pii.prefilter import PATTERNS, Prefilter
+from curation.pii.secrets import secrets
+from curation.reasons import Filtered
+from curation.stage import PASSAGES, Stage, Staged, refusals
+from dropforge.errors import DropforgeError
+
+#: Raised when what is found or how it is masked changes: part of the rules, so of the digest.
+VERSION: Final = 1
+#: A mask may set free what stood beside it: a text is looked through again until nothing is found.
+_ROUNDS: Final = 8
+
+
+@dataclass(frozen=True)
+class Pii:
+    """What is looked for and what becomes of it. Part of the rules.
+
+    :param kinds: some of `KINDS`, in their order.
+    :param action: `mask`, or `drop-row`.
+    :param key_env: the environment variable with the key of pseudonyms, or None for plain masks.
+    :param key: the key's fingerprint, so that another key makes another version.
+    """
+
+    kinds: tuple[str, ...] = KINDS
+    action: str = "mask"
+    key_env: str | None = None
+    key: str | None = None
+    version: int = VERSION
+
+    def facts(self) -> dict[str, Any]:
+        """JSON values for the digest: the key's fingerprint, and not where the key is found."""
+        return {"kinds": list(self.kinds), "action": self.action, "key": self.key, "version": self.version}
+
+
+def make_pii(settings: Pii, env: Mapping[str, str] = os.environ) -> Stage:
+    """The stage; called once per worker.
+
+    :raises DropforgeError: if the key in this process's environment is not the one of the settings.
+    """
+    key = _key(settings, env)
+    prefilter = Prefilter(settings.kinds)
+
+    def stage(passages: pa.RecordBatch) -> Staged:
+        texts = passages.column("content")
+        found: dict[int, list[Hit]] = {}
+        masked = _masked(texts, settings.kinds, key, prefilter, found)
+        rows = passages.column("row").to_pylist()
+        kinds: dict[int, set[str]] = {}
+        counts: dict[str, int] = {}
+        for place, hits in found.items():
+            kinds.setdefault(rows[place], set()).update(hit.kind for hit in hits)
+            for hit in hits:
+                counts[f"pii_{hit.kind}"] = counts.get(f"pii_{hit.kind}", 0) + 1
+        if kinds:
+            counts["pii_rows"] = len(kinds)
+        stuck = {rows[place] for place in found if masked[place] is None}
+        gone = sorted(kinds if settings.action == "drop-row" else stuck)
+        details = [", ".join(kind for kind in KINDS if kind in kinds[row]) for row in gone]
+        refused = refusals(gone, [Filtered.PERSONAL_DATA] * len(gone), details)
+        if found:
+            whole = texts.to_pylist()
+            contents = strings([masked[place] or "" if place in masked else text for place, text in enumerate(whole)])
+            passages = pa.RecordBatch.from_arrays([*passages.columns[:2], contents], schema=PASSAGES)
+        return Staged(passages, refused, counts)
+
+    return stage
+
+
+def make_scrub(settings: Pii, env: Mapping[str, str] = os.environ) -> Callable[[str], str]:
+    """For the few texts that are no passage, such as a row's source or what a fault's detail quotes: with masks.
+
+    :raises DropforgeError: as `make_pii` does.
+    """
+    key, kinds = _key(settings, env), settings.kinds
+    prefilter = Prefilter(kinds)
+
+    @lru_cache(maxsize=4096)  # sources and labels come again and again
+    def scrub(text: str) -> str:
+        masked = _masked(strings([text]), kinds, key, prefilter, {})
+        # What does not settle is no text to show.
+        return masked[0] or "" if 0 in masked else text
+
+    return scrub
+
+
+def find(text: str, kinds: Collection[str] = KINDS) -> list[Hit]:
+    """What a text holds, without overlaps, in order."""
+    return settle(text, _detected(text, kinds, PATTERNS))
+
+
+def _masked(
+    texts: pa.Array, kinds: Collection[str], key: bytes | None, prefilter: Prefilter, found: dict[int, list[Hit]]
+) -> dict[int, str | None]:
+    """The texts that change, by place, and what was found in them; None for one that does not settle."""
+    masked: dict[int, str | None] = {}
+    places: Sequence[int] = range(len(texts))
+    for _ in range(_ROUNDS):
+        suspects = prefilter.suspects(texts)
+        changed: list[tuple[int, str]] = []
+        for index, groups in suspects:
+            text = texts[index].as_py()
+            hits = settle(text, _detected(text, kinds, groups))
+            if hits:
+                changed.append((places[index], _replaced(text, hits, key)))
+                found.setdefault(places[index], []).extend(hits)
+        if not changed:
+            return masked
+        masked.update(changed)
+        places, texts = [place for place, _ in changed], strings([text for _, text in changed])
+    return masked | dict.fromkeys(places)
+
+
+def _detected(text: str, kinds: Collection[str], groups: Collection[str]) -> Iterator[Hit]:
+    """All hits. :param groups: the groups of the prefilter that may hold something."""
+    if "secret" in kinds:
+        yield from secrets(text, groups)
+    if "iban" in kinds and "iban" in groups:
+        yield from ibans(text)
+    if not {"card", "national_id"}.isdisjoint(kinds) and "digits" in groups:
+        yield from numbers(text, "card" in kinds, "national_id" in kinds)
+    if "national_id" in kinds and "written" in groups:
+        yield from written(text)
+    if "email" in kinds and "email" in groups:
+        yield from emails(text)
+    if "ip" in kinds and "ip" in groups:
+        yield from hosts(text)
+    if "phone" in kinds and "digits" in groups:
+        yield from phones(text)
+
+
+def _replaced(text: str, hits: list[Hit], key: bytes | None) -> str:
+    parts, at = [], 0
+    for hit in hits:
+        parts += [text[at : hit.start], mask(hit, key)]
+        at = hit.end
+    return "".join([*parts, text[at:]])
+
+
+def _key(settings: Pii, env: Mapping[str, str]) -> bytes | None:
+    if settings.key_env is None:
+        return None
+    key = read_key(settings.key_env, env)
+    if fingerprint(key) != settings.key:
+        raise DropforgeError(
+            f"environment variable {settings.key_env}",
+            "this worker's key is not the one that curation began with",
+            "Give all workers the same key",
+        )
+    return key
