@@ -126,7 +126,7 @@ def mend(code: str) -> str:
     """What a person can do about rows with this code of the quarantine or of a filter."""
     if code in set(Reason):
         return MENDS[Reason(code)]
-    return f"Drop rows that pass, or change `curation.{RULES[Filtered(code)]}`, where null is off"
+    return f"Drop rows that pass, or change or switch off `curation.{RULES[Filtered(code)]}`"
 
 
 class RejectError(Exception):
