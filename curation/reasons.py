@@ -129,7 +129,7 @@ def mend(code: str) -> str:
         return MENDS[Reason(code)]
     if code == Filtered.PERSONAL_DATA:
         return "Mask it with `curation.pii.action: mask`, or look for fewer `curation.pii.kinds`"
-    return f"Drop rows that pass, or change `curation.{RULES[Filtered(code)]}`, where null is off"
+    return f"Drop rows that pass, or change or switch off `curation.{RULES[Filtered(code)]}`"
 
 
 class RejectError(Exception):
