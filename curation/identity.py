@@ -5,11 +5,11 @@ All are blake2b over bytes that do not depend on the machine, its locale or the 
 
 from __future__ import annotations
 
-import unicodedata
 from hashlib import blake2b
 from typing import Final
 
 from curation.canonical import Row
+from curation.composing import composed
 
 KEY_BYTES: Final = 16
 RANK_BYTES: Final = 30
@@ -24,7 +24,7 @@ def fold(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return (text if text.isascii() else unicodedata.normalize("NFC", text)).split()
+    return composed(text).split()
 
 
 def names(row: Row) -> tuple[bytes, bytes, int]:

@@ -29,13 +29,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from curation.columns import strings
+from curation.composing import many_marks
 from curation.stage import Stage, Staged, refusals
 from dropforge.errors import RecipeError
 
 #: Raised when the same text gives another one: part of the rules, so of the digest.
 VERSION: Final = 1
 
-_MOST_MARKS: Final = 30  # Unicode's Stream-Safe Text Format (UAX 15, section 13)
 _LAYERS: Final = 3  # times that text may have been misread
 _LOOKED_AT: Final = r"[^\t\n\x20-\x7e]"
 _NEW_LINE: Final = re.compile(r"\r\n?")
@@ -120,7 +120,7 @@ def repaired(text: str) -> tuple[str, set[str]]:
     text = became(_CONTROL.sub("", text), "controls")
     text = became(_UNSEEN.sub(_seen, text), "unseen")
     if not text.isascii():
-        if _many_marks().search(text):
+        if many_marks(text):
             what.add("not_composed")
         else:
             text = became(unicodedata.normalize("NFC", text), "composed")
@@ -159,16 +159,3 @@ def _needed(char: str, before: str, after: str) -> bool:
 
 def _joining(char: str) -> bool:
     return bool(char) and ord(char) >= 0x0530 and not char.isspace()
-
-
-@lru_cache(1)
-def _many_marks() -> re.Pattern[str]:
-    """More marks in a row than text may have to be composed."""
-    marks = [code for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code))]
-    ranges: list[list[int]] = []
-    for code in marks:
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    return re.compile(f"[{''.join(f'{chr(a)}-{chr(b)}' for a, b in ranges)}]{{{_MOST_MARKS + 1},}}")

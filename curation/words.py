@@ -16,6 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from curation.composing import composed
+
 #: Raised when a text's normal form, its words or their hashes change: part of the rules, so of the digest.
 PROFILE: Final = f"nfkc-casefold-1-unicode-{unicodedata.unidata_version}"
 
@@ -52,13 +54,13 @@ def normal(text: str) -> str:
     Unicode's NFKC_Casefold (https://www.unicode.org/reports/tr44/), in which Turkish i, with and without dot, is i too.
     """
     folded = text.lower() if text.isascii() else _BEYOND.sub(_fold, _joined(text)).encode().lower().decode()
-    folded = unicodedata.normalize("NFC", folded)  # what was taken out may have kept a letter from its mark
+    folded = composed(folded)  # what was taken out may have kept a letter from its mark
     return " ".join(folded.split())
 
 
 def _joined(text: str) -> str:
     """Marks joined to their letters, so that what is not ASCII can be looked at apart."""
-    return unicodedata.normalize("NFC", _UNSEEN.sub("", text))
+    return composed(_UNSEEN.sub("", text))
 
 
 def _fold(match: re.Match[str]) -> str:
@@ -71,8 +73,8 @@ def _part(match: re.Match[str]) -> str:
 
 def _folded(run: str) -> str:
     # A Turkish capital i with a dot becomes i and a dot of its own.
-    run = unicodedata.normalize("NFKC", run).casefold().replace("\u0131", "i").replace("\u0307", "")
-    return unicodedata.normalize("NFKC", run)
+    run = composed(run, "NFKC").casefold().replace("\u0131", "i").replace("\u0307", "")
+    return composed(run, "NFKC")
 
 
 def _parted(run: str) -> str:
