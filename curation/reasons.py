@@ -128,7 +128,7 @@ def mend(code: str) -> str:
     if code in set(Reason):
         return MENDS[Reason(code)]
     if code == Filtered.PERSONAL_DATA:
-        return "Mask it with `curation.pii.action: mask`, or look for fewer `curation.pii.kinds`"
+        return "Set `curation.pii.action` to mask, or look for fewer `curation.pii.kinds`"
     return f"Drop rows that pass, or change or switch off `curation.{RULES[Filtered(code)]}`"
 
 

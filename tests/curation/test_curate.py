@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import curation
 from curation import pipeline, plan, pool
+from curation.engines import duck
 from curation.exchange import eval_cut
 from dropforge import dataset, layout
 from dropforge.dataset import Manifest
@@ -364,14 +365,14 @@ def test_a_second_curation_takes_the_first_manifest(make: Make, texts: Texts, st
 def test_ledger_that_does_not_add_up_stops_the_run(
     make: Make, texts: Texts, monkeypatch: Patch, store: FolderStore
 ) -> None:
-    read = pipeline.run_all
+    read = duck.run_all
 
     def losing(tasks: Any, workers: int) -> Any:
         for task, report in read(tasks, workers):
             report.records += 1
             yield task, report
 
-    monkeypatch.setattr(pipeline, "run_all", losing)
+    monkeypatch.setattr(duck, "run_all", losing)
     with pytest.raises(DropforgeError, match="does not add up"):
         make({"a.jsonl": join(texts(50))})
     assert not list(store.list("datasets/"))

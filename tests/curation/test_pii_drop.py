@@ -115,12 +115,12 @@ def test_rows_are_dropped_on_demand_and_are_no_quarantine(
     assert "personal_data" not in curation.quarantined(manifest.counts)
     assert EMAIL.encode() not in everything(store.root)
     curation.check(manifest, recipe(pii={"action": "drop-row"}))
-    assert "4 dropped by the recipe" in store.get(manifest.files["card_html"]).decode()
+    assert "4 filtered" in store.get(manifest.files["card_html"]).decode()
 
 
 def test_a_drop_of_which_nothing_is_left_says_why(make: Make) -> None:
     data = b"\n".join(json.dumps({"text": f"{n} {EMAIL}"}).encode() for n in range(30))
-    with pytest.raises(DataError, match=r"personal_data \(30 rows\).*curation.pii.action: mask"):
+    with pytest.raises(DataError, match=r"personal_data \(30 rows\).*curation.pii.action` to mask"):
         make({"a.jsonl": data}, pii={"action": "drop-row"})
 
 

@@ -219,7 +219,7 @@ def test_any_cut_into_batches_gives_the_same(rows: list[str], cut: int) -> None:
 
 
 def test_every_code_has_a_mend_that_names_a_key_of_the_recipe(recipe: Callable[..., Recipe]) -> None:
-    full = recipe(quality={"gopher": {}, "gopher_repetition": {}, "c4": {}}, language={"keep": ["en"]})
+    full = recipe(quality={"gopher": {}, "gopher_repetition": {}, "c4": {}}, language={"keep": ["en"]}, pii={})
     for code in Filtered:
         keys = [part for part in mend(code).split("`") if part.startswith("curation.")]
         assert keys
