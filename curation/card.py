@@ -261,7 +261,7 @@ def _changes(card: Mapping[str, Any]) -> str:
         for name, told in _CHANGES.items()
         if touched.get(name)
     ]
-    return f"<figure>{bars(rows, 'texts changed', 250)}</figure>" if rows else ""
+    return f"<figure>{bars(rows, 'texts changed')}</figure>" if rows else ""
 
 
 _CHANGES: Final = {

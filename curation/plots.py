@@ -17,17 +17,18 @@ class Bar(NamedTuple):
     note: str = ""
 
 
-def bars(rows: Sequence[Bar], title: str, label_width: int = 170) -> str:
+def bars(rows: Sequence[Bar], title: str) -> str:
     """Horizontal bars, each made of segments, with labels on the left and a note on the right."""
     if not rows:
         return ""
+    labels = [row.label if len(row.label) <= 26 else f"{row.label[:12]}…{row.label[-13:]}" for row in rows]
+    label_width = max(170, 24 + 8 * max(map(len, labels)))
     largest = max(1, *(sum(value for _, value, _ in row.segments) for row in rows))
     pitch, thick = 30, 16
     room = WIDE - label_width - 150
     parts = []
-    for index, row in enumerate(rows):
+    for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
         top = index * pitch
-        label = row.label if len(row.label) <= 26 else f"{row.label[:12]}…{row.label[-13:]}"
         parts.append(
             f'<text x="{label_width - 12}" y="{top + 20}" class="label" text-anchor="end">{escape(label)}'
             f"<title>{escape(row.label)}</title></text>"
