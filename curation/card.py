@@ -72,6 +72,7 @@ def render(card: Mapping[str, Any]) -> str:
         ),
         _section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
         _section("Personal data and secrets", report.section(card)),
+        _section("Evaluation sets", _evaluation_sets(card), "Rows that held an item of one are filtered."),
         _section("Files", _files(card)),
         _section("Rules and identity", _rules(card)),
     ]
@@ -182,7 +183,9 @@ _LEGEND: Final = (
 
 def _filters(card: Mapping[str, Any]) -> bool:
     """Whether the recipe asks for rules that rows may break, or drops rows."""
-    return bool(filtered(card["counts"])) or any(name in card["rules"] for name in ("quality", "language"))
+    return bool(filtered(card["counts"])) or any(
+        name in card["rules"] for name in ("quality", "language", "decontamination")
+    )
 
 
 def _lengths(card: Mapping[str, Any]) -> str:
@@ -345,6 +348,32 @@ def _near(card: Mapping[str, Any]) -> str:
     )
     heading = f"<h3>Pairs found by {near['bands']} bands of {near['rows']} rows</h3>"
     return rule + (table if examples else "") + heading + f"<figure>{bars(curve, 'pairs found')}</figure>"
+
+
+def _evaluation_sets(card: Mapping[str, Any]) -> str:
+    told = card.get("evaluation_sets")
+    if not told:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f"<td class=n>{numbers[what]:,}</td>" for what in ("items", "not_sought", "found", "rows"))
+        + "</tr>"
+        for name, numbers in told["sets"].items()
+    )
+    items = "".join(
+        f"<tr><td class=n>{item['rows']:,}</td><td>{escape(item['set'])} @ {item['position']:,}</td>"
+        f"<td>{escape(_visible(item['text']))}</td></tr>"
+        for item in told["found"]
+    )
+    head = "<th>set</th>" + "".join(f"<th class=n>{name}</th>" for name in ("items", "too short", "found", "rows"))
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    note = "<p>Items are found by their words. The same question in other words, or with other numbers, is not.</p>"
+    if not items:
+        return table + note
+    return (
+        f'{table}{note}<h3>Items found most often</h3><div class="scroll"><table><thead><tr><th class=n>rows</th>'
+        f"<th>item</th><th>begins</th></tr></thead><tbody>{items}</tbody></table></div>"
+    )
 
 
 def _files(card: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from curation.canonical import Row, canonical
 from curation.columns import binaries, booleans, integers, offsets, strings
+from curation.decontaminate import Decontamination
 from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerprints
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.language import Language
@@ -83,6 +84,7 @@ class Rules:
     :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
         with `sequence-to-sequence` it needs an answer, which a text has not.
     :param repair: and :param quality: and :param language: what the stages of these names do, or None.
+    :param decontamination: evaluation sets whose items may not be trained on, or None.
     """
 
     eval_per_million: int
@@ -98,6 +100,7 @@ class Rules:
     repair: Repair | None = None
     quality: Quality | None = None
     language: Language | None = None
+    decontamination: Decontamination | None = None
     pii: Pii | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -105,13 +108,15 @@ class Rules:
         own = {"columns": dict(self.columns.names), "prompt_template": self.columns.template}
         pii = self.pii.facts() if self.pii else None
         values = {**_listed(asdict(self)), **own, "pii": pii}
+        if self.decontamination:
+            values["decontamination"]["sets"] = dict(self.decontamination.sets)
         plain: dict[str, Any] = {
             "task": "causal-lm",
             "near": None,
             "prefer": [],
             "columns": {},
             "prompt_template": None,
-            **dict.fromkeys(("repair", "pii", "quality", "language")),
+            **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination")),
         }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
@@ -129,7 +134,8 @@ def _listed(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop."""
+    """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop, `index`
+    what evaluation sets hold."""
 
     id: str
     split: Split
@@ -138,6 +144,7 @@ class Task:
     rules: Rules
     folder: Path
     limits: Limits = DEFAULT_LIMITS
+    index: Path | None = None
 
     @property
     def rows(self) -> Path:
@@ -290,7 +297,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None) -> Cur
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     """The rows as the stages leave them, a batch at a time."""
-    stages = make_stages(task.rules)
+    stages = make_stages(task.rules, task.index)
     if not stages:
         yield from _canonical(task, report)
         return

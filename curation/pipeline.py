@@ -20,9 +20,11 @@ import pyarrow.parquet as pq
 
 from curation import exchange
 from curation.card import render, summary
+from curation.decontaminate import FOUND
 from curation.engines.choice import choose, opened
 from curation.engines.duck import Memory
 from curation.engines.tables import Engine, Tables
+from curation.eval_sets import prepare
 from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
@@ -40,6 +42,8 @@ from dropforge.store import Store
 
 Progress = Callable[[str, int, int], None]
 
+#: Items of evaluation sets on the card.
+_SHOWN: Final = 12
 _SIDES: Final = {"train": 0, "eval": 1}
 
 
@@ -102,11 +106,13 @@ def _curate(
     limits: Limits,
     running: AbstractContextManager[Engine],
 ) -> Manifest:
-    rules = make_rules(recipe)
+    rules, sets = make_rules(recipe), None
+    if (asked := recipe.curation.decontaminate) is not None:
+        rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
     files, hidden = readable(drop)
     names = [file.key for file in files]
     paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
-    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits))
+    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=sets.path if sets else None))
     with running as engine:
         reports = _read(engine, work, tell)
         if not sum(report.rows for _, report in reports):
@@ -130,7 +136,8 @@ def _curate(
                     "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
                 )
             touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
-            touched |= _stage_counts(reports)
+            counted = _stage_counts(reports)
+            touched |= {name: count for name, count in counted.items() if not name.startswith(FOUND)}
             statistics = measure(tables, names, touched)
 
     read = _records(reports, len(files))
@@ -148,6 +155,9 @@ def _curate(
         inputs=inputs,
     )
     card = summary(drop, manifest, statistics, _warnings(work, files, hidden, read))
+    if sets is not None:
+        found_items = sets.report(counted, out / "contamination.jsonl")
+        card["evaluation_sets"] = {"sets": sets.summary(counted), "found": found_items[:_SHOWN]}
     (out / "card.json").write_text(json.dumps(card, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
     (out / "card.html").write_text(render(card), encoding="utf-8")
     return _publish(store, drop, manifest, [shard for split in SPLITS for shard in shards[split]], out, tell)
@@ -322,7 +332,8 @@ def _publish(
     prefix = layout.dataset_prefix(drop.family, manifest.digest)
     uploads = {layout.shard_key(drop.family, shard.sha256): shard.path for shard in shards}
     files = {}
-    for name in ("ledger.parquet", "quarantine.jsonl", "card.html", "card.json"):
+    reports = ("ledger.parquet", "quarantine.jsonl", "contamination.jsonl", "card.html", "card.json")
+    for name in (name for name in reports if (out / name).is_file()):
         stem, _, kind = name.partition(".")
         key = f"{prefix}{stem}-{file_sha256(out / name)[:16]}.{kind}"
         files[name.replace(".", "_") if stem == "card" else stem] = key

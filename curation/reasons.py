@@ -96,6 +96,7 @@ class Filtered(StrEnum):
     OTHER_LANGUAGE = "other_language"
     UNKNOWN_LANGUAGE = "unknown_language"
     PERSONAL_DATA = "personal_data"
+    CONTAMINATED = "contaminated"
 
 
 #: The recipe's key of each rule, below `curation`.
@@ -120,6 +121,7 @@ RULES: Mapping[Filtered, str] = {
     Filtered.NO_LINES: "quality.c4",
     Filtered.OTHER_LANGUAGE: "language.keep",
     Filtered.UNKNOWN_LANGUAGE: "language.unknown",
+    Filtered.CONTAMINATED: "decontaminate",
 }
 
 

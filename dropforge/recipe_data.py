@@ -136,6 +136,21 @@ class Pii(Section):
     everywhere, as in `<EMAIL:kfmbaeojdcpl>`. `DROPFORGE_PII_KEY` reaches the embedded stack."""
 
 
+class Decontaminate(Section):
+    """Which evaluation sets may not be trained on: a row that holds an item of one goes, in whatever message it stands.
+    What is said in other words, or with other numbers, is not found."""
+
+    sets: dict[
+        Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")], Annotated[str, Field(min_length=1, max_length=1024)]
+    ] = Field(min_length=1, max_length=100)
+    """The sets' files by name, keys of the bucket: `{gsm8k: eval-sets/gsm8k.jsonl}`. Each row is an item, and each of
+    its texts is looked for."""
+    words: int = Field(default=8, ge=5, le=32)
+    """Words in a run that is compared; a shorter text, of five words or more, is looked for as a whole."""
+    threshold: float = Field(default=0.5, gt=0, le=1)
+    """Share of a text's runs that a row must hold to go."""
+
+
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
@@ -158,11 +173,13 @@ class Curation(Section):
     """Removes rows that are not good enough, as `{gopher: {}, gopher_repetition: {}}`."""
     language: Language | None = None
     """Removes rows in other languages than `keep` names."""
+    decontaminate: Decontaminate | None = None
+    """Removes rows that hold items of evaluation sets, as `{sets: {gsm8k: eval-sets/gsm8k.jsonl}}`."""
     min_rows: int = Field(default=20, ge=2)
     """Fewer rows after curation are an error."""
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
     """A larger share of unreadable rows is an error."""
     max_filtered: float = Field(default=0.9, ge=0, le=1)
-    """A larger share of rows that `quality` and `language` removed is an error."""
+    """A larger share of rows that `quality`, `language`, `decontaminate` and `pii` removed is an error."""
     workers: int = Field(default=0, ge=0)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""

@@ -1,0 +1,224 @@
+"""Rows that hold an item of an evaluation set go, wherever the item stands in them, and each item is accounted for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from curation.canonical import canonical
+from curation.decontaminate import FOUND, Decontamination, Index, build, found, load, make_decontaminate
+from curation.stage import put_through
+from dropforge.dataset import Manifest
+from dropforge.errors import DataError
+from dropforge.store import FolderStore
+
+Make = Callable[..., Manifest]
+
+QUESTION = "the old clock in our kitchen has stopped again at nine although nobody had touched it since last winter"
+WORDS = QUESTION.split()
+ASKED = {"sets": {"clocks": "eval-sets/clocks.jsonl"}}
+
+
+def rules(words: int = 8, per_million: int = 500_000) -> Decontamination:
+    return Decontamination((("set", "0" * 64),), words, per_million)
+
+
+def index(*texts: str, **values: Any) -> Index:
+    return build(texts, range(len(texts)), rules(**values))
+
+
+def hits(row: str, *texts: str, per_million: int = 500_000) -> set[int]:
+    return {text for _, text, _ in found([row], index(*texts), per_million)}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        QUESTION,
+        f"Before it. {QUESTION.upper()}?! After it.",
+        QUESTION.replace(" ", ",  \n"),
+        " ".join(WORDS[:14]) + " and then other words altogether",
+        "Cafe\u0301 " + QUESTION,
+    ],
+)
+def test_an_item_is_found_in_other_clothes(row: str) -> None:
+    assert hits(row, QUESTION, "a question of quite another kind that nobody here has ever asked at all") == {0}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        " ".join(reversed(WORDS)),
+        " ".join(WORDS[:11]),
+        " ".join(word for pair in zip(WORDS, "abcdefghijklmnopqrs", strict=False) for word in pair),
+        "",
+    ],
+)
+def test_what_shares_few_runs_stays(row: str) -> None:
+    assert hits(row, QUESTION) == set()
+
+
+def test_the_share_decides_to_the_run() -> None:
+    total = len(WORDS) - 7
+    for count in range(8, len(WORDS) + 1):
+        shared = count - 7
+        row = " ".join(WORDS[:count])
+        assert hits(row, QUESTION, per_million=shared * 1_000_000 // total) == {0}
+        assert hits(row, QUESTION, per_million=shared * 1_000_000 // total + 1) == set()
+
+
+def test_short_texts_are_looked_for_as_a_whole_and_shorter_ones_not_at_all() -> None:
+    made = index("Who wrote the ninth symphony", "Who wrote it", "")
+    assert made.total.tolist() == [1, 0, 0]
+    assert [
+        text for _, text, _ in found(["So who wrote the ninth symphony, then? Who wrote it?"], made, 1_000_000)
+    ] == [0]
+    assert not list(found(["who wrote the ninth and only symphony"], made, 1_000_000))
+
+
+def test_forms_of_words_are_no_items() -> None:
+    """What a hundred items begin with says nothing of any of them; what is left of each does."""
+    head = "Choose the right answer to the following question about history and write its letter:"
+    texts = [f"{head} in which year did event number{n} happen to the city number{n} by the sea" for n in range(150)]
+    made = index(*texts)
+    assert not list(found([head], made, 1))
+    assert {text for _, text, _ in found([texts[7]], made, 1_000_000)} == {7}
+    assert made.total.max() < len(texts[0].split()) - 7
+
+
+@given(st.lists(st.sampled_from(["a b c d e f", "b c d e f g", QUESTION, "x", ""]), max_size=6), st.integers(1, 5))
+def test_how_rows_are_cut_into_batches_changes_nothing(rows: list[str], size: int) -> None:
+    made = index("a b c d e", "b c d e f g", QUESTION)
+    whole = [(row, text, shared) for row, text, shared in found(rows, made, 500_000)]
+    parts = [
+        (start + row, text, shared)
+        for start in range(0, len(rows), size)
+        for row, text, shared in found(rows[start : start + size], made, 500_000)
+    ]
+    assert whole == parts
+
+
+def test_an_index_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = index(QUESTION, "a b c d e", "short")
+    made.save(tmp_path / "index.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.npz"]
+    read = load(tmp_path / "index.npz")
+    assert list(found([QUESTION, "a b c d e"], read, 500_000)) == list(found([QUESTION, "a b c d e"], made, 500_000))
+
+
+def chat(*contents: str) -> dict[str, Any]:
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    return {"messages": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]}
+
+
+def test_all_messages_are_looked_at_and_as_one(tmp_path: Path) -> None:
+    index(QUESTION).save(tmp_path / "index.npz")
+    half = " ".join(WORDS[:9]), " ".join(WORDS[9:])
+    answer = json.dumps({"found": QUESTION.replace(" ", "\n", 3), "n": 1})
+    rows = [
+        chat(QUESTION, "hello", "yes"),
+        chat("be nice", half[0], half[1]),
+        chat("be nice", "look it up", "wait", answer, "done"),
+        chat("be nice", "hello", "yes"),
+    ]
+    stage = make_decontaminate(rules(), tmp_path / "index.npz")
+    done, counts = put_through([canonical(row) for row in rows], [stage])
+    assert [getattr(row, "reason", None) for row in done] == ["contaminated"] * 3 + [None]
+    assert counts == {f"{FOUND}0": 3}
+    assert "item 1 of the evaluation sets: 12 of 12 runs of 8 words" in done[0].detail
+
+
+def lines(*rows: Any) -> bytes:
+    return b"\n".join(json.dumps(row).encode() for row in rows)
+
+
+def drop() -> dict[str, bytes]:
+    plain = [{"text": f"a row number {n} with words of its own, such as w{n} and v{n * 7}"} for n in range(40)]
+    return {
+        "a.jsonl": lines(*plain, {"text": f"Quiz: {QUESTION}"}, {"prompt": "What stopped?", "completion": QUESTION})
+    }
+
+
+def test_a_drop_loses_the_rows_and_tells_of_each_item(
+    make: Make, store: FolderStore, rows: Any, ledger: Any, quarantine: Any
+) -> None:
+    items = [
+        {"question": QUESTION, "answer": "nine"},
+        {"q": ["Is it", {"of": "a b c d e f g h i j"}]},
+        {"question": "Why"},
+    ]
+    store.put("eval-sets/clocks.jsonl", lines(*items))
+    manifest = make(drop(), decontaminate=ASKED)
+    assert manifest.counts["contaminated"] == 2
+    assert not [row for row in rows(manifest) if "stopped again" in str(row)]
+    assert sum(entry["end"] == "contaminated" for entry in ledger(manifest)) == 2
+    told = [json.loads(line) for line in store.get(manifest.files["contamination"]).splitlines()]
+    assert [(item["item"], item["set"], item["sought"], item["rows"]) for item in told] == [
+        (1, "clocks", True, 2),
+        (2, "clocks", True, 0),
+        (3, "clocks", False, 0),
+    ]
+    card = json.loads(store.get(manifest.files["card_json"]))
+    assert card["evaluation_sets"]["sets"] == {"clocks": {"items": 3, "not_sought": 1, "found": 1, "rows": 2}}
+    assert not [name for name in card["statistics"]["touched"] if name.startswith(FOUND)]
+    page = store.get(manifest.files["card_html"]).decode()
+    assert "Evaluation sets" in page
+    assert QUESTION in page
+
+
+def test_the_set_s_content_is_part_of_the_version(make: Make, store: FolderStore) -> None:
+    store.put("eval-sets/clocks.jsonl", lines({"question": "nothing that occurs in any of these rows"}))
+    first = make(drop(), decontaminate=ASKED)
+    store.put("eval-sets/clocks.jsonl", lines({"question": "nothing else that occurs in any of these rows"}))
+    second = make(drop(), decontaminate=ASKED)
+    assert first.digest != second.digest
+    assert first.rules["decontamination"]["sets"].keys() == {"clocks"}
+    plain = make(drop())
+    assert "decontamination" not in plain.rules
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
+def test_sets_come_in_any_format(make: Make, store: FolderStore, tmp_path: Path, kind: str) -> None:
+    table = pa.table({"Frage": [QUESTION, "x"], "n": [1, 2]})
+    pq.write_table(table, tmp_path / "set.parquet")
+    data = {
+        "csv": f'Frage,n\n"{QUESTION}",1\nx,2\n'.encode(),
+        "parquet": (tmp_path / "set.parquet").read_bytes(),
+        "json": json.dumps(table.to_pylist(), indent=1).encode(),
+    }[kind]
+    store.put(f"eval-sets/set.{kind}", data)
+    assert make(drop(), decontaminate={"sets": {"s": f"eval-sets/set.{kind}"}}).counts["contaminated"] == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (None, r"evaluation set 'clocks' \(eval-sets/clocks.jsonl\)"),
+        (b"", "holds no item"),
+        (b'{"question": "a"}\nbroken\n', "its row at 18 cannot be read: bad_json"),
+    ],
+)
+def test_a_set_that_cannot_be_used_is_an_error(make: Make, store: FolderStore, data: bytes | None, said: str) -> None:
+    if data is not None:
+        store.put("eval-sets/clocks.jsonl", data)
+    with pytest.raises(DataError, match=said):
+        make(drop(), decontaminate=ASKED)
+    assert not list(store.list("datasets/"))
+
+
+def test_masked_rows_are_found_by_masked_items(make: Make, store: FolderStore) -> None:
+    text = "please write a kind letter to jane@example-company.com about the broken clock in hall seven"
+    store.put("eval-sets/clocks.jsonl", lines({"question": text}))
+    files = {"a.jsonl": drop()["a.jsonl"] + b"\n" + lines({"text": text})}
+    manifest = make(files, decontaminate={**ASKED, "threshold": 1.0}, pii={})
+    assert manifest.counts["contaminated"] == 1
+    report = store.get(manifest.files["contamination"])
+    assert b"jane@" not in report
