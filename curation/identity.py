@@ -12,7 +12,7 @@ from curation.canonical import Row
 from curation.composing import composed
 
 KEY_BYTES: Final = 16
-RANK_BYTES: Final = 30
+RANK_BYTES: Final = 46
 
 
 def fold(text: str) -> str:
@@ -49,9 +49,12 @@ def labelled(key: bytes, label: str | None) -> bytes:
     return _hash(b"l" + key + (label or "").encode())
 
 
-def rank(exact: bytes, file: int, position: int, priority: int = 0) -> bytes:
-    """The order among rows of one key, unique per input row (30 bytes): the smallest survives."""
-    return priority.to_bytes(2, "big") + exact + file.to_bytes(4, "big") + position.to_bytes(8, "big")
+def rank(exact: bytes, unit: bytes, file: int, position: int, priority: int = 0) -> bytes:
+    """The order among rows of one key, unique per input row (46 bytes): the smallest survives.
+
+    :param unit: what two rows may differ in that are the same to the byte, where masks hide their groups.
+    """
+    return priority.to_bytes(2, "big") + exact + unit + file.to_bytes(4, "big") + position.to_bytes(8, "big")
 
 
 def exact_name(rank: bytes) -> bytes:

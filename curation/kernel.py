@@ -166,7 +166,8 @@ class Task:
 @dataclass
 class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
-    rows that were too short for a shingle; `counts` is what the stages counted."""
+    rows that were too short for a shingle, `masked` those whose label, source or group has a mask; `counts` is what the
+    stages counted."""
 
     file: int
     records: int = 0
@@ -176,6 +177,7 @@ class Report:
     neutralised: int = 0
     invisible: int = 0
     short: int = 0
+    masked: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -275,23 +277,24 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             report.rows += 1
             report.neutralised += item.row.neutralised > 0
             report.invisible += item.row.invisible
-            yield _named(item, task, salt, scrub)
+            yield _named(item, task, salt, scrub, report)
 
 
-def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None) -> Curated:
+def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report: Report) -> Curated:
     rules, row = task.rules, item.row
     labels = rules.task == "classification"
     group = row.group
+    # A row that names no source comes from its file; the exact name does not cover this.
+    priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
     if scrub is not None:
         label, source, shown = (None if value is None else scrub(value) for value in (row.label, row.source, group))
+        report.masked += (label, source, shown) != (row.label, row.source, group)
         row = row._replace(label=label, source=source, group=shown)
     key, exact, words = names(row)
     # Of the text alone: the same words never stand on both sides. Two groups may share a mask, and stay two.
     side = unit(row._replace(group=group), key, salt)
     key = labelled(key, row.label) if labels else key
-    # A row that names no source comes from its file; the exact name does not cover this.
-    priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
-    name = rank(exact, task.file, item.position, priority)
+    name = rank(exact, side, task.file, item.position, priority)
     return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0)
 
 
@@ -310,7 +313,8 @@ def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             report.counts[name] = report.counts.get(name, 0) + count
         for item, left in zip(rows, done, strict=True):
             if isinstance(left, Refusal):
-                text = left.text if scrub is None else scrub(left.text)  # the stage before may have ended it
+                # A stage behind the masks may have ended it, and changed it before.
+                text = left.text if scrub is None else scrub(left.text[: 8 * HEAD])
                 head = text[:HEAD].encode()[:HEAD]
                 yield Fault(item.position, left.reason, left.detail, head)
             else:
@@ -321,8 +325,9 @@ def _hidden(fault: Fault, scrub: Scrub) -> Fault:
     """What could not be read is not shown where personal data are not to be seen: nobody knows how it is written, nor
     what its end would have been."""
     detail = "" if fault.reason in _QUOTING else _printable(fault.detail)
-    masked = scrub(detail)
-    return fault._replace(detail=masked if len(detail) < _CUT else masked[: _CUT // 2], head=b"")
+    if len(detail) >= _CUT:
+        detail = detail.rpartition(", ")[0]  # what was cut off may have been a part of a value
+    return fault._replace(detail=scrub(detail), head=b"")
 
 
 def _batches(items: Iterator[Canonical | Fault]) -> Iterator[list[Canonical | Fault]]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from curation.canonical import FIELDS
+from curation.canonical import FIELDS, GROUPS
 from curation.reasons import Reason, RejectError
 from dropforge.recipe_data import CONTENT, parts
 
 _SHOWN: Final = 200
+#: What is found by its usual name also where content is named.
+_ABOUT: Final = ("label", "source", *GROUPS)
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,22 @@ class Columns:
 
     def wanted(self, text_column: str) -> frozenset[str]:
         """Columns that are read, in small letters."""
+        usual = {*FIELDS, text_column} if self._finds else set(_ABOUT)
+        return frozenset(name.strip().lower() for name in {*self.wanted_by_name, *usual})
+
+    @cached_property
+    def wanted_by_name(self) -> frozenset[str]:
+        """Columns that the recipe names, in small letters."""
         named = [name for _, name in self.names] + [name for _, name in self._parts if name is not None]
-        usual = {*FIELDS, text_column} if self._finds else set()
-        return frozenset(name.strip().lower() for name in {*named, *usual})
+        return frozenset(name.strip().lower() for name in named)
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The row's fields by their known names.
 
         :raises RejectError: if a named column with content is not there, or the template cannot be filled.
         """
-        known: dict[str, Any] = dict(fields) if self._finds else {}
         seen = _Fields(fields)
+        known: dict[str, Any] = dict(fields) if self._finds else self._about(seen)
         for name, column in self.names:
             known.pop(name, None)
             if (value := seen.get(column)) is not None:
@@ -57,6 +64,12 @@ class Columns:
                 reason = Reason.NO_ANSWER if name == "completion" else Reason.NO_CONTENT
                 raise RejectError(reason, f"no `{column}`; fields: {', '.join(map(str, fields))}"[:_SHOWN])
         return known
+
+    def _about(self, fields: _Fields) -> dict[str, Any]:
+        """What says of a row whose it is, where no column is named for it and none of these is content."""
+        used = {*self.wanted_by_name, *(GROUPS if "group" in dict(self.names) else ())}
+        found = {name: fields.get(name) for name in _ABOUT if name not in used}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def _finds(self) -> bool:

@@ -165,7 +165,7 @@ def _curate(
 
 def touchable(rules: Rules) -> tuple[str, ...]:
     """The kernel's counters that the card shows."""
-    return ("blank", "neutralised", "invisible", *(["short"] if rules.near else []))
+    return ("blank", "neutralised", "invisible", *(["short"] if rules.near else []), *(["masked"] if rules.pii else []))
 
 
 def find(store: Store, family: str, digest: str) -> Manifest | None:

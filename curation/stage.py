@@ -116,19 +116,22 @@ def _changed(row: Row, texts: Sequence[str]) -> Row | Refusal:
     """The row with new texts, which may have become empty, or may hold control tokens that were none before."""
     if texts == ([*row.contents] if row.text is None else [row.text]):
         return row
-    roles = row.roles or ("",)
+    roles: list[str] = []
     cleaned, touched = [], row.neutralised
-    for role, text in zip(roles, texts, strict=True):
+    for role, text in zip(row.roles or ("",), texts, strict=True):
         if not text.strip():
+            if role == "system":
+                continue  # as of a row that came with an empty one
             reason = Reason.NO_ANSWER if role == "assistant" else Reason.EMPTY
             return Refusal(reason, f"nothing is left of {f'a message of {role}' if role else 'the text'}", "")
         try:
             harmless, count = clean(text)
         except RejectError as error:
             return Refusal(error.reason, error.detail, "")
+        roles.append(role)
         cleaned.append(harmless)
         touched += count
     unseen = any(map(invisible, cleaned))
     if row.text is None:
-        return row._replace(contents=tuple(cleaned), neutralised=touched, invisible=unseen)
+        return row._replace(roles=tuple(roles), contents=tuple(cleaned), neutralised=touched, invisible=unseen)
     return row._replace(text=cleaned[0], neutralised=touched, invisible=unseen)

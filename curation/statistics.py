@@ -79,7 +79,7 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
             )
         ],
         shapes={"messages": shapes[0], "text": shapes[1]},
-        groups=tables.one(f'select count(distinct r."group") from {_KEPT}')[0],
+        groups=tables.one(f'select count(distinct r.unit) from {_KEPT} where r."group" is not null')[0],
         by_file=_by_file(tables, files),
         clusters=_clusters(tables, files),
         quarantine=_examples(tables, files),

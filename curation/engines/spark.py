@@ -111,7 +111,7 @@ def _settings(folder: Path, workers: int, memory: str) -> dict[str, str]:
 def _environment() -> Iterator[None]:
     """For the start of the Java process: PySpark's own Spark, without what others put into its way."""
     kept = dict(os.environ)
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT"):
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_LOCAL_DIRS", "PYSPARK_GATEWAY_PORT"):
         os.environ.pop(name, None)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     try:

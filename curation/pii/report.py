@@ -30,6 +30,7 @@ def facts(rules: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]
     measured = measure(kinds)
     return {
         "rows": counts.get("pii_rows", 0),
+        "names": counts.get("masked", 0),
         "found": {kind: counts.get(f"pii_{kind}", 0) for kind in kinds},
         "planted": {
             kind: {"values": found.planted, "precision": found.precision, "recall": found.recall}
@@ -53,7 +54,8 @@ def section(card: Mapping[str, Any]) -> str:
         for kind, item in found["planted"].items()
     )
     return (
-        f"<p>{sum(found['found'].values()):,} values {action} {found['rows']:,} rows. Names, streets and what people"
+        f"<p>{sum(found['found'].values()):,} values {action} {found['rows']:,} rows; the label, source or group of"
+        f" {found['names']:,} rows has a mask. Names, streets and what people"
         " say of themselves in words are not looked for.</p>"
         f"<figure>{bars(counts, 'personal data by kind')}</figure>"
         "<h3>How well they are found</h3><p>Measured with these settings on a generated set that has values planted,"

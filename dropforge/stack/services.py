@@ -26,12 +26,13 @@ _WELCOME = (
     "DROPFORGE_PRESET",
     "DROPFORGE_PRESETS",
     "DROPFORGE_GIT",
-    "DROPFORGE_PII_KEY",
     "KUBEFLOW_TRAINING_CPUS",
     "KUBEFLOW_TRAINING_MEMORY_GB",
     "KUBEFLOW_TRAINING_GPUS",
     "KUBEFLOW_TRAINING_NAMESPACES",
 )
+# Secrets of curation.
+_CURATING = ("DROPFORGE_PII_KEY",)
 
 # What Airflow's parts have in common. Only modules that start nothing; none of ours, which may change meanwhile.
 _AIRFLOW_MODULES = (
@@ -89,13 +90,15 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
     for_pods = ("--pod-host", pod_host) if pod_host else ()
     env = base_env(folder, ports, secrets)
     airflow = {**env, **airflow_env(folder, ports, secrets)}
+    # Curation runs in the scheduler's workers; code of recipes, which could undo pseudonyms, in pods of the cluster.
+    curating = {name: os.environ[name] for name in _CURATING if name in os.environ}
 
     def airflow_service(name: str, *arguments: str, part: str) -> Service:
         return Service(
             name,
             "airflow",
             arguments,
-            airflow,
+            {**airflow, **(curating if part == "scheduler" else {})},
             ready=lambda since: health.airflow_part(ports["airflow"], part, since),
             port=ports["airflow"] if part == "metadatabase" else None,
             after=("airflow-db",),

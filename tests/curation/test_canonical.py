@@ -197,4 +197,4 @@ def test_golden_names() -> None:
     assert exact.hex() == "0ce1c83d824136451ed2794dd00be7b7"
     assert unit(row, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"
     assert words == 4
-    assert rank(exact, 3, 258).hex() == f"0000{exact.hex()}000000030000000000000102"
+    assert rank(exact, content, 3, 258).hex() == f"0000{exact.hex()}{content.hex()}000000030000000000000102"

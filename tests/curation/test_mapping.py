@@ -27,6 +27,9 @@ def columns(template: str | None = None, **names: str) -> Columns:
         (columns(label="stars"), {"text": "x", "stars": 3}, {"text": "x", "stars": 3, "label": 3}),
         (columns(label="stars"), {"text": "x", "label": "old"}, {"text": "x"}),
         (columns(prompt="q", completion="a", system="s"), {"q": "x", "a": "y"}, {"prompt": "x", "completion": "y"}),
+        (columns(text="body"), {"body": "x", "Label": 1, "group_id": "g"}, {"text": "x", "label": 1, "group_id": "g"}),
+        (columns(text="body", group="user"), {"body": "x", "group_id": "g"}, {"text": "x"}),
+        (columns(prompt="q", completion="label"), {"q": "x", "label": "y"}, {"prompt": "x", "completion": "y"}),
         (columns("{a} {{and}} {b}", completion="c"), {"a": 1, "b": True, "c": "y"},
          {"prompt": "1 {and} true", "completion": "y"}),
         (columns("# {title}\n{body text}"), {"Title": "x", "body text": "y"}, {"text": "# x\ny"}),
@@ -94,6 +97,23 @@ def test_a_drop_with_names_of_its_own_becomes_a_dataset(make, rows) -> None:
     assert {name: manifest.counts[name] for name in ("no_content", "no_answer")} == {"no_content": 1, "no_answer": 1}
     assert manifest.rules["prompt_template"] == "{passage}: {q}?"
     assert manifest.rules["columns"] == {"completion": "best"}
+
+
+def test_labels_sources_and_groups_keep_their_usual_names_where_content_is_named(make, rows) -> None:
+    table = pa.table(
+        {"q": ["w0", "w1"], "best": ["a0", "a1"], "label": ["l", "l"], "Source": ["s", "s"], "group": ["g", "g"]}
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    files = {
+        "a.parquet": sink.getvalue().to_pybytes(),
+        "b.csv": b"q,best,label,source,group\nw2,a2,l,s,g\nw3,a3,l,s,h\n",
+    }
+    manifest = make(files, data={"columns": {"prompt": "q", "completion": "best"}})
+    kept = rows(manifest)
+    assert {(row["label"], row["source"]) for row in kept} == {("l", "s")}
+    assert len({row["split"] for row in kept if row["group"] == "g"}) == 1
+    assert sum(row["group"] == "g" for row in kept) == 3
 
 
 def test_a_recipe_without_names_of_its_own_keeps_its_digest(make) -> None:

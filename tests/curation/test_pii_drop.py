@@ -133,3 +133,33 @@ def test_a_key_that_is_not_there_is_refused_with_the_mend(
         monkeypatch.setenv("OUR_KEY", value)
     with pytest.raises(DropforgeError, match=r"OUR_KEY.*openssl rand -hex 32"):
         make_rules(recipe(pii={"key_env": "OUR_KEY"}))
+
+
+def grouped(name: str) -> bytes:
+    """The same texts, each of a person of its own."""
+    rows = [{"text": f"a text with the number {n} {n * 3}", "group": f"{name}{n}@example.com"} for n in range(60)]
+    return b"\n".join(json.dumps({**row, "source": f"{name}@example.com"}).encode() for row in rows)
+
+
+@pytest.mark.parametrize("more", [{}, {"dedup": {}}])
+def test_masked_groups_do_not_make_the_order_of_files_matter(make: Make, more: dict[str, Any]) -> None:
+    data = {"eval_fraction": 0.3}
+    first = make({"a.jsonl": grouped("alice"), "b.jsonl": grouped("bob")}, "d1", data, pii={}, **more)
+    second = make({"a.jsonl": grouped("bob"), "b.jsonl": grouped("alice")}, "d2", data, pii={}, **more)
+    assert (first.digest, first.counts) == (second.digest, second.counts)
+
+
+def test_who_is_preferred_is_asked_before_the_mask(make: Make, store: FolderStore, ledger: Any) -> None:
+    files = {"a.jsonl": grouped("alice"), "b.jsonl": grouped("carol")}
+    manifest = make(files, pii={}, prefer=["carol@example.com"])
+    assert {entry["file"] for entry in ledger(manifest) if entry["end"] in {"train", "eval"}} == {"b.jsonl"}
+    card = json.loads(store.get(manifest.files["card_json"]))
+    assert card["statistics"]["groups"] == 60
+    assert card["pii"]["names"] == 120
+
+
+def test_no_part_of_a_value_is_shown_where_details_are_cut(make: Make, store: FolderStore) -> None:
+    names = [f"{name}.{'very' * 10}long@example-company.org" for name in ("anna", "berta", "clara", "dorothea", "emma")]
+    files = {"a.jsonl": grouped("x"), "b.csv": (",".join(names) + "\n1,2,3,4,5\n").encode()}
+    make(files, pii={})
+    assert not [name for name in ("anna", "dorothea", "emma", "veryvery") if name.encode() in everything(store.root)]

@@ -79,6 +79,19 @@ def test_a_row_of_which_nothing_is_left_ends():
     assert [getattr(row, "reason", None) for row in done] == [Reason.EMPTY, Reason.EMPTY, Reason.NO_ANSWER, None]
 
 
+def test_a_system_message_of_which_nothing_is_left_goes_alone():
+    row = canonical(
+        {
+            "messages": [
+                {"role": "system", "content": "cat"},
+                *({"role": r, "content": "x"} for r in ("user", "assistant")),
+            ]
+        }
+    )
+    (done,), _ = put_through([row], [replaced("cat", " ")])
+    assert (done.roles, done.contents) == (("user", "assistant"), ("x", "x"))
+
+
 def test_what_becomes_a_control_token_is_made_harmless():
     (done,), _ = put_through([text("<|im_-end|>")], [replaced("-", "")])
     assert done.text == "< |im_end|>"
@@ -109,7 +122,7 @@ def test_the_kernel_names_rows_after_the_stages(tmp_path, monkeypatch, at_once):
     monkeypatch.setattr(kernel, "_STAGE_ROWS", at_once)
     (tmp_path / "plain").mkdir()
     plain, _, _ = made(tmp_path / "plain", rules)
-    monkeypatch.setattr(kernel, "make_stages", lambda _: (without("secret"), replaced("cat", "dog")))
+    monkeypatch.setattr(kernel, "make_stages", lambda *_: (without("secret"), replaced("cat", "dog")))
     rows, faults, report = made(tmp_path, rules)
     assert [row["text"] for row in rows] == [f"row {n} dog" for n in range(20) if n % 3]
     assert {row["key"] for row in rows}.isdisjoint({row["key"] for row in plain})
