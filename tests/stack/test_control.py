@@ -177,3 +177,11 @@ def test_doctor_says_whether_spark_is_there(tmp_path: Path, monkeypatch: pytest.
 )
 def test_versions_are_compared_by_number(version: str, numbers: tuple[int, ...]) -> None:
     assert doctor.release(version) == numbers
+
+
+def test_the_key_of_pseudonyms_reaches_curation_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of a recipe runs in pods, which have what the cluster has; with the key it could undo them."""
+    monkeypatch.setenv("DROPFORGE_PII_KEY", "k" * 40)
+    ports = {"objects": 1, "mlflow": 2, "airflow": 3}
+    found = services.services(tmp_path, ports, read_secrets(tmp_path))
+    assert [one.name for one in found if "DROPFORGE_PII_KEY" in one.env] == ["airflow-scheduler"]
