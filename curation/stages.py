@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from curation.decontaminate import make_decontaminate
 from curation.language import make_language
 from curation.pii import make_pii
+from curation.pii.masks import MASK
 from curation.quality import make_quality
 from curation.repair import make_repair
+from curation.stage import Staged, refusals
 
 if TYPE_CHECKING:
     from curation.kernel import Rules
@@ -31,5 +37,37 @@ def make_stages(rules: Rules, index: Path | None = None) -> tuple[Stage, ...]:
     if rules.language is not None:
         stages.append(make_language(rules.language))
     if rules.quality is not None:
-        stages.append(make_quality(rules.quality))
+        quality = make_quality(rules.quality)
+        if rules.pii is not None and rules.quality.c4 is not None:
+            quality = masked_again(quality, make_pii(rules.pii))
+        stages.append(quality)
     return tuple(stages)
+
+
+def masked_again(quality: Stage, pii: Stage) -> Stage:
+    """Quality, and personal data once more in the texts that it changed: what C4 takes out, such as a citation's mark,
+    may have stood within a value, which was none before. A row that holds a mask already is not counted again."""
+
+    def stage(passages: pa.RecordBatch) -> Staged:
+        done, ended, counts = quality(passages)
+        changed = pc.not_equal(passages.column("content"), done.column("content"))
+        if not pc.any(changed).as_py():
+            return Staged(done, ended, counts)
+        left = done.filter(changed)
+        masked, more, found = pii(left)
+        texts = masked.column("content")
+        hit = _rows(left, pc.not_equal(left.column("content"), texts))
+        known = _rows(passages, pc.match_substring_regex(passages.column("content"), MASK)) if hit else set()
+        contents = pc.replace_with_mask(done.column("content"), changed, texts)
+        every = sorted([*ended.to_pylist(), *more.to_pylist()], key=lambda item: int(item["row"]))
+        return Staged(
+            done.set_column(2, "content", contents),
+            refusals(*([item[name] for item in every] for name in ("row", "reason", "detail"))),
+            +Counter({**counts, **found, "pii_rows": len(hit - known)}),
+        )
+
+    return stage
+
+
+def _rows(passages: pa.RecordBatch, which: pa.Array) -> set[int]:
+    return set(passages.column("row").filter(which).to_pylist())

@@ -12,13 +12,15 @@ import hmac
 from collections.abc import Mapping
 from typing import Final
 
-from curation.pii.hits import Hit
+from curation.pii.hits import KINDS, Hit
 from dropforge.errors import DropforgeError
 
 #: Characters of a key, at least: its fingerprint is public, so it must not be guessed.
 LEAST_KEY: Final = 32
 _LETTERS: Final = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 _LENGTH: Final = 12  # 48 bits: among a million values the chance that any two share one is 0.2 %
+#: A pattern of RE2 that any mask has.
+MASK: Final = f"<(?:{'|'.join(map(str.upper, KINDS))})(?::[a-p]{{{_LENGTH}}})?>"
 
 
 def read_key(name: str, env: Mapping[str, str]) -> bytes:

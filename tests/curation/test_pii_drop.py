@@ -118,6 +118,38 @@ def test_rows_are_dropped_on_demand_and_are_no_quarantine(
     assert "4 filtered" in store.get(manifest.files["card_html"]).decode()
 
 
+def broken() -> bytes:
+    """Rows with values in which marks of citations stand, so that taking these out puts the values together."""
+    five = " One is one. Two is two. Three is three. Four is four."
+    split = "bob.smith[1]@northwind.com", "4111 1111 1111[2] 1111"
+    texts = [f"Row number {n} of the test.{five}" for n in range(40)]
+    texts += [f"Write to {split[0]} about it.{five}", f"Paid with {split[1]}, ask {EMAIL} for it.{five}"]
+    texts += [f"Write to {EMAIL} again.[3]{five}"]
+    return b"\n".join(json.dumps({"text": text}).encode() for text in texts)
+
+
+def test_what_c4_puts_together_is_masked_too(make: Make, rows: Rows, store: FolderStore) -> None:
+    manifest = make({"a.jsonl": broken()}, pii={}, quality={"c4": {}})
+    said = everything(store.root)
+    assert not any(value.encode() in said for value in (EMAIL, CARD))
+    masked = [row["text"].split(". ")[0].removesuffix(" One is one") for row in rows(manifest) if "<" in row["text"]]
+    assert sorted(masked) == [
+        "Paid with <CARD>, ask <EMAIL> for it",
+        "Write to <EMAIL> about it",
+        "Write to <EMAIL> again",
+    ]
+    card = json.loads(store.get(manifest.files["card_json"]))
+    assert {kind: number for kind, number in card["pii"]["found"].items() if number} == {"email": 3, "card": 1}
+    assert card["pii"]["rows"] == 3  # the row with both values was found twice
+
+
+def test_rows_that_c4_puts_together_are_dropped_on_demand(make: Make, store: FolderStore) -> None:
+    manifest = make({"a.jsonl": broken()}, pii={"action": "drop-row"}, quality={"c4": {}})
+    assert manifest.counts["personal_data"] == 3
+    assert json.loads(store.get(manifest.files["card_json"]))["pii"]["rows"] == 3
+    assert not any(value.encode() in everything(store.root) for value in (EMAIL, CARD))
+
+
 def test_a_drop_of_which_nothing_is_left_says_why(make: Make) -> None:
     data = b"\n".join(json.dumps({"text": f"{n} {EMAIL}"}).encode() for n in range(30))
     with pytest.raises(DataError, match=r"personal_data \(30 rows\).*curation.pii.action` to mask"):
