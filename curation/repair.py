@@ -4,7 +4,8 @@ In this order, of each text that is trained on:
 
 - UTF-8 that was read as Windows-1252 or Latin-1 is read again, by ftfy (https://ftfy.readthedocs.io), line by line and
   only where misreading the result gives the line as it came;
-- CR LF and CR become LF, other control characters than tabs go;
+- CR LF and CR become LF, and so does every control character that ends a line: VT, FF, U+001C to U+001E and U+0085.
+  U+001F, which parts words, becomes a space, other control characters than tabs go;
 - byte order marks, soft hyphens and word joiners go. Joiners stay where both neighbours are of scripts, or symbols, in
   which they mean something (emoji, Arabic, Indic scripts), zero-width spaces between characters of scripts without
   spaces;
@@ -38,8 +39,8 @@ VERSION: Final = 1
 
 _LAYERS: Final = 3  # times that text may have been misread
 _LOOKED_AT: Final = r"[^\t\n\x20-\x7e]"
-_NEW_LINE: Final = re.compile(r"\r\n?")
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NEW_LINE: Final = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85]")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f]")
 _UNSEEN: Final = re.compile("[\u00ad\ufeff\u2060\u200b\u200c\u200d]+")
 # The first byte of two or more in UTF-8, and one that goes on, as Windows-1252 and Latin-1 show them.
 _MISREAD: Final = re.compile(
@@ -117,7 +118,7 @@ def repaired(text: str) -> tuple[str, set[str]]:
     if _MISREAD.search(text):
         text = became("\n".join(map(_reread, text.split("\n"))), "mojibake")
     text = became(_NEW_LINE.sub("\n", text), "new_lines")
-    text = became(_CONTROL.sub("", text), "controls")
+    text = became(_CONTROL.sub("", text.replace("\x1f", " ")), "controls")
     text = became(_UNSEEN.sub(_seen, text), "unseen")
     if not text.isascii():
         if many_marks(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import unicodedata
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curation.columns import integers, strings
+from curation.identity import fold
 from curation.repair import make_repair, repair_rules, repaired
 from curation.stage import PASSAGES
 
@@ -64,7 +66,8 @@ def test_what_is_meant_stays(text: str) -> None:
     ("text", "mended", "what"),
     [
         ("a\r\nb\rc", "a\nb\nc", {"new_lines"}),
-        ("bell\x07 and\x1b[0m \x85tab\t", "bell and[0m tab\t", {"controls"}),
+        ("bell\x07 and\x1b[0m \x80tab\t", "bell and[0m tab\t", {"controls"}),
+        ("one\x0ctwo\x85three\x1ffour", "one\ntwo\nthree four", {"new_lines", "controls"}),
         ("\ufeffsoft\u00adhy\u200bphen\u2060s\u200d", "softhyphens", {"unseen"}),
         ("cafe\u0301", "café", {"composed"}),
         ("cafe\u00ad\u0301", "café", {"unseen", "composed"}),
@@ -75,6 +78,16 @@ def test_what_is_meant_stays(text: str) -> None:
 )
 def test_what_is_mended(text: str, mended: str, what: set[str]) -> None:
     assert repaired(text) == (mended, what)
+
+
+def test_words_that_any_white_space_parts_stay_apart() -> None:
+    """Keys take it for white space: copies that differ in it alone must stay copies."""
+    spaces = [char for char in map(chr, range(sys.maxunicode + 1)) if char.isspace()]
+    assert {"\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f", "\x85"} < {*spaces}
+    for space in spaces:
+        mended, _ = repaired(f"one{space}two")
+        assert fold(mended) == "one two", hex(ord(space))
+        assert space == "\t" or unicodedata.category(mended[3]) != "Cc" or mended[3] == "\n"
 
 
 @given(st.text())
