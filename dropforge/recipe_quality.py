@@ -120,4 +120,4 @@ class Language(Section):
     unknown: Literal["keep", "drop"] = "keep"
     """What happens to rows that are too short to tell."""
     of: Literal["answers", "all"] = "all"
-    """What a conversation is judged by: the assistant's messages, or all."""
+    """What a conversation is judged by: the assistant's messages, or all but the system's."""
