@@ -6,6 +6,7 @@ comes, C4's what is left of its lines. The first rule that a row breaks is its e
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Quality:
     """Which rules there are. Integers and text only: it is part of the digest.
 
     :param of: `answers` for the assistant's messages, `all` for every message; texts without a role always count.
+    :param unicode: the version of the tables that say what a letter is, which come with Python.
     """
 
     gopher: Gopher | None = None
@@ -34,6 +36,7 @@ class Quality:
     c4: C4 | None = None
     of: str = "answers"
     version: int = VERSION
+    unicode: str = unicodedata.unidata_version
 
 
 def make_quality(quality: Quality) -> Stage:
@@ -100,4 +103,4 @@ def _clean(
                 counts.update({**item.counts, "c4_texts_changed": 1})
 
 
-__all__ = ["Quality", "joined", "make_quality", "wanted"]
+__all__ = ["Quality", "make_quality", "wanted"]

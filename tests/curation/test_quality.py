@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -236,6 +237,7 @@ def test_nothing_under_the_digest_is_a_float(recipe: Callable[..., Recipe]) -> N
     facts = make_rules(asked).facts()
     assert facts["quality"]["gopher"]["max_hashes"] == 100_000
     assert facts["repair"]["mojibake"].startswith("ftfy 6.3.")
+    assert {facts[name]["unicode"] for name in ("quality", "repair", "language")} == {unicodedata.unidata_version}
     assert json.loads(json.dumps(facts)) == facts
 
     def leaves(value: Any) -> list[Any]:
