@@ -7,21 +7,31 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from curation.pii.hits import Hit
+from curation.pii.hits import Hit, behind_escape
 
 # Letters of Latin, Greek and Cyrillic: addresses are written in them too (RFC 6531).
 _LETTER: Final = "A-Za-z\u00c0-\u024f\u0370-\u052f"
 _ATOM: Final = rf"[{_LETTER}0-9_%+~'-]"
 _LABEL: Final = rf"[{_LETTER}0-9](?:[{_LETTER}0-9-]{{0,61}}+(?<!-))?"
-# Begins only where no atom is behind it, and each part has a length: linear on any text.
-_EMAIL: Final = re.compile(
-    rf"(?<!{_ATOM}){_ATOM}{{1,64}}+(?:\.{_ATOM}{{1,64}}+){{0,15}}+@(?:{_LABEL}\.){{1,8}}([{_LETTER}]{{2,24}})(?![{_LETTER}0-9-])"
+# What stands before the first letter is quotes and dashes of the text. A hyphen may follow: `bob@example.com- thanks`.
+_ADDRESS: Final = (
+    rf"['%~-]*+[{_LETTER}0-9_+]{_ATOM}{{0,63}}+(?:\.{_ATOM}{{1,64}}+){{0,15}}+"
+    rf"@((?:{_LABEL}\.){{1,8}})([{_LETTER}]{{2,24}})(?![{_LETTER}0-9])"
 )
-#: What comes behind the dot in names of files, as in `icon@2x.png`.
+# Begins only where no atom is behind it, and each part has a length: linear on any text.
+_EMAIL: Final = re.compile(rf"(?<!{_ATOM}){_ADDRESS}")
+_NEXT: Final = re.compile(_ADDRESS)
+# Percent escapes (RFC 3986, 2.1) of what no atom holds, such as a space or a colon, also escaped again as `%2520`; then
+# all that no address begins with. Escaped letters inside, as in `j%C3%BCrgen@...`, are its own.
+_BEFORE: Final = re.compile(
+    rf"(?:.*%(?:25)*(?i:[01][0-9a-f]|2[0289cf]|3[a-f]|5[b-d]|7[bd]))?(?:%[0-9A-Fa-f]{{2}}|[^{_LETTER}0-9_+])*+"
+)
+#: What comes behind the dot in names of files and is no top-level domain (IANA, Root Zone Database).
 _FILES: Final = frozenset([
-    "png", "jpg", "jpeg", "gif", "svg", "webp", "ico", "css", "js", "ts", "py", "html", "htm", "json", "xml", "md",
-    "txt", "pdf", "zip", "gz", "mp3", "mp4",
+    "png", "jpg", "jpeg", "gif", "svg", "webp", "ico", "css", "js", "ts", "html", "htm", "json", "xml", "txt", "pdf",
+    "gz", "mp3", "mp4",
 ])  # fmt: skip
+_SCALE: Final = re.compile(r"[0-9.]+x\.")  # as in `icon@2x.zip`: the ending is also a top-level domain
 _NOBODY: Final = frozenset({"git", "svn", "hg"})  # of `git@host.org:group/project`
 
 _IPV4: Final = re.compile(
@@ -54,10 +64,18 @@ _NOT_PUBLIC_6: Final = _networks("2001::/23", "2001:db8::/32", "2002::/16", "3ff
 
 def emails(text: str) -> Iterator[Hit]:
     """Addresses as people write them: RFC 5322's dot-atoms at a name with dots (RFC 5321, 4.1.2), without quotes."""
-    for match in _EMAIL.finditer(text):
-        value = match.group().lower()
-        if match.group(1).lower() not in _FILES and value.partition("@")[0] not in _NOBODY:
-            yield Hit(match.start(), match.end(), "email", value)
+    match = _EMAIL.search(text)
+    while match is not None:
+        host, ending = match.groups()
+        start, at = behind_escape(text, match.start()), match.start(1) - 1
+        before = _BEFORE.match(text, start, at)
+        start = before.end() if before else start
+        value = text[start : match.end()].lower()
+        file = ending.lower() in _FILES or _SCALE.fullmatch(host)
+        if start < at and not file and text[start:at].lower() not in _NOBODY:
+            yield Hit(start, match.end(), "email", value)
+        # Another may follow at once: `bob@example.com-anna@example.com`.
+        match = _NEXT.match(text, match.end()) or _EMAIL.search(text, match.end())
 
 
 def hosts(text: str) -> Iterator[Hit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -11,6 +12,7 @@ KINDS: Final = ("secret", "iban", "card", "national_id", "email", "ip", "phone")
 #: A value begins here: behind no letter, digit or underscore, but also behind `\n` as JSON writes it.
 START: Final = r"(?:(?<![0-9A-Za-z_])|(?<=\\[nrtbf]))"
 END: Final = r"(?![0-9A-Za-z_])"
+_ESCAPE: Final = re.compile(r"[nrtbf]|u[0-9A-Fa-f]{4}")  # RFC 8259, 7
 
 
 class Hit(NamedTuple):
@@ -45,12 +47,16 @@ def _one(text: str, group: list[Hit]) -> Hit:
 
 def _whole_escapes(text: str, hit: Hit) -> Hit:
     """A hit never begins inside an escape: of `\\nbob@...` in JSON text the `\\n` stays, or the JSON would break."""
-    behind = hit.start
-    while behind > max(0, hit.start - 64) and text[behind - 1] == "\\":
-        behind -= 1
-    if (hit.start - behind) % 2 == 0:
+    start = behind_escape(text, hit.start)
+    if start == hit.start or start >= hit.end:
         return hit
-    skipped = {"u": 5}.get(text[hit.start], 1 if text[hit.start] in "nrtbf" else 0)
-    if not skipped or hit.start + skipped >= hit.end:
-        return hit
-    return Hit(hit.start + skipped, hit.end, hit.kind, hit.value[skipped:])
+    return Hit(start, hit.end, hit.kind, hit.value[start - hit.start :])
+
+
+def behind_escape(text: str, start: int) -> int:
+    """Where the escape ends whose `\\` stands before a place; the place itself if there is none.
+
+    JSON within a string of JSON has more than one `\\` there.
+    """
+    escape = _ESCAPE.match(text, start) if text[max(0, start - 1) : start] == "\\" else None
+    return escape.end() if escape else start

@@ -194,12 +194,12 @@ def _phone(window: _Window) -> str | None:
         "£",
     }:
         return None
-    if not window.left and not window.right and 7 <= len(digits) <= 15 and window.behind(_PHONE_WORD):
-        return digits
     shape = tuple(map(len, groups))
-    if not window.alone() or not _national(window, shape):
+    by_word = not window.left and not window.right and 7 <= len(digits) <= 15 and window.behind(_PHONE_WORD)
+    if not by_word and not (window.alone() and _national(window, shape)):
         return None
-    return digits
+    # As `+1 ...` is written, so that one number has one pseudonym.
+    return f"+1{digits[-10:]}" if shape in _NANP_SHAPES and _nanp(digits) else digits
 
 
 def _international(window: _Window, skip: int = 0) -> str:
@@ -222,10 +222,8 @@ def _national(window: _Window, shape: tuple[int, ...]) -> bool:
     groups, seps = window.groups, window.seps
     opened = ")" in "".join(seps) and window.text[window.start - 1 : window.start] == "("
     one = window.same(f"{_SPACES}.-")
-    if shape in {(3, 3, 4), (1, 3, 3, 4)}:  # NANP: neither part begins with 0 or 1, nor is it 211 to 911
-        area, exchange = groups[-3:-1]
-        plan = area[0] > "1" and exchange[0] > "1" and area[1:] != "11" and exchange[1:] != "11"
-        return plan and (one or opened or len(shape) == 4) and (len(shape) == 3 or groups[0] == "1")
+    if shape in {(3, 3, 4), (1, 3, 3, 4)}:
+        return _nanp(window.digits) and (one or opened or len(shape) == 4)
     if shape == (2, 2, 2, 2, 2):  # France
         return one and groups[0][0] == "0" and groups[0][1] > "0"
     if shape in {(3, 2, 2, 2), (2, 3, 2, 2)}:  # Spain
@@ -242,6 +240,13 @@ def _national(window: _Window, shape: tuple[int, ...]) -> bool:
         and groups[0][1] > "0"
         and (opened or (len(written) == 1 and written in f"{_SPACES}/-"))
     )
+
+
+def _nanp(digits: str) -> bool:
+    """North America: neither area nor exchange begins with 0 or 1, nor is it 211 to 911 (NANPA, "Area Codes")."""
+    area, exchange = digits[-10:-7], digits[-7:-4]
+    plan = area[0] > "1" and exchange[0] > "1" and area[1:] != "11" and exchange[1:] != "11"
+    return plan and digits[:-10] in {"", "1"}
 
 
 def _is_ssn(window: _Window) -> bool:
@@ -268,6 +273,7 @@ def _is_steuer_id(window: _Window) -> bool:
 
 #: An area code and the number behind it.
 _AREAS: Final = frozenset((area, number) for area in (3, 4, 5) for number in (5, 6, 7, 8))
+_NANP_SHAPES: Final = frozenset([(10,), (11,), (3, 7), (3, 3, 4), (1, 3, 3, 4), (1, 10)])
 _CARD_SHAPES: Final = frozenset(
     [*((length,) for length in range(14, 20)), (4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 3)]
 )

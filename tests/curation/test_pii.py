@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ PARTS = [
     "(212) 555-0187",
     "sk" + "_live_" + "4eC39HqLyjWDarjtT1zd",
     *("http://me:hunter22@db.net/x", "2a00:1450:4001:81b::200e", "529.982.247-25", "<EMAIL>", "<PHONE:abcdefghijkl>"),
+    *("\u00a0", "%20", "'", "@firma.zip", "password = "),
     *(" ", ", ", "-", ".", "1", "a", "\n", "\\n", '"', "<", ">", "|", "@", "+", "(", ")", "order 12 "),
 ]
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
@@ -53,6 +55,16 @@ def masked(*rows: str, asked: Pii = KEYED) -> list[str]:
         ("to bob.smith+x@sub.northwind.co.uk.", "email", "bob.smith+x@sub.northwind.co.uk"),
         ("an jürgen@müller.de, bitte", "email", "jürgen@müller.de"),
         ("メールはbob@northwind.jpです", "email", "bob@northwind.jp"),
+        ("a juan.perez@correo.com.py hoy", "email", "juan.perez@correo.com.py"),
+        ("la ion.popescu@mail.md azi", "email", "ion.popescu@mail.md"),
+        ("an anna@firma.zip heute", "email", "anna@firma.zip"),
+        ("mail bob@northwind.com- thanks", "email", "bob@northwind.com"),
+        ("to bob@mail.northwind.com-x", "email", "bob@mail.northwind.com"),
+        ("{'mail': 'bob@northwind.com'}", "email", "bob@northwind.com"),
+        ("-" * 80 + "bob@northwind.com", "email", "bob@northwind.com"),
+        ("CORP\\ursula@northwind.com", "email", "ursula@northwind.com"),
+        ("o'brien-x@northwind.com", "email", "o'brien-x@northwind.com"),
+        ("?to=j%C3%BCrgen@northwind.com", "email", "j%C3%BCrgen@northwind.com"),
         ("call +1 (415) 555-2671 now", "phone", "+1 (415) 555-2671"),
         ("call (212) 555-0187 now", "phone", "(212) 555-0187"),
         ("au 06 12 34 56 78", "phone", "06 12 34 56 78"),
@@ -100,6 +112,7 @@ def test_what_names_a_person_or_opens_something_is_found(text: str, kind: str, v
         "2024-01-15 10:20:33, 15.01.2024, 1700000000, 1700000000123",
         "ISBN 978-3-16-148410-0, 52.520008, 13.404954, 1 234 567 890",
         "git@github.com:group/project and icon@2x.png and @property",
+        "icon@2x.zip icon@1.5x.md main@v2.min.js '-@northwind.com %20@northwind.com",
         "d41d8cd98f00b204e9800998ecf8427e 550e8400-e29b-41d4-a716-446655440000 00:1b:44:11:3a:b7",
         'password = "your_password_here"; token = get_token(); key: ${SECRET_KEY}',
         "<EMAIL> <PHONE:abcdefghijkl> <SECRET>",
@@ -131,6 +144,54 @@ def test_one_value_has_one_pseudonym_however_it_is_written_and_in_any_row():
     again = make_pii(Pii(key_env="OUR_KEY", key=fingerprint(b"f" * 32)), others)
     text = again(staged("x").passages.set_column(2, "content", strings(["bob@northwind.com"])))
     assert text.passages.column("content")[0].as_py() not in third
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        (
+            *(
+                "bob@northwind.com",
+                "'bob@northwind.com'",
+                "-bob@northwind.com",
+                "--Bob@northwind.com-",
+                "~bob@northwind.com",
+            ),
+            *(
+                "%20bob@northwind.com",
+                "mailto%3Abob@northwind.com",
+                "hi%2520bob@northwind.com",
+                "x-%0A'bob@northwind.com",
+            ),
+            *(
+                "\\n'bob@northwind.com'",
+                "\\u003cbob@northwind.com",
+                "bob@northwind.com-x",
+                "bob@northwind.com'bob@northwind.com",
+            ),
+        ),
+        (
+            *(
+                "+1 415 555 2671",
+                "(415) 555-2671",
+                "415-555-2671",
+                "1-415-555-2671",
+                "+1 (415) 555-2671",
+                "+14155552671",
+            ),
+            *("phone: 4155552671", "tel 14155552671"),
+        ),
+    ],
+)
+def test_one_value_has_one_pseudonym_whatever_stands_around_it(forms: tuple[str, ...]):
+    found = [re.findall("<[A-Z]+:[a-p]{12}>", after) for after in masked(*forms)]
+    assert {name for names in found for name in names} == {found[0][0]}
+    assert all(found)
+
+
+def test_addresses_in_one_line_all_go_and_leave_nothing_between_them():
+    many = "-".join(["ann@northwind.com"] * 20)
+    assert masked(many, asked=Pii()) == ["-".join(["<EMAIL>"] * 20)]
 
 
 def test_no_pseudonym_is_found_again():
@@ -248,6 +309,10 @@ def test_the_prefilter_lets_all_that_is_planted_through(planted_in: int):
             "8.8.4.45 ",
             "<EMAIL>",
             "00 1-",
+            "a-",
+            "%25",
+            "'-",
+            "a@b.cd-",
         ),
     ],
 )
