@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from curation.pii.hits import KINDS, Hit
@@ -21,6 +22,10 @@ _LETTERS: Final = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 _LENGTH: Final = 12  # 48 bits: among a million values the chance that any two share one is 0.2 %
 #: A pattern of RE2 that any mask has.
 MASK: Final = f"<(?:{'|'.join(map(str.upper, KINDS))})(?::[a-p]{{{_LENGTH}}})?>"
+#: Numbers as JSON writes them (RFC 8259, 6): what may stand in one before a hit and behind it, and a quote not escaped.
+_HEAD: Final = re.compile(r"-?(?:[0-9]+\.)?")
+_TAIL: Final = re.compile(r"((?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)[ \t\r\n]*+[,}\]]")
+_QUOTE: Final = re.compile(r'(?<!\\)(?:\\\\)*+"')
 
 
 def read_key(name: str, env: Mapping[str, str]) -> bytes:
@@ -45,3 +50,49 @@ def mask(hit: Hit, key: bytes | None) -> str:
         return f"<{name}>"
     state = hmac.digest(key, f"{hit.kind}\0{hit.value}".encode("utf-8", "surrogatepass"), hashlib.sha256)
     return f"<{name}:{state.hex()[:_LENGTH].translate(_LETTERS)}>"
+
+
+def replaced(text: str, hits: Sequence[Hit], key: bytes | None) -> str:
+    """The text with masks. What is a number of JSON becomes a string, so that JSON stays JSON.
+
+    :param hits: in order, without overlaps.
+    """
+    parts: list[str] = []
+    at, strings = 0, _Strings(text)
+    for hit, following in zip(hits, [*(hit.start for hit in hits[1:]), len(text)], strict=True):
+        before, digits = text[at : hit.start], text[hit.start : hit.end]
+        lead = before.rstrip("0123456789.-")
+        tail = _TAIL.match(text, hit.end) if digits.isdecimal() and _HEAD.fullmatch(before, len(lead)) else None
+        quote = strings.quote(lead.rstrip(" \t\r\n"), hit.start) if tail and tail.end(1) <= following else ""
+        end = tail.end(1) if tail and quote else hit.end
+        parts += [lead, quote, before[len(lead) :], mask(hit, key), text[hit.end : end], quote]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+class _Strings:
+    """Where a text's strings of JSON are. Read once, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._counted, self._open = 0, False
+        self._first = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=len(text))
+        self._last = max(text.rfind("}"), text.rfind("]"))
+
+    def quote(self, lead: str, start: int) -> str:
+        """The quote to write around a value at `start`, or "" where there is no place for one.
+
+        :param lead: what stands before the value, without the spaces between.
+        """
+        if not self._first < start < self._last or not lead.endswith((":", "[", ",")):
+            return ""
+        # No string goes over the end of a line, so a stray quote does not reach beyond its own.
+        line = self._text.rfind("\n", self._counted, start) + 1
+        quotes = len(_QUOTE.findall(self._text, max(self._counted, line), start))
+        self._counted, self._open = start, (self._open and not line) ^ (quotes % 2 == 1)
+        if not self._open:
+            return '"'
+        # JSON inside a string: as its key is quoted, so is the value.
+        named = lead.removesuffix(":").rstrip(" ")
+        escapes = len(named) - 1 - len(named[:-1].rstrip("\\"))
+        return "\\" * escapes + '"' if lead.endswith(":") and named.endswith('\\"') else ""

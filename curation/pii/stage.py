@@ -13,7 +13,7 @@ import pyarrow as pa
 from curation.columns import strings
 from curation.pii.contacts import emails, hosts
 from curation.pii.hits import KINDS, Hit, settle
-from curation.pii.masks import fingerprint, mask, read_key
+from curation.pii.masks import fingerprint, read_key, replaced
 from curation.pii.numbers import ibans, numbers, phones, written
 from curation.pii.prefilter import PATTERNS, Prefilter
 from curation.pii.secrets import secrets
@@ -117,7 +117,7 @@ def _masked(
             text = texts[index].as_py()
             hits = settle(text, _detected(text, kinds, groups))
             if hits:
-                changed.append((places[index], _replaced(text, hits, key)))
+                changed.append((places[index], replaced(text, hits, key)))
                 found.setdefault(places[index], []).extend(hits)
         if not changed:
             return masked
@@ -142,14 +142,6 @@ def _detected(text: str, kinds: Collection[str], groups: Collection[str]) -> Ite
         yield from hosts(text)
     if "phone" in kinds and "digits" in groups:
         yield from phones(text)
-
-
-def _replaced(text: str, hits: list[Hit], key: bytes | None) -> str:
-    parts, at = [], 0
-    for hit in hits:
-        parts += [text[at : hit.start], mask(hit, key)]
-        at = hit.end
-    return "".join([*parts, text[at:]])
 
 
 def _key(settings: Pii, env: Mapping[str, str]) -> bytes | None:

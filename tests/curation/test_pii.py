@@ -194,6 +194,39 @@ def test_addresses_in_one_line_all_go_and_leave_nothing_between_them():
     assert masked(many, asked=Pii()) == ["-".join(["<EMAIL>"] * 20)]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"card": 4111111111111111, "n": 1}', {"card": "<CARD>", "n": 1}),
+        ('{"pesel": 44051401359}', {"pesel": "<NATIONAL_ID>"}),
+        ('{"a": [4111111111111111,\n  4012888888881881 ], "said": "44051401359"}', None),
+        ('[1, -4111111111111111, 4111111111111111.0, {"x": 0.4111111111111111}]', None),
+        ('{"said": "cards: [4111111111111111, 4012888888881881]"}', {"said": "cards: [<CARD>, <CARD>]"}),
+        (json.dumps({"arguments": json.dumps({"card": 4111111111111111, "b\\": '"', "n": [44051401359]})}), None),
+    ],
+)
+def test_a_number_of_json_becomes_a_string(before: str, after: object):
+    once = masked(before, asked=Pii())
+    assert json.loads(once[0]) == after or after is None
+    assert "<CARD>" in once[0] or after
+    assert not any(value in once[0] for value in ("4111111111111111", "4012888888881881", "44051401359"))
+    assert masked(*once, asked=Pii()) == once
+    assert json.loads(masked(before)[0])
+
+
+def test_json_in_a_string_of_json_keeps_its_numbers_as_strings_too():
+    arguments = json.dumps({"card": 4111111111111111, "path\\": '"', "pesel": 44051401359})
+    (after,) = masked(json.dumps({"arguments": arguments}), asked=Pii())
+    said = json.loads(json.loads(after)["arguments"])
+    assert said == {"card": "<CARD>", "path\\": '"', "pesel": "<NATIONAL_ID>"}
+
+
+def test_numbers_in_a_sentence_get_no_quotes():
+    text = 'a 24" screen, card: 4111111111111111, and\n{"n": 44051401359}'
+    assert masked(text, asked=Pii()) == ['a 24" screen, card: <CARD>, and\n{"n": "<NATIONAL_ID>"}']
+    assert masked("paid, 4111111111111111, and [1]", asked=Pii()) == ["paid, <CARD>, and [1]"]
+
+
 def test_no_pseudonym_is_found_again():
     text = "\n".join(mask(Hit(0, 1, kind, str(number)), b"k" * 32) for kind in KINDS for number in range(1500))
     assert find(text) == []
@@ -245,8 +278,12 @@ def test_masking_twice_changes_nothing(text: str):
 @settings(max_examples=200, deadline=None)
 @given(TEXTS, st.booleans())
 def test_json_in_a_message_stays_json(text: str, ascii_only: bool):
-    after = masked(json.dumps({"said": [text, "é" + text]}, ensure_ascii=ascii_only))[0]
-    assert set(json.loads(after)) == {"said"}
+    said = {"said": [text, 4111111111111111, "é" + text], "n": 44051401359, "x": [-4111111111111111.0, text]}
+    after = masked(json.dumps(said | {"within": json.dumps({text: text, "n": 44051401359})}, ensure_ascii=ascii_only))
+    for whole in (*after, *masked(*after)):
+        read = json.loads(whole)
+        assert [*read, *json.loads(read["within"])][-1] == "n"
+        assert [read["n"][:1], read["said"][1][:1], json.loads(read["within"])["n"][:1]] == ["<"] * 3
 
 
 @settings(max_examples=60, deadline=None)
@@ -313,6 +350,8 @@ def test_the_prefilter_lets_all_that_is_planted_through(planted_in: int):
             "%25",
             "'-",
             "a@b.cd-",
+            "[4111111111111111,",
+            '\\"n\\": 4111111111111111, ',
         ),
     ],
 )
