@@ -14,12 +14,19 @@ import pyarrow.compute as pc
 from curation.columns import integers
 
 _DIGIT_RUN: Final = r"(?:[0-9][\x{a0}\x{202f}\x{2009}\x{2010}-\x{2013} ./()-]{0,2}){7}"
+#: RE2's `\s` is ASCII, and not all of that; these are what Python's is.
+_SPACE: Final = r"[\s\x{0b}\x{1c}-\x{1f}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]"
+#: Names before a value. Without case, Python takes two Turkish letters for an `i` and RE2 does not.
+_NAMES: Final = (
+    "api[_-]?key|secret|token|passw|passphrase|pwd|access[_-]?key|private[_-]?key|client[_-]?id|credential|auth"
+)
+_CASELESS: Final = _NAMES.replace("i", r"[i\x{130}\x{131}]")
 #: By group of detectors.
 PATTERNS: Final = {
     "email": r"[^\s@]@[^\s@]",
     "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]",
     "digits": _DIGIT_RUN,
-    "iban": r"[A-Z]{2}[0-9]{2}[ \x{a0}]?[A-Z0-9]{2}",
+    "iban": r"[A-Z]{2}[0-9]{2}(?:[ \x{a0}]?[A-Z0-9]){2}",
     "written": (
         r"[A-Z]{6}[0-9L-NP-V]{2}[A-EHLMPR-T]|[A-Z]{2} ?[0-9]{2} ?[0-9]{2} ?[0-9]{2}|[0-9] ?2[AB] ?[0-9]"
         r"|[0-9]{3}-?[A-Z]|(?:[0-9] ?){12}"
@@ -32,10 +39,7 @@ PATTERNS: Final = {
     "jwt": r"eyJ[0-9A-Za-z_-]{8}",
     "pem": "PRIVATE KEY",
     "url": r":\\?/\\?/[^\s/@]{0,128}:[^\s/@]",
-    "named": (
-        r"(?i:api[_-]?key|secret|token|passw|passphrase|pwd|access[_-]?key|private[_-]?key|client[_-]?id|credential|auth)"
-        r"""[0-9A-Za-z_-]{0,32}\\{0,3}["'`]?\s{0,3}[=:]"""
-    ),
+    "named": rf"""(?i:{_CASELESS})[0-9A-Za-z_-]{{0,48}}\\{{0,3}}["'`]?{_SPACE}{{0,3}}[=:]""",
 }
 #: The groups of a kind: each pattern of a secret costs time of its own, so each has its own.
 GROUPS: Final = {

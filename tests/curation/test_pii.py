@@ -65,6 +65,7 @@ def masked(*rows: str, asked: Pii = KEYED) -> list[str]:
         ("CORP\\ursula@northwind.com", "email", "ursula@northwind.com"),
         ("o'brien-x@northwind.com", "email", "o'brien-x@northwind.com"),
         ("?to=j%C3%BCrgen@northwind.com", "email", "j%C3%BCrgen@northwind.com"),
+        ("IBAN NO93 8 601 111 794 7", "iban", "NO93 8 601 111 794 7"),
         ("call +1 (415) 555-2671 now", "phone", "+1 (415) 555-2671"),
         ("call (212) 555-0187 now", "phone", "(212) 555-0187"),
         ("au 06 12 34 56 78", "phone", "06 12 34 56 78"),
@@ -225,6 +226,24 @@ def test_numbers_in_a_sentence_get_no_quotes():
     text = 'a 24" screen, card: 4111111111111111, and\n{"n": 44051401359}'
     assert masked(text, asked=Pii()) == ['a 24" screen, card: <CARD>, and\n{"n": "<NATIONAL_ID>"}']
     assert masked("paid, 4111111111111111, and [1]", asked=Pii()) == ["paid, <CARD>, and [1]"]
+
+
+@pytest.mark.parametrize("space", [chr(code) for code in range(0x3001) if chr(code).isspace()])
+def test_the_prefilter_knows_all_spaces(space: str):
+    password = f"password{space}: Zx8qHn3kLw9Tr2abcdef"
+    token = f"token{space}= 'Zx8qHn3kLw9Tr2'"
+    assert [len(find(text)) for text in (password, token)] == [1, 1]
+    assert not any("Zx8q" in after for after in masked(password, token))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AP\u0130_KEY", "pr\u0131vate_key", "cl\u0131ent_id", "credent\u0131al", "to\u212aen", "authorization" + "x" * 32],
+)
+def test_the_prefilter_knows_all_names(name: str):
+    text = f"{name} = Zx8qHn3kLw9Tr2abcdef"
+    assert find(text)
+    assert "Zx8q" not in masked(text)[0]
 
 
 def test_no_pseudonym_is_found_again():
