@@ -25,6 +25,7 @@ from dropforge.errors import DropforgeError
 VERSION: Final = 1
 #: A mask may set free what stood beside it: a text is looked through again until nothing is found.
 _ROUNDS: Final = 8
+_SHORT: Final = 1000  # characters of a text that is kept with its mask: whole rows would fill the memory
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ def make_scrub(settings: Pii, env: Mapping[str, str] = os.environ) -> Callable[[
     key, kinds = _key(settings, env), settings.kinds
     prefilter = Prefilter(kinds)
 
-    @lru_cache(maxsize=4096)  # sources and labels come again and again
     def scrub(text: str) -> str:
         masked = _masked(strings([text]), kinds, key, prefilter, {})
         # What does not settle is no text to show.
         return masked[0] or "" if 0 in masked else text
 
-    return scrub
+    again = lru_cache(maxsize=4096)(scrub)  # sources and labels come again and again
+    return lambda text: again(text) if len(text) <= _SHORT else scrub(text)
 
 
 def find(text: str, kinds: Collection[str] = KINDS) -> list[Hit]:

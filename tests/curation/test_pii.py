@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curation.columns import integers, strings
-from curation.pii import KINDS, Pii, find, fingerprint, make_pii
+from curation.pii import KINDS, Pii, find, fingerprint, make_pii, make_scrub
 from curation.pii.hits import Hit, settle
 from curation.pii.masks import mask
 from curation.pii.planted import measure, plant
@@ -244,6 +245,23 @@ def test_the_prefilter_knows_all_names(name: str):
     text = f"{name} = Zx8qHn3kLw9Tr2abcdef"
     assert find(text)
     assert "Zx8q" not in masked(text)[0]
+
+
+def test_only_short_texts_are_kept_with_their_masks():
+    class Text(str):
+        __slots__ = ("__weakref__",)
+
+    scrub = make_scrub(Pii())
+
+    def kept(length: int) -> bool:
+        text = Text("bob@northwind.com ".ljust(length, "x"))
+        assert scrub(text).startswith("<EMAIL> x")
+        seen = weakref.ref(text)
+        del text
+        return seen() is not None
+
+    assert kept(1000)
+    assert not kept(1001)
 
 
 def test_no_pseudonym_is_found_again():
