@@ -99,7 +99,7 @@ def build(texts: Sequence[str], items: Sequence[int], rules: Decontamination) ->
     owners: dict[int, npt.NDArray[np.int64]] = {}
     for length in (int(value) for value in np.unique(size) if value):
         chosen = np.flatnonzero(size == length)
-        values, offsets = shingles(*words([texts[at] for at in chosen]), length)
+        values, offsets = shingles(*words([texts[at] for at in chosen.tolist()]), length)
         owner = np.repeat(chosen, np.diff(offsets))
         order = np.lexsort((owner, values))
         values, owner = values[order], owner[order]
