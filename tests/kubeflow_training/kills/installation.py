@@ -81,14 +81,15 @@ class Installation:
                 "execution_api_retry_wait_min": 0.1,
                 "execution_api_retry_wait_max": 0.3,
             },
-            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout=15"},
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db"},
             "api": {"host": "127.0.0.1", "port": self.port, "base_url": self.url, "workers": 1, "secret_key": "s" * 32},
             "api_auth": {"jwt_secret": "j" * 64},
             "scheduler": {
                 "scheduler_idle_sleep_time": 0.2,
                 "job_heartbeat_sec": 1,
                 "scheduler_heartbeat_sec": 1,
-                # A scheduler that is starved for longer resets its own tasks, and they are tried again.
+                # A scheduler without a heartbeat for longer resets its own tasks, and they are tried again. Locks of the
+                # database last as long as SQLite waits for them, five seconds: a longer wait is a longer standstill.
                 "scheduler_health_check_threshold": 15,
                 "orphaned_tasks_check_interval": 1,
                 "task_instance_heartbeat_timeout": 12,
