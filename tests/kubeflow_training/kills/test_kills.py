@@ -167,7 +167,7 @@ def test_a_person_ends_the_job(new_run, place, stage):
     runs["success"].mark("success")
     runs["clear"].clear()
     for act, run in runs.items():
-        run.until(lambda run=run, act=act: uids[act] not in [item.uid for item in place.gangs(run.name)], 15)
+        run.until(lambda run=run, act=act: uids[act] not in [item.uid for item in place.gangs(run.name)], 30)
     cleared = runs.pop("clear")
     for act, run in runs.items():
         assert run.gangs() == []
