@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kubeflow_training.jobs.manifest.checks.pytorch import check
 from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
 from kubeflow_training.jobs.observation.progress import Progress, last, parse
+from kubeflow_training.jobs.observation.reader import may_replace
 from kubeflow_training.jobs.observation.reasons import MENDS, RETRYABLE, Reason
 
 
@@ -279,6 +280,16 @@ def test_events_of_a_job_that_had_this_name_within_the_same_second_are_not_this_
     events = [*earlier, created("job-master-0"), created("job-worker-0")]
     assert observe(gang, pods, events).phase is Phase.RUNNING
     assert observe(gang, pods, [*events, created("job-worker-0")]).phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(("second", "asked"), [(-1, False), (0, True), (1, True)])
+def test_a_pod_made_in_the_second_in_which_another_began_may_be_a_new_one(second, asked):
+    pods = [running(0), running(1)]
+    pods[1]["metadata"]["creationTimestamp"] = (
+        f"2026-01-01T00:00:{second:02d}Z" if second >= 0 else "2025-12-31T23:59:59Z"
+    )
+    assert may_replace(job("Created", "Running", workers=1), pods) is asked
+    assert not may_replace(job("Created", "Running", workers=1, policy="OnFailure"), pods)
 
 
 def test_pods_of_a_job_that_was_suspended_and_resumed_are_not_made_anew():

@@ -88,8 +88,8 @@ class Installation:
                 "scheduler_idle_sleep_time": 0.2,
                 "job_heartbeat_sec": 1,
                 "scheduler_heartbeat_sec": 1,
-                # A scheduler without a heartbeat for longer resets its own tasks, and they are tried again. Locks of the
-                # database last as long as SQLite waits for them, five seconds: a longer wait is a longer standstill.
+                # A scheduler without a heartbeat for longer resets its own tasks, and they are tried again. Locks of
+                # the database last as long as SQLite waits for them, five seconds: longer, and it stands still longer.
                 "scheduler_health_check_threshold": 15,
                 "orphaned_tasks_check_interval": 1,
                 "task_instance_heartbeat_timeout": 12,

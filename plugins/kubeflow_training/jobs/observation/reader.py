@@ -74,16 +74,17 @@ def observe(
 
 
 def may_replace(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a pod was made after another one ran, in a gang that takes in none: events tell whether it is a new one.
+    """Whether a pod may have been made after another one ran, in a gang that takes in none: events tell if it is new.
 
-    Running pods have no need of events otherwise, so this says when to read them all the same.
+    Times are told in whole seconds, so a pod that was made in the second in which another one began counts. Running
+    pods have no need of events otherwise, so this says when to read them all the same.
     """
     kind = kind_seen(job)
     if kind.restarts(job):
         return False
     begun = min((start for pod in pods if (start := _started(pod, kind))), default=None)
     born = (moment(mapping(pod.get("metadata")).get("creationTimestamp")) for pod in pods)
-    return begun is not None and any(when is not None and when > begun for when in born)
+    return begun is not None and any(when is not None and when >= begun for when in born)
 
 
 class _Seen:
