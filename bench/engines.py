@@ -55,7 +55,7 @@ def child(root: Path, engine: str, workers: int, exact: bool) -> None:
     stages: dict[str, float] = {}
     start = time.perf_counter()
 
-    def progress(stage: str, done: int, total: int) -> None:
+    def progress(stage: str, done: int, total: int, rows: int) -> None:
         stages[stage] = time.perf_counter() - start
 
     manifest = curate(store, read_drop(store, "fam", "d"), recipe, workdir=root / "work", progress=progress)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Table
 
 from curation import check, curate
+from curation.pace import Pace
 from dropforge import layout
 from dropforge.drop import Drop, DropFile, identity
 from dropforge.errors import DataError, DropforgeError
@@ -63,17 +64,18 @@ def main(
         settings = load_recipe(recipe, overrides)
         drop = local_drop(folder, family, "local")
         store = _Beside(out, folder, drop.prefix)
-        columns = (SpinnerColumn(), TextColumn("{task.description:8}"), BarColumn(), TaskProgressColumn())
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
         with (
             tempfile.TemporaryDirectory(prefix="curation-") as work,
             Progress(*columns, TimeElapsedColumn(), console=_console) as bar,
         ):
-            stages = {}
+            stages, pace = {}, Pace()
 
-            def progress(stage: str, done: int, total: int) -> None:
+            def progress(stage: str, done: int, total: int, rows: int) -> None:
                 if stage not in stages:
                     stages[stage] = bar.add_task(stage)
-                bar.update(stages[stage], completed=done, total=max(1, total))
+                pace(stage, done, total, rows)
+                bar.update(stages[stage], completed=done, total=max(1, total), description=pace.line())
 
             say = partial(_console.print, style="dim", markup=False, highlight=False)
             manifest = curate(store, drop, settings, workdir=Path(work), progress=progress, say=say)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
 
-from curation.reasons import MENDS, Reason, filtered, mend, quarantined
+from curation.reasons import MENDS, Filtered, Reason, filtered, mend, quarantined
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -15,6 +18,7 @@ class Check:
     """One rule and how it went.
 
     :param found: what was measured. :param wanted: what the rule asks for.
+    :param soft: whether a person may overrule it.
     """
 
     name: str
@@ -22,6 +26,7 @@ class Check:
     found: str
     wanted: str
     mend: str = ""
+    soft: bool = True
 
 
 _PARTS = frozenset({Reason.TORN_FILE, Reason.BOMB, Reason.BAD_PARQUET})  # one of these stands for unknown many rows
@@ -78,6 +83,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             f"{counts.get('train', 0):,} train, {counts.get('eval', 0):,} eval",
             "at least one each",
             "Give rows of more than one group, or no `group` at all" if kept > 1 else "Drop more data",
+            soft=False,
         ),
         Check(
             "the ledger adds up",
@@ -85,18 +91,59 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             f"{counts.get('input', 0):,} rows read, shards hold {held['train']:,} + {held['eval']:,}",
             "every row has exactly one end",
             "Curate the drop again; if it stays, report it as a bug",
+            soft=False,
         ),
+        *(_ceiling(counts, reason, most) for reason, most in sorted(rules.gate.max.items())),
     )
 
 
-def check(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
-    """All rules, if the dataset passes them.
+#: Ends of the ledger that are neither quarantined nor filtered, and what a person can do about many.
+_COPIES: Final = {
+    "duplicate": "Drop fewer copies, or set `curation.exact_duplicates` to keep",
+    "near_duplicate": "Drop fewer copies, or raise `curation.dedup.threshold`",
+}
 
-    :raises DataError: for the first rule that it fails.
+
+def _ceiling(counts: Mapping[str, int], reason: str, most: float) -> Check:
+    rows, whole = counts.get(reason, 0), counts.get("input", 0)
+    share = rows / max(1, whole)
+    told = _COPIES[reason] if reason in _COPIES else mend(reason)
+    return Check(
+        f"few rows {reason}",
+        share <= most,
+        f"{share:.2%} of {whole:,} rows ({rows:,})",
+        f"at most {most:.2%}",
+        f"{told}; or raise `curation.gate.max.{reason}`",
+    )
+
+
+def check_names(recipe: Recipe) -> None:
+    """Refuse a ceiling that could never be reached.
+
+    :raises DataError: if `curation.gate.max` names what is no end of the ledger.
     """
+    known = {*_COPIES, *(reason.value for reason in Reason), *(code.value for code in Filtered)}
+    if wrong := sorted(set(recipe.curation.gate.max) - known):
+        near = get_close_matches(wrong[0], known, 1)
+        told = f"Write `{near[0]}`" if near else "Take a reason as the card names it"
+        raise DataError("recipe, `curation.gate.max`", f"{wrong[0]!r} is no reason of the ledger", told)
+
+
+def overruled(result: Sequence[Check]) -> tuple[str, ...]:
+    """Names of the rules that were not passed, of a version that passed the gate by `curation.gate.override`."""
+    return tuple(item.name for item in result if not item.ok)
+
+
+def check(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
+    """All rules, if the dataset passes them, or the recipe overrules those that it does not.
+
+    :raises DataError: for the first rule that it fails, or for a name that is no reason.
+    """
+    check_names(recipe)
+    overrule = recipe.curation.gate.override is not None
     result = checks(manifest, recipe)
     for item in result:
-        if not item.ok:
+        if not item.ok and not (overrule and item.soft):
             raise DataError(
                 f"dataset {manifest.family}/{manifest.digest[:12]}, rule `{item.name}`",
                 f"{item.found}, wanted: {item.wanted}",

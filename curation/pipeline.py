@@ -26,6 +26,7 @@ from curation.engines.duck import Memory
 from curation.engines.tables import Engine, Tables
 from curation.eval_sets import prepare
 from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
+from curation.gate import check_names
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.plan import fetch, make_rules, readable, tasks
@@ -40,7 +41,7 @@ from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int, int], None]
 
 #: Items of evaluation sets on the card.
 _SHOWN: Final = 12
@@ -67,7 +68,8 @@ def curate(
     :param workdir: local folder for the drop's files and everything unfinished; about three times the drop's size
         (decompressed), with near duplicates by words about five times, by characters about twelve. A second try in
         the same folder goes on where the first one ended.
-    :param progress: called with (stage, done, total); stages are fetch, read, settle, write and publish.
+    :param progress: called with (stage, done, total, input rows read); stages are fetch and read, in bytes, settle,
+        write and publish. `Pace` is one.
     :param memory: what the embedded engine may hold.
     :param engine: one that runs already; else that of the recipe is started and ended.
     :param say: told in a sentence which engine is taken, and why.
@@ -93,7 +95,7 @@ def curate(
         raise
 
 
-def _silent(stage: str, done: int, total: int) -> None:
+def _silent(stage: str, done: int, total: int, rows: int) -> None:
     """Progress that nobody watches."""
 
 
@@ -106,25 +108,26 @@ def _curate(
     limits: Limits,
     running: AbstractContextManager[Engine],
 ) -> Manifest:
+    check_names(recipe)
     rules, sets = make_rules(recipe), None
     if (asked := recipe.curation.decontaminate) is not None:
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
     files, hidden = readable(drop)
     names = [file.key for file in files]
-    paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
+    paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total, 0))
     work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=sets.path if sets else None))
     with running as engine:
         reports = _read(engine, work, tell)
         if not sum(report.rows for _, report in reports):
             raise _nothing(drop, names, work)
-        tell("settle", 0, 1)
+        tell("settle", 0, 1, 0)
         with engine.tables(workdir / "tables") as tables:
             exchange.load(tables, work, rules)
             exchange.settle(tables, rules)
             counts = exchange.counts(tables)
             facts = {**rules.facts(), "exact": _exact(tables)}
             digest = dataset.digest({split: _keys(tables, split) for split in SPLITS}, counts, facts)
-            tell("settle", 1, 1)
+            tell("settle", 1, 1, 0)
             found = find(store, drop.family, digest)
             if found is not None:
                 return found
@@ -154,7 +157,10 @@ def _curate(
         ),
         inputs=inputs,
     )
-    card = summary(drop, manifest, statistics, _warnings(work, files, hidden, read))
+    warnings = _warnings(work, files, hidden, read)
+    if (override := recipe.curation.gate.override) is not None:
+        warnings.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
+    card = summary(drop, manifest, statistics, warnings)
     if sets is not None:
         found_items = sets.report(counted, out / "contamination.jsonl")
         card["evaluation_sets"] = {"sets": sets.summary(counted), "found": found_items[:_SHOWN]}
@@ -176,13 +182,14 @@ def find(store: Store, family: str, digest: str) -> Manifest | None:
 
 def _read(engine: Engine, work: Sequence[Task], tell: Progress) -> list[tuple[Task, Report]]:
     sizes = {task.id: _size(task) for task in work}
-    total, done = sum(sizes.values()), 0
+    total, done, rows = sum(sizes.values()), 0, 0
     reports = []
-    tell("read", 0, total)
+    tell("read", 0, total, 0)
     for task, report in engine.run(work, total):
         reports.append((task, report))
         done += sizes[task.id]
-        tell("read", done, total)
+        rows += report.records
+        tell("read", done, total, rows)
     return reports
 
 
@@ -242,9 +249,9 @@ def _write(
     def more(rows: int) -> None:
         nonlocal done
         done += rows
-        tell("write", done, total)
+        tell("write", done, total, 0)
 
-    tell("write", 0, total)
+    tell("write", 0, total, 0)
     shards = {
         split: write_shards(tables.batches(SHARDS.format(side=_SIDES[split]), 1024), out / split, Size(), more)
         for split in SPLITS
@@ -340,13 +347,13 @@ def _publish(
         uploads[key] = out / name
     total = len(uploads) + 1
     for done, (key, path) in enumerate(uploads.items()):
-        tell("publish", done, total)
+        tell("publish", done, total, 0)
         known = store.stat(key)
         if known is None or known.size != path.stat().st_size:
             store.upload(path, key)
     complete = Manifest(**{**manifest.__dict__, "files": files})
     won = store.put_if_absent(layout.manifest_key(drop.family, manifest.digest), complete.to_json())
-    tell("publish", total, total)
+    tell("publish", total, total, 0)
     winner = complete if won else find(store, drop.family, manifest.digest)
     return winner or complete
 

@@ -151,6 +151,19 @@ class Decontaminate(Section):
     """Share of a text's runs that a row must hold to go."""
 
 
+class Gate(Section):
+    """What a dataset version must be before it is trained on, beside the limits of `curation` itself. None of it is
+    part of the version: a changed limit makes no new one."""
+
+    max: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")], Annotated[float, Field(ge=0, le=1)]] = Field(
+        default={}, max_length=100
+    )
+    """Largest share of the rows that may end for a reason, as `{near_duplicate: 0.5, contaminated: 0}`."""
+    override: str | None = Field(default=None, min_length=10, max_length=1000)
+    """Why the version may pass although a limit is broken; it stands on the card and in the run. A ledger that does not
+    add up, and a split without rows, stop it all the same."""
+
+
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
@@ -181,5 +194,8 @@ class Curation(Section):
     """A larger share of unreadable rows is an error."""
     max_filtered: float = Field(default=0.9, ge=0, le=1)
     """A larger share of rows that `quality`, `language`, `decontaminate` and `pii` removed is an error."""
+    gate: Gate = Gate()
+    memory: str = Field(default="512MB", pattern=r"^[1-9]\d{0,5}[MG]B$")
+    """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""
     workers: int = Field(default=0, ge=0)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""

@@ -49,7 +49,7 @@ def choose(asked: Literal["embedded", "spark", "auto"], planned: int, find: Call
 def opened(choice: Choice, asked: Curation, folder: Path, memory: Memory | None = None) -> Iterator[Engine]:
     """The engine, started and ended. :param folder: local folder for everything that it writes of its own accord."""
     if choice.engine == "embedded":
-        yield Embedded(asked.workers, memory or Memory())
+        yield Embedded(asked.workers, memory or Memory(asked.memory))
         return
     from curation.engines.spark import SparkEngine, session  # PySpark is an extra
 

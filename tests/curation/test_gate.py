@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import curation
+from curation.gate import overruled
 from dropforge.dataset import Manifest, Shard
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -67,3 +68,51 @@ def test_one_group_cannot_be_split(make: Callable[..., Manifest], recipe: Callab
     rows = [b'{"text": "row %d", "group": "only"}' % n for n in range(50)]
     with pytest.raises(DataError, match="more than one group"):
         curation.check(make({"a.jsonl": b"\n".join(rows)}), recipe())
+
+
+# --- ceilings of the recipe's own, and a person's word against them ---
+
+
+def test_a_ceiling_for_a_reason(recipe: Callable[..., Recipe]) -> None:
+    many = manifest(near_duplicate=90)
+    with pytest.raises(DataError) as caught:
+        curation.check(many, recipe(gate={"max": {"near_duplicate": 0.4}}))
+    said = str(caught.value)
+    assert all(text in said for text in ("few rows near_duplicate", "45.00% of 200 rows (90)", "at most 40.00%"))
+    assert "curation.gate.max.near_duplicate" in said
+    curation.check(many, recipe(gate={"max": {"near_duplicate": 0.45}}))
+
+
+def test_nothing_contaminated_is_a_ceiling_of_zero(recipe: Callable[..., Recipe]) -> None:
+    asked = recipe(gate={"max": {"contaminated": 0}})
+    curation.check(manifest(), asked)
+    with pytest.raises(DataError, match="few rows contaminated"):
+        curation.check(manifest(contaminated=1), asked)
+
+
+def test_a_ceiling_for_no_reason_is_refused_before_any_work(
+    make: Callable[..., Manifest], store: Any, recipe: Callable[..., Recipe]
+) -> None:
+    with pytest.raises(DataError, match="Write `near_duplicate`"):
+        make({"a.jsonl": b'{"text": "a"}'}, gate={"max": {"near_duplicates": 0.4}})
+    assert not list(store.list("datasets/"))
+
+
+def test_an_override_lets_a_limit_pass_and_says_which(recipe: Callable[..., Recipe]) -> None:
+    asked = recipe(gate={"override": "a first look, agreed with Ada"})
+    assert overruled(curation.check(manifest(train=10, eval=5, bad_json=0), asked)) == ("enough rows",)
+    assert overruled(curation.check(manifest(), asked)) == ()
+
+
+@pytest.mark.parametrize("changes", [{"eval": 0}, {"input": 111}])
+def test_no_override_lets_a_broken_dataset_pass(recipe: Callable[..., Recipe], changes: dict[str, int]) -> None:
+    with pytest.raises(DataError):
+        curation.check(manifest(**changes), recipe(gate={"override": "a first look, agreed with Ada"}))
+
+
+def test_the_card_tells_the_override(make: Callable[..., Manifest], store: Any) -> None:
+    rows = b"\n".join(b'{"text": "row number %d"}' % n for n in range(60))
+    made = make({"a.jsonl": rows}, gate={"override": "a <first> look"})
+    assert b"a &lt;first&gt; look" in store.get(made.files["card_html"])
+    plain = make({"a.jsonl": rows}, name="d2")
+    assert plain.digest == made.digest

@@ -72,6 +72,7 @@ def check_data(planned: Plan, curated: Curated) -> dict[str, str]:
 def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, str]:
     """What each rule found. :raises DataError: for a dataset version that cannot be trained on."""
     from curation import check as gate
+    from curation.gate import overruled
 
     name = f"dataset {family}/{digest[:12]}"
     manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(family, digest)))
@@ -85,17 +86,24 @@ def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, s
             raise DataError(name, cause, "Curate the drop again")
     for rule in passed:
         log.info("%s: %s (wanted: %s)", rule.name, rule.found, rule.wanted)
-    return {rule.name: rule.found for rule in passed}
+    told = {rule.name: rule.found for rule in passed}
+    if failed := overruled(passed):
+        log.warning("%s did not pass, and the recipe lets it: %s", ", ".join(failed), recipe.curation.gate.override)
+        told["override"] = f"{', '.join(failed)}: {recipe.curation.gate.override}"
+    return told
 
 
 class _Progress:
-    """Writes a line into the task's log when a stage begins, and every few seconds within it."""
+    """Writes a line into the task's log when a stage begins and ends, and every few seconds within it."""
 
     def __init__(self) -> None:
-        self._stage, self._said = "", 0.0
+        from curation.pace import Pace
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if stage != self._stage or now - self._said >= 5:
-            self._stage, self._said = stage, now
-            log.info("%s: %d of %d", stage, done, total)
+        self._pace, self._said = Pace(), 0.0
+
+    def __call__(self, stage: str, done: int, total: int, rows: int) -> None:
+        now, new = time.monotonic(), stage != self._pace.stage
+        self._pace(stage, done, total, rows)
+        if new or done == total or now - self._said >= 5:
+            self._said = now
+            log.info("%s", self._pace.line())
