@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from curation.engines.choice import choose, opened
+from dropforge.errors import RecipeError
+from dropforge.recipe import Recipe
 
 CHILD = """
 import resource, sys
@@ -75,3 +80,18 @@ def test_many_rows_are_sorted_in_bounded_memory(tmp_path: Path) -> None:
     added, printed = curate_in_child(tmp_path)
     assert "'input': 40000" in printed
     assert added < 900
+
+
+@pytest.mark.parametrize(("asked", "held"), [({}, "488.2 MiB"), ({"memory": "300MB"}, "286.1 MiB")])
+def test_the_recipes_memory_reaches_duckdb(
+    tmp_path: Path, recipe: Callable[..., Recipe], asked: dict[str, str], held: str
+) -> None:
+    choice = choose("embedded", 0)
+    with opened(choice, recipe(**asked).curation, tmp_path / "e") as engine, engine.tables(tmp_path / "t") as tables:
+        assert tables.one("select current_setting('memory_limit')") == (held,)
+
+
+@pytest.mark.parametrize("memory", ["0MB", "512", "2 GB", "512mb", "1e3MB", "80%", "1GB'; select 1", 512])
+def test_memory_that_is_no_amount_is_refused(recipe: Callable[..., Recipe], memory: object) -> None:
+    with pytest.raises(RecipeError, match=r"curation\.memory"):
+        recipe(memory=memory)
