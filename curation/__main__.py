@@ -5,48 +5,21 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from curation import check, curate
-from curation.pace import Pace
-from dropforge import layout
-from dropforge.drop import Drop, DropFile, identity
-from dropforge.errors import DataError, DropforgeError
+from curation.local import Layered, local_drop
+from curation.shown import shown
+from dropforge.errors import DropforgeError
 from dropforge.recipes import load_recipe
 from dropforge.store import FolderStore
 
 _console = Console(stderr=True)
-
-
-class _Beside(FolderStore):
-    """A store for datasets whose drop lies in a folder of its own."""
-
-    def __init__(self, root: Path, folder: Path, prefix: str) -> None:
-        super().__init__(root)
-        self.source, self.prefix = FolderStore(folder), prefix
-
-    def open(self, key: str, etag: str | None = None) -> BinaryIO:
-        if key.startswith(self.prefix):
-            return self.source.open(key.removeprefix(self.prefix), etag)
-        return super().open(key, etag)
-
-
-def local_drop(folder: Path, family: str, name: str) -> Drop:
-    """A folder's files as a drop. :raises DataError: if there are none."""
-    if not folder.is_dir():
-        raise DataError(f"folder {folder}", "it is not there", "Give a folder with JSONL, CSV, Parquet or text files")
-    found = [info for info in FolderStore(folder).list() if info.key != layout.SUCCESS]
-    files = tuple(DropFile(key=i.key, size=i.size, content=f"etag:{i.etag}", etag=i.etag) for i in found)
-    if not files:
-        raise DataError(f"folder {folder}", "it is empty", "Put JSONL, CSV, Parquet or text files into it")
-    layout.drop_prefix(family, name)
-    return Drop(family=family, drop=name, id=identity(files), bucket="", files=files)
 
 
 def main(
@@ -62,22 +35,10 @@ def main(
         given = {"workers": workers, "engine": engine}
         overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
-        drop = local_drop(folder, family, "local")
-        store = _Beside(out, folder, drop.prefix)
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
-        with (
-            tempfile.TemporaryDirectory(prefix="curation-") as work,
-            Progress(*columns, TimeElapsedColumn(), console=_console) as bar,
-        ):
-            stages, pace = {}, Pace()
-
-            def progress(stage: str, done: int, total: int, rows: int) -> None:
-                if stage not in stages:
-                    stages[stage] = bar.add_task(stage)
-                pace(stage, done, total, rows)
-                bar.update(stages[stage], completed=done, total=max(1, total), description=pace.line())
-
-            say = partial(_console.print, style="dim", markup=False, highlight=False)
+        drop = local_drop(folder, family)
+        store = Layered(out, [(drop.prefix, FolderStore(folder))])
+        say = partial(_console.print, style="dim", markup=False, highlight=False)
+        with tempfile.TemporaryDirectory(prefix="curation-") as work, shown(_console) as progress:
             manifest = curate(store, drop, settings, workdir=Path(work), progress=progress, say=say)
         table = Table("end", "rows")
         for end, rows in manifest.counts.items():

@@ -12,6 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
+from curation.page import section, share, size_text, visible
 from curation.pii import report
 from curation.plots import Bar, bars, histogram, short
 from curation.reasons import filtered, mend, quarantined
@@ -53,28 +54,28 @@ def render(card: Mapping[str, Any]) -> str:
     sections = [
         _head(card),
         _tiles(card),
-        _section("Where every row went", _flow(card), "Each input row has exactly one end; the ledger lists them all."),
-        _section("Lengths", _lengths(card)),
-        _section("Sources", _sources(card)),
-        _section("Rows as the model sees them", _samples(card)),
-        _section(
+        section("Where every row went", _flow(card), "Each input row has exactly one end; the ledger lists them all."),
+        section("Lengths", _lengths(card)),
+        section("Sources", _sources(card)),
+        section("Rows as the model sees them", _samples(card)),
+        section(
             "Quarantine", _examples(card, quarantined), "Rows that could not be used, with their place in the file."
         ),
-        _section(
+        section(
             "Filtered", _examples(card, filtered), "Rows that can be used, and that the recipe's rules do not want."
         ),
-        _section("Texts changed", _changes(card)),
-        _section("Languages", _languages(card)),
-        _section(
+        section("Texts changed", _changes(card)),
+        section("Languages", _languages(card)),
+        section(
             "Copies",
             _clusters(card),
             "The content that came most often; one row of each was kept, or one that is nearly the same.",
         ),
-        _section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
-        _section("Personal data and secrets", report.section(card)),
-        _section("Evaluation sets", _evaluation_sets(card), "Rows that held an item of one are filtered."),
-        _section("Files", _files(card)),
-        _section("Rules and identity", _rules(card)),
+        section("Near duplicates", _near(card), "Rows that are nearly the same as one that was kept."),
+        section("Personal data and secrets", report.section(card)),
+        section("Evaluation sets", _evaluation_sets(card), "Rows that held an item of one are filtered."),
+        section("Files", _files(card)),
+        section("Rules and identity", _rules(card)),
     ]
     style = files("curation").joinpath("card.css").read_text(encoding="utf-8")
     title = f"{escape(card['family'])} · {card['digest'][:12]}"
@@ -104,16 +105,16 @@ def _tiles(card: Mapping[str, Any]) -> str:
     bad, gone = sum(quarantined(counts).values()), sum(filtered(counts).values())
     same, near = counts.get("duplicate", 0), counts.get("near_duplicate", 0)
     tiles = [
-        ("rows in", f"{counts['input']:,}", f"{len(card['inputs'])} files, {_bytes(card['drop']['bytes'])}"),
-        ("train", f"{counts['train']:,}", _share(counts["train"], counts["input"])),
-        ("eval", f"{counts['eval']:,}", _share(counts["eval"], counts["input"])),
+        ("rows in", f"{counts['input']:,}", f"{len(card['inputs'])} files, {size_text(card['drop']['bytes'])}"),
+        ("train", f"{counts['train']:,}", share(counts["train"], counts["input"])),
+        ("eval", f"{counts['eval']:,}", share(counts["eval"], counts["input"])),
         (
             "duplicates",
             f"{same + near:,}",
-            _share(same + near, counts["input"]) + (f", {near:,} of them near" if "near" in card["rules"] else ""),
+            share(same + near, counts["input"]) + (f", {near:,} of them near" if "near" in card["rules"] else ""),
         ),
-        ("quarantined", f"{bad:,}", _share(bad, counts["input"])),
-        *([("filtered", f"{gone:,}", _share(gone, counts["input"]))] if _filters(card) else []),
+        ("quarantined", f"{bad:,}", share(bad, counts["input"])),
+        *([("filtered", f"{gone:,}", share(gone, counts["input"]))] if _filters(card) else []),
         ("words", short(sum(total["words"] for total in totals)), f"median {statistics['medians']['words']:,} a row"),
     ]
     cells = "".join(
@@ -164,7 +165,7 @@ def _flow(card: Mapping[str, Any]) -> str:
         ),
     ]
     reasons = [
-        Bar(reason, [(colour, rows, f"{reason}: {rows:,} rows")], f"{rows:,} · {_share(rows, counts['input'])}")
+        Bar(reason, [(colour, rows, f"{reason}: {rows:,} rows")], f"{rows:,} · {share(rows, counts['input'])}")
         for colour, ends in (("--bad", quarantined(counts)), ("--filtered", filtered(counts)))
         for reason, rows in ends.items()
     ]
@@ -242,8 +243,8 @@ def _examples(card: Mapping[str, Any], ended: Callable[[Mapping[str, int]], dict
     for reason, rows in ended(card["counts"]).items():
         found = "".join(
             f"<tr><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
-            f"<td>{escape(_visible(item['detail']))}</td>"
-            f"<td><code>{escape(_visible(item['head']))}</code></td></tr>"
+            f"<td>{escape(visible(item['detail']))}</td>"
+            f"<td><code>{escape(visible(item['head']))}</code></td></tr>"
             for item in examples
             if item["reason"] == reason
         )
@@ -309,7 +310,7 @@ def _clusters(card: Mapping[str, Any]) -> str:
         return ""
     rows = "".join(
         f"<tr><td class=n>{item['copies']:,}</td><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
-        f"<td>{escape(_visible(item['excerpt']))}</td></tr>"
+        f"<td>{escape(visible(item['excerpt']))}</td></tr>"
         for item in card["statistics"]["clusters"]
     )
     return (
@@ -335,7 +336,7 @@ def _near(card: Mapping[str, Any]) -> str:
     examples = "".join(
         f"<tr><td class=n>{item['shared'] / item['either']:.2f}</td>"
         + "".join(
-            f"<td><code>{escape(row['file'])}</code> @ {row['position']:,}<br>{escape(_visible(row['excerpt']))}</td>"
+            f"<td><code>{escape(row['file'])}</code> @ {row['position']:,}<br>{escape(visible(row['excerpt']))}</td>"
             for row in (item["gone"], item["kept"])
         )
         + "</tr>"
@@ -362,7 +363,7 @@ def _evaluation_sets(card: Mapping[str, Any]) -> str:
     )
     items = "".join(
         f"<tr><td class=n>{item['rows']:,}</td><td>{escape(item['set'])} @ {item['position']:,}</td>"
-        f"<td>{escape(_visible(item['text']))}</td></tr>"
+        f"<td>{escape(visible(item['text']))}</td></tr>"
         for item in told["found"]
     )
     head = "<th>set</th>" + "".join(f"<th class=n>{name}</th>" for name in ("items", "too short", "found", "rows"))
@@ -384,7 +385,7 @@ def _files(card: Mapping[str, Any]) -> str:
         numbers += (sum(filtered(counts).values()),) if _filters(card) else ()
         cells = "".join(f"<td class=n>{number:,}</td>" for number in numbers)
         rows.append(
-            f"<tr><td><code>{escape(item['key'])}</code></td><td class=n>{_bytes(item['size'])}</td>{cells}</tr>"
+            f"<tr><td><code>{escape(item['key'])}</code></td><td class=n>{size_text(item['size'])}</td>{cells}</tr>"
         )
     names = ("rows", *(end.replace("_", " ") for end in ends), "quarantined", *(["filtered"] if _filters(card) else []))
     head = "".join(f"<th class=n>{name}</th>" for name in names)
@@ -400,7 +401,7 @@ def _rules(card: Mapping[str, Any]) -> str:
         "digest": card["digest"],
         "drop": f"{card['drop']['prefix']} ({card['drop']['id']})",
         **card["rules"],
-        "shards": f"{len(card['shards'])} Parquet files, {_bytes(sum(shard['bytes'] for shard in card['shards']))}",
+        "shards": f"{len(card['shards'])} Parquet files, {size_text(sum(shard['bytes'] for shard in card['shards']))}",
         "Unicode": card["unicode"],
     }
     rows = "".join(
@@ -408,31 +409,3 @@ def _rules(card: Mapping[str, Any]) -> str:
         for name, value in facts.items()
     )
     return f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>'
-
-
-def _section(title: str, body: str, lead: str = "") -> str:
-    if not body:
-        return ""
-    first = f'<p class="lead">{lead}</p>' if lead else ""
-    return f"<section><h2>{title}</h2>{first}{body}</section>"
-
-
-def _visible(text: str) -> str:
-    """Control, reordering and unseen characters as codes, so that an example cannot fool its reader."""
-    return "".join(
-        char
-        if char == " " or unicodedata.category(char) not in {"Cc", "Cf", "Zl", "Zp", "Co"}
-        else f"\\u{ord(char):04x}"
-        for char in text
-    )
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "0%"
-
-
-def _bytes(size: int) -> str:
-    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= limit:
-            return f"{size / limit:.1f} {unit}"
-    return f"{size} B"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from curation.readers import read
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.repair import Repair
+from curation.sample import WORKING, Sample, chosen
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import DEFAULT_LIMITS, Limits
@@ -135,7 +137,7 @@ def _listed(value: Any) -> Any:
 @dataclass(frozen=True)
 class Task:
     """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop, `index`
-    what evaluation sets hold."""
+    what evaluation sets hold, `sample` which rows are looked at, if not all."""
 
     id: str
     split: Split
@@ -145,6 +147,7 @@ class Task:
     folder: Path
     limits: Limits = DEFAULT_LIMITS
     index: Path | None = None
+    sample: Sample | None = None
 
     @property
     def rows(self) -> Path:
@@ -185,7 +188,7 @@ def run(task: Task) -> Report:
     """Work on a split, or take the result that an earlier try left; its report is written last."""
     if task.report.is_file():
         return Report(**json.loads(task.report.read_bytes()))
-    report = Report(task.file)
+    report, begun = Report(task.file), time.perf_counter()
     with _Files(task) as files:
         batch = _Batch()
         for item in _curated(task, report):
@@ -197,6 +200,8 @@ def run(task: Task) -> Report:
                 files.write(batch, report)
                 batch = _Batch()
         files.write(batch, report)
+    if task.sample is not None:
+        report.counts[WORKING] = round((time.perf_counter() - begun) * 1e6)
     temporary = _part(task.report)
     temporary.write_text(json.dumps(report.__dict__))
     temporary.replace(task.report)
@@ -354,6 +359,8 @@ def _canonical(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         wanted=rules.columns.wanted(rules.text_column),
         limits=task.limits,
     )
+    if task.sample is not None:
+        records = chosen(records, task.name, task.sample, report.counts)
     for record in records:
         if isinstance(record, Blank):
             report.blank += record.lines

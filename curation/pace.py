@@ -63,6 +63,26 @@ class Pace:
         return f"{self.stage}: {', '.join(parts)}"
 
 
+class Lines:
+    """Says a line when a stage begins and ends, and every few seconds within it; called as the `progress` of curation.
+
+    :param say: takes a line.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], every: float = 5, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say, self._every, self._clock = say, every, clock
+        self._pace, self._said = Pace(clock), 0.0
+
+    def __call__(self, stage: str, done: int, total: int, rows: int = 0) -> None:
+        now, new = self._clock(), stage != self._pace.stage
+        self._pace(stage, done, total, rows)
+        if new or done == total or now - self._said >= self._every:
+            self._said = now
+            self._say(self._pace.line())
+
+
 def duration(seconds: float) -> str:
     """As `54 s`, `3 min 20 s` or `2 h 05 min`."""
     whole = round(seconds)

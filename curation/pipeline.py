@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.plan import fetch, make_rules, readable, tasks
 from curation.reasons import filtered, mend, quarantined
+from curation.sample import Told, choose_sample
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
 from curation.statistics import measure
 from curation.streams import DEFAULT_LIMITS, Limits
@@ -59,6 +61,7 @@ def curate(
     memory: Memory | None = None,
     engine: Engine | None = None,
     say: Callable[[str], None] | None = None,
+    sample: int | None = None,
 ) -> Manifest:
     """Make the drop's dataset version, or find it made.
 
@@ -73,6 +76,7 @@ def curate(
     :param memory: what the embedded engine may hold.
     :param engine: one that runs already; else that of the recipe is started and ended.
     :param say: told in a sentence which engine is taken, and why.
+    :param sample: look at about so many rows instead of all, for a version that nobody trains on.
     :raises DataError: if no row can be used, or an object is not what the drop recorded.
     :raises DropforgeError: if the engine cannot run here, the disk is full, or the ledger does not add up.
     """
@@ -86,7 +90,7 @@ def curate(
     else:
         running = nullcontext(engine)
     try:
-        return _curate(store, drop, recipe, workdir, tell, limits, running)
+        return _curate(store, drop, recipe, workdir, tell, limits, running, sample)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise DropforgeError(
@@ -107,6 +111,7 @@ def _curate(
     tell: Progress,
     limits: Limits,
     running: AbstractContextManager[Engine],
+    wanted: int | None,
 ) -> Manifest:
     check_names(recipe)
     rules, sets = make_rules(recipe), None
@@ -115,7 +120,9 @@ def _curate(
     files, hidden = readable(drop)
     names = [file.key for file in files]
     paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total, 0))
-    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=sets.path if sets else None))
+    sample = choose_sample(wanted, list(zip(names, paths, strict=True)), rules.max_row_bytes) if wanted else None
+    index = sets.path if sets else None
+    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=index, sample=sample))
     with running as engine:
         reports = _read(engine, work, tell)
         if not sum(report.rows for _, report in reports):
@@ -125,7 +132,7 @@ def _curate(
             exchange.load(tables, work, rules)
             exchange.settle(tables, rules)
             counts = exchange.counts(tables)
-            facts = {**rules.facts(), "exact": _exact(tables)}
+            facts = {**rules.facts(), "exact": _exact(tables), **({"sample": wanted} if wanted else {})}
             digest = dataset.digest({split: _keys(tables, split) for split in SPLITS}, counts, facts)
             tell("settle", 1, 1, 0)
             found = find(store, drop.family, digest)
@@ -140,7 +147,7 @@ def _curate(
                 )
             touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
             counted = _stage_counts(reports)
-            touched |= {name: count for name, count in counted.items() if not name.startswith(FOUND)}
+            touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
             statistics = measure(tables, names, touched)
 
     read = _records(reports, len(files))
@@ -157,10 +164,16 @@ def _curate(
         ),
         inputs=inputs,
     )
-    warnings = _warnings(work, files, hidden, read)
+    # Of a file without a row in the sample nothing is known.
+    warnings = _warnings(work, files, hidden, [1] * len(files) if sample else read)
     if (override := recipe.curation.gate.override) is not None:
         warnings.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
+    told = Told.of(counted) if sample else None
+    if told is not None:
+        warnings.insert(0, told.line())
     card = summary(drop, manifest, statistics, warnings)
+    if told is not None:
+        card["sample"] = asdict(told)
     if sets is not None:
         found_items = sets.report(counted, out / "contamination.jsonl")
         card["evaluation_sets"] = {"sets": sets.summary(counted), "found": found_items[:_SHOWN]}

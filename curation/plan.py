@@ -17,6 +17,7 @@ from curation.mapping import Columns
 from curation.parquet import row_groups
 from curation.pii import KINDS, Pii, fingerprint, read_key
 from curation.records import Split
+from curation.sample import Sample
 from curation.streams import DEFAULT_LIMITS, STEP, Limits
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError, DropforgeError
@@ -129,17 +130,19 @@ def tasks(
     split_bytes: int = SPLIT_BYTES,
     limits: Limits = DEFAULT_LIMITS,
     index: Path | None = None,
+    sample: Sample | None = None,
 ) -> Iterator[Task]:
     """The splits of all files. A split's id is a function of what is read and how.
 
-    :param index: what evaluation sets hold; the rules name these.
+    :param index: what evaluation sets hold; the rules name these. :param sample: which rows are looked at, if not all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         for split in cut(path, file.key, split_bytes):
             what = f"{drop.id}\0{number}\0{file.content}\0{split.start}\0{split.end}\0{rules}\0{limits}"
+            what += f"\0{sample}" if sample else ""
             name = hashlib.sha256(what.encode()).hexdigest()[:24]
-            yield Task(name, split, number, file.key, rules, folder, limits, index)
+            yield Task(name, split, number, file.key, rules, folder, limits, index, sample)
 
 
 def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES) -> list[Split]:

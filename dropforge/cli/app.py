@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 from rich.text import Text
 
-from dropforge.cli import checkpoints, demo, drops, explain, logs, profile, recipes, runs, secret, services
+from dropforge.cli import checkpoints, curate, demo, drops, explain, logs, profile, recipes, runs, secret, services
 from dropforge.errors import DropforgeError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("follow")(drops.follow_command)
 app.command("runs")(runs.runs)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("logs")(logs.logs)
+app.command("curate")(curate.curate)
 app.command("explain")(explain.explain)
 app.command("profile")(profile.profile)
 app.command("secret")(secret.secret)

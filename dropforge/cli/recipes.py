@@ -29,6 +29,12 @@ def _complete(incomplete: str) -> list[str]:
 RecipeArgument = Annotated[
     str, typer.Argument(help="A preset's name or a recipe file.", autocompletion=_complete, metavar="RECIPE")
 ]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", help="A preset's name or a recipe file.", autocompletion=_complete, show_default="the data's own"
+    ),
+]
 FamilyOption = Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")]
 
 

@@ -24,7 +24,7 @@ from dropforge.recipes.curation_rules import check_curation
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
 
 _FOLDER = Path(__file__).parent
-_LIMIT = 64 * 1024
+RECIPE_LIMIT = 64 * 1024  # bytes
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
@@ -150,8 +150,10 @@ def check_drop_recipe(path: Path) -> Recipe:
 
 def read_yaml(text: bytes | str) -> dict[str, Any]:
     """One strict YAML mapping. :raises RecipeError: otherwise."""
-    if len(text) > _LIMIT:
-        raise RecipeError("recipe", f"it is larger than {_LIMIT // 1024} KiB", "A recipe holds settings, not data")
+    if len(text) > RECIPE_LIMIT:
+        raise RecipeError(
+            "recipe", f"it is larger than {RECIPE_LIMIT // 1024} KiB", "A recipe holds settings, not data"
+        )
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from typing import TYPE_CHECKING, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -36,6 +35,7 @@ class Curated(TypedDict):
 def curate(planned: Plan) -> Curated:
     """The task: make the dataset version of the drop, or find that it is there already."""
     from curation import curate as make
+    from curation.pace import Lines
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
@@ -45,7 +45,7 @@ def curate(planned: Plan) -> Curated:
         with no_retry():
             drop = ledger.read(store, planned["family"], planned["drop_id"])
             recipe = build_recipe(planned["recipe"])
-            made = make(store, drop, recipe, workdir=workdir, progress=_Progress(), say=log.info)
+            made = make(store, drop, recipe, workdir=workdir, progress=Lines(log.info), say=log.info)
     except AirflowFailException:
         shutil.rmtree(workdir, ignore_errors=True)
         raise
@@ -91,19 +91,3 @@ def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, s
         log.warning("%s did not pass, and the recipe lets it: %s", ", ".join(failed), recipe.curation.gate.override)
         told["override"] = f"{', '.join(failed)}: {recipe.curation.gate.override}"
     return told
-
-
-class _Progress:
-    """Writes a line into the task's log when a stage begins and ends, and every few seconds within it."""
-
-    def __init__(self) -> None:
-        from curation.pace import Pace
-
-        self._pace, self._said = Pace(), 0.0
-
-    def __call__(self, stage: str, done: int, total: int, rows: int) -> None:
-        now, new = time.monotonic(), stage != self._pace.stage
-        self._pace(stage, done, total, rows)
-        if new or done == total or now - self._said >= 5:
-            self._said = now
-            log.info("%s", self._pace.line())

@@ -1,0 +1,105 @@
+"""Curation outside Airflow: of a folder on this machine, or of a drop as it lies in the bucket."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from curation.gate import Check, checks
+from curation.pipeline import Progress, curate
+from curation.sample import Told, whole_seconds
+from dropforge import layout
+from dropforge.dataset import Manifest
+from dropforge.drop import Drop, DropFile, identity
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+from dropforge.store import FolderStore, Store
+
+#: Rules of the gate that say nothing about a sample.
+_OF_THE_WHOLE = frozenset({"enough rows", "both splits have rows"})
+
+
+class Layered(FolderStore):
+    """A folder that takes what is written; what it does not hold is read from other stores.
+
+    :param under: (prefix, store): keys that begin so are read there, without the prefix; the first one that fits.
+    """
+
+    def __init__(self, root: Path, under: Sequence[tuple[str, Store]]) -> None:
+        super().__init__(root)
+        self.under = tuple(under)
+
+    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+        if not self._path(key).is_file():
+            for prefix, store in self.under:
+                if key.startswith(prefix):
+                    return store.open(key.removeprefix(prefix), etag)
+        return super().open(key, etag)
+
+
+def local_drop(folder: Path, family: str, name: str = "local") -> Drop:
+    """A folder's files as a drop. :raises DataError: if there are none."""
+    if not folder.is_dir():
+        raise DataError(f"folder {folder}", "it is not there", "Give a folder with JSONL, CSV, Parquet or text files")
+    found = [info for info in FolderStore(folder).list() if info.key != layout.SUCCESS]
+    files = tuple(DropFile(key=i.key, size=i.size, content=f"etag:{i.etag}", etag=i.etag) for i in found)
+    drop = Drop(family=family, drop=name, id=identity(files), bucket="", files=files)
+    if not drop.data_files:
+        raise DataError(f"folder {folder}", "it is empty", "Put JSONL, CSV, Parquet or text files into it")
+    layout.drop_prefix(family, name)
+    return drop
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a sample of a drop became.
+
+    :param card: the facts. :param page: the card as HTML. :param checks: the gate's rules that hold for a sample too.
+    :param seconds: how long the whole would take here, at least and at most.
+    """
+
+    card: dict[str, Any]
+    page: bytes
+    checks: tuple[Check, ...]
+    seconds: tuple[float, float]
+
+
+def look(
+    under: Sequence[tuple[str, Store]],
+    drop: Drop,
+    recipe: Recipe,
+    rows: int,
+    *,
+    progress: Progress,
+    say: Callable[[str], None] | None = None,
+) -> Look:
+    """Curate about so many rows, chosen over all files, and publish nothing.
+
+    :param under: where the drop and the evaluation sets lie, see `Layered`.
+    :raises DropforgeError: as `curate`.
+    """
+    began: dict[str, float] = {}
+
+    def watched(stage: str, done: int, total: int, read: int) -> None:
+        began.setdefault(stage, time.monotonic())
+        progress(stage, done, total, read)
+
+    with tempfile.TemporaryDirectory(prefix="curation-") as work:
+        store = Layered(Path(work) / "bucket", under)
+        manifest = curate(store, drop, recipe, workdir=Path(work), progress=watched, say=say, sample=rows)
+        card, page = card_of(store, manifest), store.get(manifest.files["card_html"])
+    ends = [*list(began.values())[1:], time.monotonic()]
+    stages = {name: end - start for (name, start), end in zip(began.items(), ends, strict=True)}
+    rules = tuple(rule for rule in checks(manifest, recipe) if rule.name not in _OF_THE_WHOLE)
+    return Look(card, page, rules, whole_seconds(Told(**card["sample"]), stages))
+
+
+def card_of(store: Store, manifest: Manifest) -> dict[str, Any]:
+    """The facts of a dataset version's card."""
+    card: dict[str, Any] = json.loads(store.get(manifest.files["card_json"]))
+    return card

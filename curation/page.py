@@ -1,0 +1,33 @@
+"""Pieces of the card's page, and how its values are written."""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def section(title: str, body: str, lead: str = "") -> str:
+    if not body:
+        return ""
+    first = f'<p class="lead">{lead}</p>' if lead else ""
+    return f"<section><h2>{title}</h2>{first}{body}</section>"
+
+
+def visible(text: str) -> str:
+    """Control, reordering and unseen characters as codes, so that an example cannot fool its reader."""
+    return "".join(
+        char
+        if char == " " or unicodedata.category(char) not in {"Cc", "Cf", "Zl", "Zp", "Co"}
+        else f"\\u{ord(char):04x}"
+        for char in text
+    )
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "0%"
+
+
+def size_text(size: int) -> str:
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= limit:
+            return f"{size / limit:.1f} {unit}"
+    return f"{size} B"

@@ -1,0 +1,78 @@
+"""A card's facts and the gate's rules as lines of text, for terminals and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from curation.gate import Check
+from curation.pace import duration
+from curation.page import visible
+from curation.pii.report import NAMES
+from curation.reasons import filtered, mend, quarantined
+from dropforge.recipe_data import found
+
+
+def card_lines(card: Mapping[str, Any]) -> list[str]:
+    """Where the rows went, why with the mends, personal data, and which near duplicates are found."""
+    # Warnings name files, whose names are whatever somebody made them.
+    return [*map(visible, card["warnings"]), *_funnel(card), *_reasons(card), *_pii(card), *_near(card)]
+
+
+def gate_lines(rules: Sequence[Check]) -> list[str]:
+    """Each rule with what was found, and the mend where it is broken."""
+    lines = ["Gate"]
+    for rule in rules:
+        lines.append(f"  {'ok    ' if rule.ok else 'BROKEN'}  {rule.name}: {rule.found}; wanted {rule.wanted}")
+        lines += [] if rule.ok else [f"          {rule.mend}."]
+    return lines
+
+
+def time_line(seconds: tuple[float, float]) -> str:
+    """How long all rows would take."""
+    least, most = map(duration, seconds)
+    return f"All rows would take about {least if least == most else f'{least} to {most}'} on this machine."
+
+
+def _funnel(card: Mapping[str, Any]) -> list[str]:
+    counts = card["counts"]
+    usable = counts["input"] - sum(quarantined(counts).values())
+    wanted = usable - sum(filtered(counts).values())
+    steps = [("read", counts["input"]), ("usable", usable), ("wanted", wanted)]
+    steps += [("not a duplicate", wanted - counts.get("duplicate", 0))]
+    near = counts.get("near_duplicate", 0)
+    steps += [("nor a near one", wanted - counts.get("duplicate", 0) - near)] if "near" in card["rules"] else []
+    steps += [(split, counts[split]) for split in ("train", "eval")]
+    lines = [_row(name, rows, counts["input"]) for name, rows in steps]
+    if "sample" in card:
+        lines.append("  Of copies a sample shows only those that are both in it: in the whole more rows go.")
+    return ["Rows", *lines]
+
+
+def _reasons(card: Mapping[str, Any]) -> list[str]:
+    counts = card["counts"]
+    gone = {**quarantined(counts), **filtered(counts)}
+    lines = [f"{_row(reason, rows, counts['input'])}  {mend(reason)}." for reason, rows in gone.items()]
+    return ["Reasons", *lines] if lines else []
+
+
+def _pii(card: Mapping[str, Any]) -> list[str]:
+    if "pii" not in card:
+        return []
+    values = card["pii"]["found"]
+    return [
+        f"Personal data and secrets: {sum(values.values()):,} values in {card['pii']['rows']:,} rows",
+        *(f"  {NAMES[kind]:26}{number:>12,}" for kind, number in values.items()),
+    ]
+
+
+def _near(card: Mapping[str, Any]) -> list[str]:
+    near = card["rules"].get("near")
+    if near is None:
+        return []
+    shares = [f"{at:g}: {found(at, near['bands'], near['rows']):.1%}" for at in (0.6, 0.7, 0.8, 0.9, 0.95)]
+    return [f"Near duplicates found, by similarity: {', '.join(shares)}"]
+
+
+def _row(name: str, rows: int, whole: int) -> str:
+    return f"  {name:26}{rows:>12,}{rows / max(1, whole):>8.1%}"

@@ -1,0 +1,150 @@
+"""`dropforge curate`: what becomes of data, before a run has to find out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dropforge import layout
+from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.recipes import RecipeOption
+from dropforge.drop import Drop, read_drop
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.layout import check_family
+from dropforge.recipe import Recipe
+from dropforge.recipes import load_recipe
+from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, merge, read_drop_recipe, resolve
+from dropforge.store import FolderStore, Store, open_store
+
+console = Console(soft_wrap=True, highlight=False)
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def _folders(incomplete: str) -> list[str]:
+    """Folders of this machine that begin so. Drops are not listed: completion must not wait for the bucket."""
+    parent = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    names = sorted(f"{path}/" for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def curate(
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, or FAMILY/DROP in the bucket.", autocompletion=_folders, metavar="FOLDER|FAMILY/DROP"
+        ),
+    ],
+    sample: Annotated[
+        int | None, typer.Option(help="Look at about so many rows of all files; nothing is published.", min=100)
+    ] = None,
+    card: Annotated[Path | None, typer.Option(help="HTML file for the card.", dir_okay=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the dataset version.", file_okay=False, show_default="the bucket")
+    ] = None,
+    recipe: RecipeOption = None,
+    family: Annotated[str, typer.Option("--family", "-f", help="Name of the line of models, for a folder.")] = "local",
+    store: Annotated[
+        str | None, typer.Option(help="Where drops and evaluation sets lie.", show_default="the stack's bucket")
+    ] = None,
+    state: StateOption = None,
+) -> None:
+    """Make a dataset version outside Airflow, or look at a sample of it first.
+
+    Says where the rows go and why, what the gate finds, and of a sample how long the whole would take. Without
+    --recipe the data's own `recipe.yaml` counts, over the preset `sample`.
+    """
+    try:
+        from curation.gate import check, checks
+        from curation.local import Layered, card_of, local_drop, look
+        from curation.pipeline import curate as make
+        from curation.shown import shown
+        from curation.told import card_lines, gate_lines, time_line
+    except ImportError:
+        raise DropforgeError("curate", "curation is not installed", "Install `dropforge[curation]`") from None
+
+    if card is not None and not card.absolute().parent.is_dir():
+        raise DropforgeError(f"card {card}", "its folder is not there", "Give --card a file in a folder that is")
+    folder = Path(data) if Path(data).is_dir() else None
+    if folder is not None:
+        drop = local_drop(folder, check_family(family))
+        under: list[tuple[str, Store]] = [(drop.prefix, FolderStore(folder))]
+        if sample is None and out is None:
+            raise DropforgeError(f"folder {folder}", "nothing says where its dataset version goes", _WHERE)
+    else:
+        place = _place(store, state)
+        drop, under = _drop(place, data), [("", place)]
+    settings = _recipe(recipe, drop, under)
+    if folder is not None and settings.curation.decontaminate is not None:
+        under.append(("", _place(store, state)))
+
+    if sample is not None:
+        if out is not None:
+            raise typer.BadParameter("a sample publishes nothing", param_hint="--out")
+        with shown(errors) as progress:
+            found = look(under, drop, settings, sample, progress=progress, say=_say)
+        _print([*card_lines(found.card), *gate_lines(found.checks), time_line(found.seconds)])
+        _write(card, found.page)
+        return
+    target = Layered(out, under) if out is not None else under[0][1]
+    with tempfile.TemporaryDirectory(prefix="curation-") as work, shown(errors) as progress:
+        manifest = make(target, drop, settings, workdir=Path(work), progress=progress, say=_say)
+    _print([*card_lines(card_of(target, manifest)), *gate_lines(checks(manifest, settings))])
+    _print([f"Dataset version {manifest.family}/{manifest.digest}", f"in {target.uri}"])
+    _write(card, target.get(manifest.files["card_html"]))
+    check(manifest, settings)
+
+
+_WHERE = "Give --out FOLDER, or look at it with --sample 10000; `dropforge drop` uploads it"
+
+
+def _place(store: str | None, state: Path | None) -> Store:
+    return connect(state).store if store is None else open_store(store)
+
+
+def _drop(store: Store, data: str) -> Drop:
+    family, slash, name = data.partition("/")
+    if not slash or not name or "/" in name:
+        raise DataError(f"data {data!r}", "there is no such folder, and it is not FAMILY/DROP", "Give one of both")
+    return read_drop(store, check_family(family), name)
+
+
+def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -> Recipe:
+    """The recipe that is given, else as the run will resolve it: the drop's own over the preset."""
+    if given is not None:
+        return load_recipe(given)
+    values = resolve({"extends": os.environ.get("DROPFORGE_PRESET", "sample")})
+    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
+    if own is None:
+        return build_recipe(values)
+    if own.size > RECIPE_LIMIT:
+        raise RecipeError(layout.RECIPE, f"it has {own.size} bytes", "A recipe holds settings, not data")
+    prefix, store = under[0]
+    with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag) as stream:
+        return build_recipe(merge(values, read_drop_recipe(stream.read())))
+
+
+def _say(line: str) -> None:
+    errors.print(line, style="dim", markup=False)
+
+
+def _print(lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _write(card: Path | None, page: bytes) -> None:
+    if card is None:
+        return
+    try:
+        temporary = card.with_name(f".{card.name}.part")
+        temporary.write_bytes(page)
+        temporary.replace(card)
+    except OSError as error:
+        raise DropforgeError(f"card {card}", str(error.strerror), "Give --card a file in a folder of yours") from error
+    console.print(f"Card written to {card}", markup=False)
