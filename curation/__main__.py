@@ -18,6 +18,7 @@ from dropforge import layout
 from dropforge.drop import Drop, DropFile, identity
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipes import load_recipe
+from dropforge.sources import check_uploaded
 from dropforge.store import FolderStore
 
 _console = Console(stderr=True)
@@ -61,6 +62,7 @@ def main(
         given = {"workers": workers, "engine": engine}
         overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
+        check_uploaded(settings, f"folder {folder}")
         drop = local_drop(folder, family, "local")
         store = _Beside(out, folder, drop.prefix)
         columns = (SpinnerColumn(), TextColumn("{task.description:8}"), BarColumn(), TaskProgressColumn())

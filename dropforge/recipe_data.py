@@ -12,12 +12,39 @@ from dropforge.section import Section
 
 #: What a column can hold; the first five are content.
 Role = Literal["messages", "text", "prompt", "completion", "system", "label", "source", "group"]
+#: First parts of the keys that `dropforge.layout` spells.
+OWN: Final = frozenset({"drops", "ledger", "datasets", "runs", "mlflow"})
 CONTENT: Final = frozenset({"messages", "text", "prompt", "completion", "system"})
+
+
+class Source(Section):
+    """Data that lies in the bucket already, for a run without an upload: exactly one of `prefix` and `dataset`."""
+
+    prefix: str | None = Field(default=None, min_length=1, max_length=900)
+    """Key prefix of files in the bucket, as `lake/chats/`; all that lies below is read."""
+    dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
+    """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split anew by `split_salt` and `eval_fraction`."""
+    id: str | None = Field(default=None, pattern="^[0-9a-f]{32}$")
+    """The id that the files had in the ledger; other files under the same name are then refused."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Source:
+        if (self.prefix is None) == (self.dataset is None):
+            raise ValueError("give exactly one of `prefix` and `dataset`")
+        if self.prefix is not None:
+            parts = self.prefix.rstrip("/").split("/")
+            if any(part in {"", ".", ".."} for part in parts) or any(ord(sign) < 32 for sign in self.prefix):
+                raise ValueError("`prefix` is a key prefix in the bucket, as `lake/chats/`: no address, `..` or `//`")
+            if parts[0] in OWN:
+                raise ValueError(f"`{parts[0]}/` belongs to Dropforge: name a drop in the form, or use `dataset`")
+        return self
 
 
 class Data(Section):
     """Which rows there are and how they are split."""
 
+    source: Source | None = None
+    """Data in the bucket that a run started by hand trains on, instead of a drop."""
     eval_fraction: float = Field(default=0.05, gt=0, lt=0.5)
     """Share of the rows kept for evaluation, by content hash."""
     split_salt: str = "dropforge"
