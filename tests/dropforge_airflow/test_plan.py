@@ -247,3 +247,15 @@ def test_a_source_beside_a_drop_is_refused(store: Store) -> None:
     upload(store, "d2")
     with pytest.raises(RecipeError, match=r"data\.source.*brings the data already"):
         plan(store, drop="fam/d2", overrides={"data": {"source": {"prefix": "lake/"}}})
+
+
+def test_a_source_that_was_uploaded_before_is_read_where_it_is(store: Store) -> None:
+    drop = entered(store)
+    store.put("lake/a.jsonl", store.get("drops/fam/d1/a.jsonl"))
+    more = {"data": {"source": {"prefix": "lake/"}}}
+    made = plan(store, family="fam", overrides=more)
+    assert (made["drop_id"], ledger.read(store, "fam", drop.id)) == (drop.id, drop)
+    assert list(ledger.pending(store)) == []
+    store.delete("drops/fam/d1/a.jsonl")
+    plan(store, owner="run-2", family="fam", overrides=more, again=True)
+    assert ledger.read(store, "fam", drop.id).prefix == "lake/"

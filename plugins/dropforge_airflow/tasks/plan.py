@@ -162,9 +162,7 @@ def find_source(store: Store, bucket: str, params: Mapping[str, Any]) -> Drop | 
         raise DataError("form field `family`", "it is empty, and `data.source` names none", "Name the family to train")
     drop = pin(store, source, family, bucket)
     log.info("Source of %d files is drop id %s; `data.source.id` pins it", len(drop.files), drop.id)
-    ledger.record(store, drop)
-    # The same files may have been uploaded before: curation reads what the ledger names.
-    return ledger.read(store, family, drop.id)
+    return ledger.place(store, drop)
 
 
 def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) -> Drop:
