@@ -28,11 +28,13 @@ from curation.eval_sets import prepare
 from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
-from curation.plan import fetch, make_rules, readable, tasks
+from curation.limit import first, limited
+from curation.plan import make_rules, readable, tasks
 from curation.reasons import filtered, mend, quarantined
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
 from curation.statistics import measure
 from curation.streams import DEFAULT_LIMITS, Limits
+from curation.verify import verify
 from dropforge import dataset, layout
 from dropforge.dataset import SPLITS, Manifest, Shard
 from dropforge.drop import Drop, DropFile
@@ -111,10 +113,15 @@ def _curate(
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
     files, hidden = readable(drop)
     names = [file.key for file in files]
-    paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
-    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=sets.path if sets else None))
+    whole = len(files)
+    paths, most = first(store, drop, files, rules, workdir / "files", lambda *at: tell("fetch", *at), limits)
+    files, names = files[: len(paths)], names[: len(paths)]
+    index = sets.path if sets else None
+    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=index, most=most))
     with running as engine:
         reports = _read(engine, work, tell)
+        if recipe.curation.steps == "none":
+            verify(reports)
         if not sum(report.rows for _, report in reports):
             raise _nothing(drop, names, work)
         tell("settle", 0, 1)
@@ -154,7 +161,8 @@ def _curate(
         ),
         inputs=inputs,
     )
-    card = summary(drop, manifest, statistics, _warnings(work, files, hidden, read))
+    told = [*limited(rules, len(files), whole), *_warnings(work, files, hidden, read)]
+    card = summary(drop, manifest, statistics, told)
     if sets is not None:
         found_items = sets.report(counted, out / "contamination.jsonl")
         card["evaluation_sets"] = {"sets": sets.summary(counted), "found": found_items[:_SHOWN]}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import Formatter
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -59,6 +60,10 @@ class Data(Section):
     answer is the column that `columns` names as `completion`; without one it is the whole text."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000)
     """A longer row is quarantined."""
+    limit_rows: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
+    """For smoke runs: only the first rows are read, in the order of the files' names and of the places in them."""
+    limit_bytes: int | None = Field(default=None, ge=1, le=1_000_000_000_000_000)
+    """As `limit_rows`: rows are read until their text is more than so many bytes of UTF-8."""
     max_left_out: float = Field(default=0.2, ge=0, le=1)
     """A larger share of training rows that teach nothing, or that the chat template refuses, is an error."""
     mix: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(ge=0, le=100)]] | None = Field(
@@ -181,6 +186,9 @@ class Decontaminate(Section):
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
+    steps: Literal["all", "none"] = "all"
+    """`none`, or `curation: none` for short, takes clean rows as they are, copies too: they are verified and get their
+    manifest, and the first row that cannot be used is an error."""
     engine: Literal["embedded", "spark", "auto"] = "embedded"
     """Where curation runs: `embedded` in processes of our own and DuckDB, `spark` in Spark, which needs Java and
     `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, if it is there. The dataset is the same."""
@@ -210,3 +218,11 @@ class Curation(Section):
     """A larger share of rows that `quality`, `language`, `decontaminate` and `pii` removed is an error."""
     workers: int = Field(default=0, ge=0)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_they_are(cls, values: Any) -> Any:
+        """`none` for short; rows that are taken as they are keep their copies."""
+        values = {"steps": "none"} if values == "none" else values
+        bare = isinstance(values, Mapping) and values.get("steps") == "none"
+        return {"exact_duplicates": "keep", **values} if bare else values
