@@ -17,6 +17,7 @@ from curation.local import Layered, local_drop
 from curation.shown import shown
 from dropforge.errors import DropforgeError
 from dropforge.recipes import load_recipe
+from dropforge.sources import check_uploaded
 from dropforge.store import FolderStore
 
 _console = Console(stderr=True)
@@ -35,6 +36,7 @@ def main(
         given = {"workers": workers, "engine": engine}
         overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
+        check_uploaded(settings, f"folder {folder}")
         drop = local_drop(folder, family)
         store = Layered(out, [(drop.prefix, FolderStore(folder))])
         say = partial(_console.print, style="dim", markup=False, highlight=False)

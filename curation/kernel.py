@@ -87,6 +87,7 @@ class Rules:
         with `sequence-to-sequence` it needs an answer, which a text has not.
     :param repair: and :param quality: and :param language: what the stages of these names do, or None.
     :param decontamination: evaluation sets whose items may not be trained on, or None.
+    :param limit_rows: and :param limit_bytes: how much is read at most (`curation.limit`), or None.
     """
 
     eval_per_million: int
@@ -104,6 +105,8 @@ class Rules:
     language: Language | None = None
     decontamination: Decontamination | None = None
     pii: Pii | None = None
+    limit_rows: int | None = None
+    limit_bytes: int | None = None
 
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
@@ -119,6 +122,7 @@ class Rules:
             "columns": {},
             "prompt_template": None,
             **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination")),
+            **dict.fromkeys(("limit_rows", "limit_bytes")),
         }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
@@ -307,10 +311,10 @@ def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     """The rows as the stages leave them, a batch at a time."""
     stages = make_stages(task.rules, task.index)
     if not stages:
-        yield from _canonical(task, report)
+        yield from canonical_rows(task, report)
         return
     scrub = make_scrub(task.rules.pii) if task.rules.pii else None
-    for batch in _batches(_canonical(task, report)):
+    for batch in _batches(canonical_rows(task, report)):
         rows = [item for item in batch if isinstance(item, Canonical)]
         yield from (item if scrub is None else _hidden(item, scrub) for item in batch if isinstance(item, Fault))
         done, counts = put_through([item.row for item in rows], stages)
@@ -348,8 +352,8 @@ def _batches(items: Iterator[Canonical | Fault]) -> Iterator[list[Canonical | Fa
         yield held
 
 
-def _canonical(task: Task, report: Report) -> Iterator[Canonical | Fault]:
-    """The rows of the split in their canonical form."""
+def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
+    """The rows of the split in their canonical form: each input row once, or why it cannot be used."""
     rules = task.rules
     labels, answers = rules.task == "classification", rules.task == "sequence-to-sequence"
     records = read(

@@ -30,12 +30,14 @@ from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
 from curation.gate import check_names
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
-from curation.plan import fetch, make_rules, readable, tasks
+from curation.limit import first, limited
+from curation.plan import make_rules, readable, tasks
 from curation.reasons import filtered, mend, quarantined
 from curation.sample import Told, choose_sample
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
 from curation.statistics import measure
 from curation.streams import DEFAULT_LIMITS, Limits
+from curation.verify import verify
 from dropforge import dataset, layout
 from dropforge.dataset import SPLITS, Manifest, Shard
 from dropforge.drop import Drop, DropFile
@@ -119,12 +121,17 @@ def _curate(
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
     files, hidden = readable(drop)
     names = [file.key for file in files]
-    paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total, 0))
+    whole = len(files)
+    paths, most = first(store, drop, files, rules, workdir / "files", lambda *at: tell("fetch", *at, 0), limits)
+    files, names = files[: len(paths)], names[: len(paths)]
     sample = choose_sample(wanted, list(zip(names, paths, strict=True)), rules.max_row_bytes) if wanted else None
     index = sets.path if sets else None
-    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=index, sample=sample))
+    folder = workdir / "parts"
+    work = list(tasks(drop, files, paths, rules, folder, limits=limits, index=index, sample=sample, most=most))
     with running as engine:
         reports = _read(engine, work, tell)
+        if recipe.curation.steps == "none":
+            verify(reports)
         if not sum(report.rows for _, report in reports):
             raise _nothing(drop, names, work)
         tell("settle", 0, 1, 0)
@@ -165,7 +172,8 @@ def _curate(
         inputs=inputs,
     )
     # Of a file without a row in the sample nothing is known.
-    warnings = _warnings(work, files, hidden, [1] * len(files) if sample else read)
+    warnings = [*limited(rules, len(files), whole)]
+    warnings += _warnings(work, files, hidden, [1] * len(files) if sample else read)
     if (override := recipe.curation.gate.override) is not None:
         warnings.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
     told = Told.of(counted) if sample else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -48,6 +48,8 @@ def make_rules(recipe: Recipe) -> Rules:
         columns=Columns(tuple(sorted((data.columns or {}).items())), data.prompt_template),
         **asked(recipe.curation),
         pii=_pii(recipe.curation.pii),
+        limit_rows=data.limit_rows,
+        limit_bytes=data.limit_bytes,
     )
 
 
@@ -131,16 +133,21 @@ def tasks(
     limits: Limits = DEFAULT_LIMITS,
     index: Path | None = None,
     sample: Sample | None = None,
+    most: Sequence[int | None] | None = None,
 ) -> Iterator[Task]:
     """The splits of all files. A split's id is a function of what is read and how.
 
-    :param index: what evaluation sets hold; the rules name these. :param sample: which rows are looked at, if not all.
+    :param index: what evaluation sets hold; the rules name these.
+    :param sample: which rows are looked at, if not all.
+    :param most: of each file the first rows that are read, or None for all (`curation.limit`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
-        for split in cut(path, file.key, split_bytes):
-            what = f"{drop.id}\0{number}\0{file.content}\0{split.start}\0{split.end}\0{rules}\0{limits}"
-            what += f"\0{sample}" if sample else ""
+        rows = most[number] if most is not None else None
+        parts = cut(path, file.key, split_bytes) if rows is None else [Split(path, sniff(path, file.key), rows=rows)]
+        for split in parts:
+            where = f"{number}\0{file.content}\0{split.start}\0{split.end}\0{split.rows}"
+            what = f"{drop.id}\0{where}\0{rules}\0{limits}" + (f"\0{sample}" if sample else "")
             name = hashlib.sha256(what.encode()).hexdigest()[:24]
             yield Task(name, split, number, file.key, rules, folder, limits, index, sample)
 

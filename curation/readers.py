@@ -33,6 +33,22 @@ def read(
     :param text_column: what paragraphs of plain text are called.
     :param wanted: columns of Parquet files that are read, in small letters.
     """
+    records = _read(split, max_row_bytes, text_column, wanted, limits)
+    return records if split.rows is None else _first(records, split.rows)
+
+
+def _first(records: Iterator[Record], most: int) -> Iterator[Record]:
+    for record in records:
+        if not isinstance(record, Blank):
+            if not most:
+                return
+            most -= 1
+        yield record
+
+
+def _read(
+    split: Split, max_row_bytes: int, text_column: str, wanted: frozenset[str], limits: Limits
+) -> Iterator[Record]:
     kind = split.format.kind
     if split.format.fault is not None:
         reason, detail = split.format.fault

@@ -54,9 +54,13 @@ Record = Found | Fault | Blank
 
 
 class Split(NamedTuple):
-    """A part of one file: bytes [start, end) of a plain JSONL file, row groups of a Parquet file, else all of it."""
+    """A part of one file: bytes [start, end) of a plain JSONL file, row groups of a Parquet file, else all of it.
+
+    :param rows: the first rows of the part, if it is not to be read to its end.
+    """
 
     path: Path
     format: Format
     start: int = 0
     end: int | None = None
+    rows: int | None = None

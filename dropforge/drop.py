@@ -54,10 +54,12 @@ class Drop(BaseModel):
     id: str
     bucket: str
     files: tuple[DropFile, ...]
+    root: str | None = None
+    """Where the files lie if they were not uploaded as a drop but named by a recipe (`dropforge.sources`)."""
 
     @property
     def prefix(self) -> str:
-        return layout.drop_prefix(self.family, self.drop)
+        return layout.drop_prefix(self.family, self.drop) if self.root is None else self.root
 
     @property
     def total_bytes(self) -> int:
@@ -123,7 +125,7 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
                 f"{layout.SUCCESS} lists {key!r}, which is not there",
                 f"Upload the file, then {layout.SUCCESS} again",
             )
-    files = tuple(_drop_file(store, prefix, found[key], key, (listed or {}).get(key)) for key in names)
+    files = tuple(drop_file(store, prefix, found[key], key, (listed or {}).get(key)) for key in names)
     drop = Drop(family=family, drop=name, id=identity(files), bucket=bucket, files=files)
     if not drop.data_files:
         raise DataError(
@@ -132,7 +134,8 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
     return drop
 
 
-def _drop_file(store: Store, prefix: str, info: ObjectInfo, key: str, entry: SuccessEntry | None) -> DropFile:
+def drop_file(store: Store, prefix: str, info: ObjectInfo, key: str, entry: SuccessEntry | None) -> DropFile:
+    """The object as it is now. :raises DataError: if it is not what `entry` promises."""
     head = store.stat(prefix + key) or info
     checksum = base64.b64decode(head.sha256).hex() if head.sha256 and "-" not in head.sha256 else None
     if entry is not None and (entry.size != head.size or (checksum and entry.sha256 not in {None, checksum})):

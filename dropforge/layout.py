@@ -4,7 +4,7 @@
 
     drops/FAMILY/DROP/...                    what people upload; complete when _SUCCESS exists
     ledger/inbox/DIGEST.json                 a queue message that intake has not worked through yet
-    ledger/drops/FAMILY/ID.json              one object per complete drop: the truth
+    ledger/drops/FAMILY/ID.json              one object per complete drop, or data named by a recipe: the truth
     ledger/pending/FAMILY/ID.json            the drop is waiting for a run
     ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
     ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended

@@ -36,6 +36,25 @@ def record(store: Store, drop: Drop) -> bool:
     return store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json())
 
 
+def place(store: Store, drop: Drop) -> Drop:
+    """The entry of data that a recipe names, made if there is none. Nothing becomes pending: a run has them already.
+
+    The same files may have been entered from another place, which counts as long as they are there unchanged.
+    """
+    if store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json()):
+        return drop
+    known = read(store, drop.family, drop.id)
+    if known == drop or all(_there(store, known.prefix + file.key, file.etag) for file in known.files):
+        return known
+    store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
+    return drop
+
+
+def _there(store: Store, key: str, etag: str) -> bool:
+    info = store.stat(key)
+    return info is not None and info.etag == etag
+
+
 def read(store: Store, family: str, drop_id: str) -> Drop:
     """The drop as it was entered. :raises MissingObjectError: if it never was."""
     return Drop.from_json(store.get(layout.ledger_key(family, drop_id)))

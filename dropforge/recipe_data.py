@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import Formatter
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,12 +13,39 @@ from dropforge.section import Section
 
 #: What a column can hold; the first five are content.
 Role = Literal["messages", "text", "prompt", "completion", "system", "label", "source", "group"]
+#: First parts of the keys that `dropforge.layout` spells.
+OWN: Final = frozenset({"drops", "ledger", "datasets", "runs", "mlflow"})
 CONTENT: Final = frozenset({"messages", "text", "prompt", "completion", "system"})
+
+
+class Source(Section):
+    """Data that lies in the bucket already, for a run without an upload: exactly one of `prefix` and `dataset`."""
+
+    prefix: str | None = Field(default=None, min_length=1, max_length=900)
+    """Key prefix of files in the bucket, as `lake/chats/`; all that lies below is read."""
+    dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
+    """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split anew by `split_salt` and `eval_fraction`."""
+    id: str | None = Field(default=None, pattern="^[0-9a-f]{32}$")
+    """The id that the files had in the ledger; other files under the same name are then refused."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Source:
+        if (self.prefix is None) == (self.dataset is None):
+            raise ValueError("give exactly one of `prefix` and `dataset`")
+        if self.prefix is not None:
+            parts = self.prefix.rstrip("/").split("/")
+            if any(part in {"", ".", ".."} for part in parts) or any(ord(sign) < 32 for sign in self.prefix):
+                raise ValueError("`prefix` is a key prefix in the bucket, as `lake/chats/`: no address, `..` or `//`")
+            if parts[0] in OWN:
+                raise ValueError(f"`{parts[0]}/` belongs to Dropforge: name a drop in the form, or use `dataset`")
+        return self
 
 
 class Data(Section):
     """Which rows there are and how they are split."""
 
+    source: Source | None = None
+    """Data in the bucket that a run started by hand trains on, instead of a drop."""
     eval_fraction: float = Field(default=0.05, gt=0, lt=0.5)
     """Share of the rows kept for evaluation, by content hash."""
     split_salt: str = "dropforge"
@@ -32,6 +60,10 @@ class Data(Section):
     answer is the column that `columns` names as `completion`; without one it is the whole text."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000)
     """A longer row is quarantined."""
+    limit_rows: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
+    """For smoke runs: only the first rows are read, in the order of the files' names and of the places in them."""
+    limit_bytes: int | None = Field(default=None, ge=1, le=1_000_000_000_000_000)
+    """As `limit_rows`: rows are read until their text is more than so many bytes of UTF-8."""
     max_left_out: float = Field(default=0.2, ge=0, le=1)
     """A larger share of training rows that teach nothing, or that the chat template refuses, is an error."""
     mix: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(ge=0, le=100)]] | None = Field(
@@ -167,6 +199,9 @@ class Gate(Section):
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
+    steps: Literal["all", "none"] = "all"
+    """`none`, or `curation: none` for short, takes clean rows as they are, copies too: they are verified and get their
+    manifest, and the first row that cannot be used is an error."""
     engine: Literal["embedded", "spark", "auto"] = "embedded"
     """Where curation runs: `embedded` in processes of our own and DuckDB, `spark` in Spark, which needs Java and
     `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, if it is there. The dataset is the same."""
@@ -199,3 +234,11 @@ class Curation(Section):
     """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""
     workers: int = Field(default=0, ge=0)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_they_are(cls, values: Any) -> Any:
+        """`none` for short; rows that are taken as they are keep their copies."""
+        values = {"steps": "none"} if values == "none" else values
+        bare = isinstance(values, Mapping) and values.get("steps") == "none"
+        return {"exact_duplicates": "keep", **values} if bare else values

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
-from dropforge.recipe_data import found
+from dropforge.recipe_data import Curation, found
 from dropforge.recipe_quality import Quality
 
 MINIMA = 1024  # of a row's signature: more cost time, and find nothing that these do not
 LEAST_FOUND = 0.5
+TAKEN = ("steps", "engine", "spark", "workers", "min_rows")  # keys that mean something beside `curation: none`
 
 
 def check_curation(recipe: Recipe) -> None:
     """:raises RecipeError: for the first combination that cannot work."""
     curation = recipe.curation
+    _check_none(curation)
     twice = next((name for name in curation.prefer if curation.prefer.count(name) > 1), None)
     if twice is not None:
         raise RecipeError("recipe key `curation.prefer`", f"{twice!r} stands there twice", "Name each source once")
@@ -49,6 +51,20 @@ def check_curation(recipe: Recipe) -> None:
             f"{dedup.bands} bands of {dedup.rows_per_band} rows find {share:.0%} of the pairs whose similarity is the"
             f" threshold of {dedup.threshold:g}",
             f"Set it to {rows} or less, or use more bands",
+        )
+
+
+def _check_none(curation: Curation) -> None:
+    if curation.steps == "all":
+        return
+    plain = Curation(steps="none")
+    others = (name for name in Curation.model_fields if name not in TAKEN)
+    asked = next((name for name in others if getattr(curation, name) != getattr(plain, name)), None)
+    if asked is not None:
+        raise RecipeError(
+            f"recipe key `curation.{asked}`",
+            "`curation: none` takes all rows as they are",
+            f"Leave it out, or leave `none` out; beside it there may be {', '.join(TAKEN[1:])}",
         )
 
 

@@ -197,6 +197,8 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         ):
             other = one if above.get(one) is None else two
             result[section] = {key: value for key, value in merged.items() if key != other}
+    if under.get("curation") == "none" and isinstance(over.get("curation"), Mapping):
+        result["curation"] = {"steps": "none", **result["curation"]}  # more keys take nothing back
     return _merge_scratch(under, over, result)
 
 

@@ -97,7 +97,9 @@ def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
         "drop": _text(
             "Drop", "An uploaded drop: `FAMILY/DROP`, or its id in the ledger. Runs that a drop started leave it empty."
         ),
-        "family": _text("Family", "Family of the model; needed only where `drop` is a bare name."),
+        "family": _text(
+            "Family", "Family of the model; needed where `drop` is a bare name or the recipe names `data.source`."
+        ),
         "again": FormField(
             False,
             "Train although the drop was trained on before.",

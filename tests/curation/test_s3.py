@@ -14,6 +14,8 @@ import curation
 from dropforge.drop import read_drop
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
+from dropforge.recipe_data import Source
+from dropforge.sources import pin
 from dropforge.store import S3Store
 
 
@@ -56,6 +58,20 @@ def test_drop_in_s3(
     bucket.delete("drops/fam/d1/part one/a+b.jsonl")
     with pytest.raises(DataError, match="no such object"):
         curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w4")
+
+
+def test_a_source_in_s3(
+    bucket: S3Store, texts: Callable[..., list[bytes]], recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    bucket.put("lake/part one/a+b.jsonl", b"\n".join(texts(60)))
+    drop = pin(bucket, Source(prefix="lake/"), "lake")
+    made = curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w")
+    assert made.counts["input"] == 60
+    again = pin(bucket, Source(dataset=f"lake/{made.digest}"), "again")
+    assert curation.curate(bucket, again, recipe(), workdir=tmp_path / "w2").counts == made.counts
+    bucket.put("lake/part one/a+b.jsonl", b"\n".join(texts(61)))
+    with pytest.raises(DataError, match=r"the recipe asks for.*data\.source\.id"):
+        pin(bucket, Source(prefix="lake/", id=drop.id), "lake")
 
 
 def test_command_line(texts: Callable[..., list[bytes]], tmp_path: Path) -> None:

@@ -224,3 +224,38 @@ def test_spark_is_refused_where_it_cannot_run(store: Store, tmp_path: Path, monk
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(DropforgeError, match=r"Spark: .*take `curation.engine: embedded`"):
         plan(store, drop)
+
+
+def test_a_run_from_the_form_takes_the_source_that_its_recipe_names(store: Store) -> None:
+    store.put("lake/a.jsonl", b'{"text": "one"}')
+    more = {"data": {"source": {"prefix": "lake/"}}}
+    made = plan(store, family="fam", overrides=more)
+    assert ledger.read(store, "fam", made["drop_id"]).prefix == "lake/"
+    assert made["drop"] == f"source-{made['drop_id'][:12]}"
+    assert plan(store, family="fam", overrides=more) == made
+    assert list(ledger.pending(store)) == []
+    with pytest.raises(AirflowSkipException, match="belongs to run run-1"):
+        plan(store, owner="run-2", family="fam", overrides=more)
+    with pytest.raises(DataError, match="form field `family`"):
+        plan(store, owner="run-3", overrides=more)
+
+
+def test_a_source_beside_a_drop_is_refused(store: Store) -> None:
+    recipe = "data: {source: {prefix: lake/}}"
+    with pytest.raises(RecipeError, match=r"data\.source.*brings the data already"):
+        plan(store, entered(store, recipe=recipe))
+    upload(store, "d2")
+    with pytest.raises(RecipeError, match=r"data\.source.*brings the data already"):
+        plan(store, drop="fam/d2", overrides={"data": {"source": {"prefix": "lake/"}}})
+
+
+def test_a_source_that_was_uploaded_before_is_read_where_it_is(store: Store) -> None:
+    drop = entered(store)
+    store.put("lake/a.jsonl", store.get("drops/fam/d1/a.jsonl"))
+    more = {"data": {"source": {"prefix": "lake/"}}}
+    made = plan(store, family="fam", overrides=more)
+    assert (made["drop_id"], ledger.read(store, "fam", drop.id)) == (drop.id, drop)
+    assert list(ledger.pending(store)) == []
+    store.delete("drops/fam/d1/a.jsonl")
+    plan(store, owner="run-2", family="fam", overrides=more, again=True)
+    assert ledger.read(store, "fam", drop.id).prefix == "lake/"

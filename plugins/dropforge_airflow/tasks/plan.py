@@ -21,6 +21,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import from_env
+from dropforge.sources import check_uploaded, pin
 from dropforge.spark import find_spark
 from dropforge.start import FindChampion, settle
 from dropforge.store import MissingObjectError, Store
@@ -82,11 +83,13 @@ def make_plan(
     :raises AirflowSkipException: if another run has the drop.
     :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
     """
+    sourced = None
     if partition_key is not None:
         named = parse_partition_key(partition_key)
         drop = ledger.read(store, named["family"], named["id"])
     else:
-        drop = find_drop(store, bucket, params.get("drop"), params.get("family"))
+        sourced = find_source(store, bucket, params)
+        drop = sourced or find_drop(store, bucket, params.get("drop"), params.get("family"))
     taken = ledger.claim(store, drop.family, drop.id, owner, again=bool(params.get("again")))
     if taken is None:
         holder = ledger.owner_of(store, drop.family, drop.id) or "another run"
@@ -95,6 +98,8 @@ def make_plan(
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
     recipe = check_startable(resolve_recipe(store, drop, params))
+    if sourced is None and drop.root is None:
+        check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark":
         log.info("Curation will run on %s", find_spark())
     known = weigh(recipe)
@@ -139,6 +144,25 @@ def weigh_by_config(recipe: Recipe) -> None:
         log.info("Memory of a rank stays unknown: %s", error)
         return
     weigh(build_recipe({**plain, "base": {**plain["base"], "model": str(folder), "revision": None}}))
+
+
+def find_source(store: Store, bucket: str, params: Mapping[str, Any]) -> Drop | None:
+    """The data that the recipe of a run without a drop names, entered into the ledger; None if it names none.
+
+    :raises DataError: if the data are not there, or no family is given.
+    """
+    if (params.get("drop") or "").strip():
+        return None
+    under = resolve({"extends": params["preset"]} if params.get("preset") else {})
+    source = build_recipe(merge(under, form.form_overrides(params))).data.source
+    if source is None:
+        return None
+    family = (params.get("family") or "").strip()
+    if not family:
+        raise DataError("form field `family`", "it is empty, and `data.source` names none", "Name the family to train")
+    drop = pin(store, source, family, bucket)
+    log.info("Source of %d files is drop id %s; `data.source.id` pins it", len(drop.files), drop.id)
+    return ledger.place(store, drop)
 
 
 def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) -> Drop:

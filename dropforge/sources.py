@@ -1,0 +1,83 @@
+"""Data that a recipe names instead of an upload: listed and pinned before anything is read.
+
+What comes of it is a drop of the ledger whose files lie elsewhere, so claims, reruns, the digest and the card are those
+of a drop. Its identity is that of an upload of the same files.
+"""
+
+from __future__ import annotations
+
+from dropforge import layout
+from dropforge.dataset import Manifest
+from dropforge.drop import Drop, DropFile, drop_file, identity
+from dropforge.errors import DataError, RecipeError
+from dropforge.recipe import Recipe
+from dropforge.recipe_data import Source
+from dropforge.store import MissingObjectError, Store
+
+
+def pin(store: Store, source: Source, family: str, bucket: str = "") -> Drop:
+    """The source's files as they are now, each with its size and content.
+
+    :param family: of the model that is trained.
+    :raises DataError: if there is nothing, a shard is not what its manifest says, or the files are not those of
+        `source.id`.
+    """
+    layout.check_family(family)
+    if source.prefix is not None:
+        thing, root = f"source {source.prefix!r}", source.prefix.rstrip("/") + "/"
+        files = _below(store, root)
+    else:
+        thing = f"dataset version {source.dataset}"
+        root, files = _shards(store, source.dataset or "", thing)
+    if not files:
+        raise DataError(thing, "it holds no files", "Look at the prefix in the bucket")
+    found = identity(files)
+    if source.id is not None and source.id != found:
+        raise DataError(
+            thing,
+            f"its files have the id {found}, the recipe asks for {source.id}",
+            "Bring the old files back, or change `data.source.id` if the new ones are meant",
+        )
+    return Drop(family=family, drop=f"source-{found[:12]}", id=found, bucket=bucket, files=files, root=root)
+
+
+def _below(store: Store, root: str) -> tuple[DropFile, ...]:
+    # A recipe in the prefix would come into force unasked: only drops bring one.
+    passed = {layout.SUCCESS, layout.RECIPE}
+    found = {info.key.removeprefix(root): info for info in store.list(root) if not info.key.endswith("/")}
+    return tuple(drop_file(store, root, found[key], key, None) for key in sorted(found) if key not in passed)
+
+
+def _shards(store: Store, name: str, thing: str) -> tuple[str, tuple[DropFile, ...]]:
+    family, _, digest = name.partition("/")
+    try:
+        manifest = Manifest.from_json(store.get(layout.manifest_key(layout.check_family(family), digest)))
+    except MissingObjectError:
+        raise DataError(thing, "there is no such version", "Look under `datasets/` in the bucket") from None
+    if (manifest.family, manifest.digest) != (family, digest):
+        raise DataError(thing, f"its manifest is of {manifest.family}/{manifest.digest}", "Curate its drop again")
+    files = []
+    for shard in manifest.shards:
+        key = layout.shard_key(family, shard.sha256)
+        info = store.stat(key)
+        if shard.key != key or info is None or info.size != shard.bytes:
+            raise DataError(
+                thing, f"shard {shard.key} is missing or not what its manifest says", "Curate its drop again"
+            )
+        content = f"sha256:{shard.sha256}"
+        files.append(
+            DropFile(
+                key=key.rpartition("/")[2], size=info.size, content=content, etag=info.etag, version_id=info.version_id
+            )
+        )
+    return layout.shard_key(family, "").rpartition("/")[0] + "/", tuple(files)
+
+
+def check_uploaded(recipe: Recipe, what: str) -> None:
+    """:raises RecipeError: if the recipe names data although `what` brings some."""
+    if recipe.data.source is not None:
+        raise RecipeError(
+            "recipe key `data.source`",
+            f"{what} brings the data already",
+            "Leave the key out, or start a run from the form without a drop",
+        )
