@@ -22,6 +22,7 @@ from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerpri
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.language import Language
 from curation.mapping import Columns
+from curation.own import Own
 from curation.pii import Pii, make_scrub
 from curation.quality import Quality
 from curation.readers import read
@@ -85,6 +86,7 @@ class Rules:
         with `sequence-to-sequence` it needs an answer, which a text has not.
     :param repair: and :param quality: and :param language: what the stages of these names do, or None.
     :param decontamination: evaluation sets whose items may not be trained on, or None.
+    :param own: the user's own kernels, or None.
     """
 
     eval_per_million: int
@@ -102,6 +104,7 @@ class Rules:
     language: Language | None = None
     decontamination: Decontamination | None = None
     pii: Pii | None = None
+    own: Own | None = None
 
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
@@ -116,7 +119,7 @@ class Rules:
             "prefer": [],
             "columns": {},
             "prompt_template": None,
-            **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination")),
+            **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination", "own")),
         }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
 
@@ -135,7 +138,7 @@ def _listed(value: Any) -> Any:
 @dataclass(frozen=True)
 class Task:
     """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop, `index`
-    what evaluation sets hold."""
+    what evaluation sets hold, `own` where the user's own kernels are unpacked."""
 
     id: str
     split: Split
@@ -145,6 +148,7 @@ class Task:
     folder: Path
     limits: Limits = DEFAULT_LIMITS
     index: Path | None = None
+    own: Path | None = None
 
     @property
     def rows(self) -> Path:
@@ -300,7 +304,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     """The rows as the stages leave them, a batch at a time."""
-    stages = make_stages(task.rules, task.index)
+    stages = make_stages(task.rules, task.index, task.own)
     if not stages:
         yield from _canonical(task, report)
         return

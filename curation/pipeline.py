@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from curation.eval_sets import prepare
 from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
+from curation.own import prepare_own
 from curation.plan import fetch, make_rules, readable, tasks
 from curation.reasons import filtered, mend, quarantined
 from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
@@ -109,10 +111,13 @@ def _curate(
     rules, sets = make_rules(recipe), None
     if (asked := recipe.curation.decontaminate) is not None:
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
+    own, unpacked = prepare_own(recipe.code, workdir / "own", store)
+    rules = replace(rules, own=own)
     files, hidden = readable(drop)
     names = [file.key for file in files]
     paths = fetch(store, drop, files, workdir / "files", lambda done, total: tell("fetch", done, total))
-    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=sets.path if sets else None))
+    index = sets.path if sets else None
+    work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=index, own=unpacked))
     with running as engine:
         reports = _read(engine, work, tell)
         if not sum(report.rows for _, report in reports):

@@ -129,17 +129,19 @@ def tasks(
     split_bytes: int = SPLIT_BYTES,
     limits: Limits = DEFAULT_LIMITS,
     index: Path | None = None,
+    own: Path | None = None,
 ) -> Iterator[Task]:
     """The splits of all files. A split's id is a function of what is read and how.
 
     :param index: what evaluation sets hold; the rules name these.
+    :param own: where the user's own kernels are unpacked; the rules name these.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         for split in cut(path, file.key, split_bytes):
             what = f"{drop.id}\0{number}\0{file.content}\0{split.start}\0{split.end}\0{rules}\0{limits}"
             name = hashlib.sha256(what.encode()).hexdigest()[:24]
-            yield Task(name, split, number, file.key, rules, folder, limits, index)
+            yield Task(name, split, number, file.key, rules, folder, limits, index, own)
 
 
 def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES) -> list[Split]:
