@@ -85,7 +85,7 @@ def _load(name: str, target: str, unpacked: Path) -> Kernel:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:
         raise _refused(name, target, f"it cannot be loaded ({type(error).__name__}: {str(error)[:300]})") from error
-    if not origin.is_relative_to(unpacked):
+    if unpacked.name not in origin.parts:  # the wheel's digest; another work folder may hold the same wheel
         raise _refused(name, target, f"another module has the name `{module}`: {origin}")
     if not callable(found):
         raise _refused(name, target, "it is no function")

@@ -1,4 +1,4 @@
-"""Which stages the rules ask for, in their order: repair, own kernels, personal data, decontamination, language, quality."""
+"""Stages that the rules ask for, in order: repair, own kernels, personal data, decontamination, language, quality."""
 
 from __future__ import annotations
 

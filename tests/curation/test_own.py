@@ -27,11 +27,15 @@ LINES = [json.dumps(row).encode() for row in ROWS]
 def curate(store: FolderStore, upload: Any, tmp_path: Path) -> Curate:
     """Curate `ROWS` with kernels; `module` keeps those of one test process apart."""
 
+    wheels: dict[str, dict[str, str]] = {}
+
     def curate(module: str = "", body: str = "", workers: int = 1, **values: Any) -> Manifest:
         values = {"task": "causal-lm", "curation": {"workers": workers, "max_quarantined": 1, **values}}
         if module:
             groups = {"dropforge.kernels": {"tidy": f"{module}:tidy"}}
-            values["code"] = make_wheel(tmp_path / f"wheel-{module}", {f"{module}.py": body}, groups)
+            if module not in wheels:  # a wheel made again has another digest
+                wheels[module] = make_wheel(tmp_path / f"wheel-{module}", {f"{module}.py": body}, groups)
+            values["code"] = wheels[module]
         drop = upload({"a.jsonl": b"\n".join(LINES)})
         return curation.curate(store, drop, load_recipe("tiny", values), workdir=tmp_path / f"work-{module}-{workers}")
 
