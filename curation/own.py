@@ -27,8 +27,9 @@ import pyarrow as pa
 from curation.columns import strings
 from curation.reasons import Filtered, Reason
 from curation.stage import Stage, Staged, refusals
+from dropforge.code import check_kernels
 from dropforge.errors import RecipeError
-from dropforge.recipe import Code
+from dropforge.recipe import Recipe
 from dropforge.store import Store
 from dropforge.wheel import GROUPS, KERNELS, fetch, unpack
 
@@ -40,33 +41,35 @@ _WORD: Final = re.compile(r"[a-z_]{1,40}")
 
 @dataclass(frozen=True)
 class Own:
-    """Which kernels take part. :param sha256: of the wheel. :param kernels: (name, `module:function`), by name."""
+    """Which kernels take part. :param sha256: of the wheel. :param kernels: (name, `module:function`), in order."""
 
     sha256: str
     kernels: tuple[tuple[str, str], ...]
 
 
-def prepare_own(code: Code | None, folder: Path, store: Store) -> tuple[Own | None, Path | None]:
-    """The kernels of a recipe's wheel and the folder where they are unpacked; neither, if it has none.
+def prepare_own(recipe: Recipe, folder: Path, store: Store) -> tuple[Own | None, Path | None]:
+    """The kernels that a recipe names and the folder where they are unpacked; neither, if it names none.
 
-    :raises RecipeError: if the wheel is not there or is another one, or a kernel cannot be loaded.
+    The wheel is fetched for kernels alone: others of its functions may lie where only the training's pods see them.
+
+    :raises RecipeError: if the wheel is not there or is another one, or a kernel is not in it or cannot be loaded.
     """
-    if code is None:
+    code = recipe.code
+    if code is None or not recipe.curation.kernels:
         return None, None
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "wheel"
     wheel = fetch(code.wheel, code.sha256, path, store if code.wheel.startswith(f"{store.uri}/") else None)
-    if not wheel.names(KERNELS):
-        return None, None
+    check_kernels(recipe, wheel)
     unpacked = folder / wheel.sha256
     unpack(path, unpacked)
-    own = Own(wheel.sha256, tuple((name, wheel.provides[KERNELS][name]) for name in wheel.names(KERNELS)))
+    own = Own(wheel.sha256, tuple((name, wheel.provides[KERNELS][name]) for name in recipe.curation.kernels))
     make_own(own, unpacked)  # what cannot be loaded is told before anything is read
     return own, unpacked
 
 
 def make_own(own: Own, unpacked: Path) -> list[Stage]:
-    """A stage for each kernel, in the order of their names.
+    """A stage for each kernel, in the recipe's order.
 
     :raises RecipeError: if one cannot be loaded.
     """

@@ -111,7 +111,7 @@ def _curate(
     rules, sets = make_rules(recipe), None
     if (asked := recipe.curation.decontaminate) is not None:
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
-    own, unpacked = prepare_own(recipe.code, workdir / "own", store)
+    own, unpacked = prepare_own(recipe, workdir / "own", store)
     rules = replace(rules, own=own)
     files, hidden = readable(drop)
     names = [file.key for file in files]

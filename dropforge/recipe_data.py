@@ -175,11 +175,15 @@ class Curation(Section):
     """Removes rows in other languages than `keep` names."""
     decontaminate: Decontaminate | None = None
     """Removes rows that hold items of evaluation sets, as `{sets: {gsm8k: eval-sets/gsm8k.jsonl}}`."""
+    kernels: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")], ...], Field(strict=False, max_length=100)
+    ] = ()
+    """Functions of the wheel that `code` names that change texts or end rows, in this order, as `[tidy]`."""
     min_rows: int = Field(default=20, ge=2)
     """Fewer rows after curation are an error."""
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
     """A larger share of unreadable rows is an error."""
     max_filtered: float = Field(default=0.9, ge=0, le=1)
-    """A larger share of rows that `quality`, `language`, `decontaminate` and `pii` removed is an error."""
+    """A larger share of rows that `quality`, `language`, `decontaminate`, `pii` and `kernels` removed is an error."""
     workers: int = Field(default=0, ge=0)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""

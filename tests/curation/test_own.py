@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import curation
 from curation.reasons import Filtered, Reason
+from dropforge.code import look_at
 from dropforge.dataset import Manifest
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.recipes import load_recipe
@@ -30,9 +32,11 @@ def curate(store: FolderStore, upload: Any, tmp_path: Path) -> Curate:
     wheels: dict[str, dict[str, str]] = {}
 
     def curate(module: str = "", body: str = "", workers: int = 1, **values: Any) -> Manifest:
-        values = {"task": "causal-lm", "curation": {"workers": workers, "max_quarantined": 1, **values}}
+        asked = {"kernels": ["tidy"]} if module else {}
+        values = {"task": "causal-lm", "curation": {"workers": workers, "max_quarantined": 1, **asked, **values}}
         if module:
-            groups = {"dropforge.kernels": {"tidy": f"{module}:tidy"}}
+            names = re.findall(r"def (\w+)\(passages\)", body) or ["tidy"]
+            groups = {"dropforge.kernels": {name: f"{module}:{name}" for name in names}}
             if module not in wheels:  # a wheel made again has another digest
                 wheels[module] = make_wheel(tmp_path / f"wheel-{module}", {f"{module}.py": body}, groups)
             values["code"] = wheels[module]
@@ -115,6 +119,37 @@ def test_a_kernel_that_always_fails_fails_the_drop_with_its_name(curate: Curate)
 def test_a_kernel_that_cannot_be_loaded_is_told_first(curate: Curate, module: str, body: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         curate(module, body)
+
+
+def test_kernels_run_in_the_recipe_s_order_and_others_of_the_wheel_do_not(curate: Curate, rows: Any) -> None:
+    body = """
+        def a(passages): return [text + " a" for _, text in passages]
+        def b(passages): return [text + " b" for _, text in passages]
+        def c(passages): raise OSError
+    """
+    ends = {tuple(row["text"].split()[-2:]) for row in rows(curate("own_order", body, kernels=["b", "a"]))}
+    assert ends == {("b", "a")}
+    with pytest.raises(RecipeError, match=r"`curation.kernels`: .* has no kernel 'd'. There are a, b, c"):
+        curate("own_order", body, kernels=["d"])
+    with pytest.raises(RecipeError, match=r"`curation.kernels`: one of them stands there twice"):
+        curate("own_order", body, kernels=["a", "a"])
+    with pytest.raises(RecipeError, match=r"`curation.kernels`: `code` names no wheel that has them"):
+        curate(kernels=["a"])
+
+
+def test_a_wheel_that_only_pods_see_is_not_looked_for_without_kernels(
+    store: FolderStore, upload: Any, tmp_path: Path
+) -> None:
+    code = {"wheel": "/mnt/only/pods/own-1.0-py3-none-any.whl", "sha256": "0" * 64}
+    values: dict[str, Any] = {"code": code, "compute": {"backend": "kubernetes"}, "curation": {"workers": 1}}
+    drop = upload({"a.jsonl": b"\n".join(LINES)})
+    recipe = load_recipe("tiny", values)
+    assert look_at(recipe) is None
+    assert curation.curate(store, drop, recipe, workdir=tmp_path / "work").counts["input"] == 60
+    asked = load_recipe("tiny", {**values, "curation": {"workers": 1, "kernels": ["tidy"]}})
+    for way in (look_at, lambda recipe: curation.curate(store, drop, recipe, workdir=tmp_path / "work")):
+        with pytest.raises(RecipeError, match=r"`code.wheel`: there is no /mnt/only/pods"):
+            way(asked)
 
 
 def test_what_a_kernel_writes_is_masked(curate: Curate, rows: Any) -> None:
