@@ -159,7 +159,7 @@ def _curate(
         ),
         inputs=inputs,
     )
-    card = summary(drop, manifest, statistics, _warnings(work, files, hidden, read))
+    card = summary(drop, manifest, statistics, _warnings(work, reports, rules, files, hidden, read))
     if sets is not None:
         found_items = sets.report(counted, out / "contamination.jsonl")
         card["evaluation_sets"] = {"sets": sets.summary(counted), "found": found_items[:_SHOWN]}
@@ -302,9 +302,21 @@ def _input(file: DropFile, rows: int) -> dict[str, Any]:
     }
 
 
-def _warnings(work: Sequence[Task], files: Sequence[DropFile], hidden: Sequence[str], read: Sequence[int]) -> list[str]:
+def _warnings(
+    work: Sequence[Task],
+    reports: Sequence[tuple[Task, Report]],
+    rules: Rules,
+    files: Sequence[DropFile],
+    hidden: Sequence[str],
+    read: Sequence[int],
+) -> list[str]:
     """What people should know of their files, beyond the quarantine."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
+    recoded: Counter[str] = Counter()
+    for task, report in reports:
+        recoded[task.name] += report.recoded
+    for name, count in sorted((+recoded).items()):
+        told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}

@@ -47,6 +47,7 @@ def make_rules(recipe: Recipe) -> Rules:
         columns=Columns(tuple(sorted((data.columns or {}).items())), data.prompt_template),
         **asked(recipe.curation),
         pii=_pii(recipe.curation.pii),
+        encoding=data.encoding,
     )
 
 
@@ -138,19 +139,20 @@ def tasks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
-        for split in cut(path, file.key, split_bytes):
+        for split in cut(path, file.key, split_bytes, encoding=rules.encoding):
             what = f"{drop.id}\0{number}\0{file.content}\0{split.start}\0{split.end}\0{rules}\0{limits}"
             name = hashlib.sha256(what.encode()).hexdigest()[:24]
             yield Task(name, split, number, file.key, rules, folder, limits, index, own)
 
 
-def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES) -> list[Split]:
+def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES, *, encoding: str = "utf-8") -> list[Split]:
     """Cut a file where rows can be found again: plain JSONL anywhere, Parquet between row groups, else not at all."""
-    format_, size = sniff(path, name), path.stat().st_size
+    format_, size = sniff(path, name, encoding), path.stat().st_size
     whole = Split(path, format_)
     if size == 0:
         return []
-    if format_.fault is None and format_.kind == "jsonl" and format_.compression == "none" and size > split_bytes:
+    plain = format_.fault is None and format_.compression == "none" and format_.wide is None
+    if plain and format_.kind == "jsonl" and size > split_bytes:
         starts = range(0, size, split_bytes)
         return [Split(path, format_, start, min(size, start + split_bytes)) for start in starts]
     if format_.fault is None and format_.kind == "parquet":

@@ -42,7 +42,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.DUPLICATE_FIELD: "Give each field of a row once",
     Reason.TOO_DEEP: "Flatten the row",
     Reason.NOT_AN_OBJECT: 'Write each row as an object, for example {"text": "..."}',
-    Reason.BAD_ENCODING: "Save the file as UTF-8",
+    Reason.BAD_ENCODING: "Save the file as UTF-8, or say in `data.encoding` what else may be read",
     Reason.LONE_SURROGATE: "Write characters beyond the basic plane as UTF-8 or as whole surrogate pairs",
     Reason.NUL: "Remove the NUL characters",
     Reason.TOO_LARGE: "Split the row, or raise `data.max_row_bytes`",

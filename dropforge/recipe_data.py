@@ -30,6 +30,12 @@ class Data(Section):
     prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
     """The prompt made of columns, as `Answer from this text:\n{passage}\n\n{question}`; a brace is written twice. Its
     answer is the column that `columns` names as `completion`; without one it is the whole text."""
+    encoding: Literal[
+        "utf-8", "auto", "windows-1250", "windows-1251", "windows-1252", "windows-1254", "windows-1257", "iso-8859-1",
+        "iso-8859-2", "iso-8859-15",
+    ] = "utf-8"  # fmt: skip
+    """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
+    each line that is not UTF-8 as that. What stays is quarantined."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000)
     """A longer row is quarantined."""
     max_left_out: float = Field(default=0.2, ge=0, le=1)
