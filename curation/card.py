@@ -218,6 +218,8 @@ def _sources(card: Mapping[str, Any]) -> str:
     facts += (
         [f"{touched['invisible']:,} rows with invisible or reordering characters"] if touched.get("invisible") else []
     )
+    own = {name.removeprefix("own_"): rows for name, rows in touched.items() if name.startswith("own_")}
+    facts += [f"{rows:,} rows changed by the kernel {escape(name)}" for name, rows in own.items()]
     facts += [f"{touched['short']:,} rows too short for a shingle, compared whole"] if touched.get("short") else []
     facts += [f"{touched['blank']:,} blank lines passed over"] if touched.get("blank") else []
     return text + f"<p>{' · '.join(facts)}</p>"

@@ -39,6 +39,13 @@ _FOREIGN: Final = {
     b"ORC": "ORC",
     b"SQLite format": "an SQLite database",
 }
+#: Byte order marks, longest first (The Unicode Standard 16.0, section 23.8, table 23-3).
+_MARKS: Final = (
+    (b"\xff\xfe\x00\x00", "utf-32-le"),
+    (b"\x00\x00\xfe\xff", "utf-32-be"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+)
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
 
@@ -49,16 +56,22 @@ class Format:
 
     :param fault: set when it cannot be read at all: reason and detail.
     :param warnings: what a person should know although the file is readable.
+    :param wide: the codec, if it is read as UTF-16 or UTF-32.
     """
 
     kind: Kind
     compression: Compression = "none"
     fault: tuple[Reason, str] | None = None
     warnings: tuple[str, ...] = ()
+    wide: str | None = None
 
 
-def sniff(path: Path, name: str) -> Format:
-    """Look at a local file. :param name: its name in the drop, for the extension."""
+def sniff(path: Path, name: str, encoding: str = "utf-8") -> Format:
+    """Look at a local file.
+
+    :param name: its name in the drop, for the extension.
+    :param encoding: `data.encoding` of the recipe; with `utf-8` nothing else is read.
+    """
     with path.open("rb") as stream:
         magic = stream.read(8)
         stream.seek(0)
@@ -71,11 +84,11 @@ def sniff(path: Path, name: str) -> Format:
                     break
         except TornError:
             pass  # The reader will meet the tear again and give it a record.
-    return decide(head, name, compression)
+    return decide(head, name, compression, encoding)
 
 
-def decide(head: bytes, name: str, compression: Compression = "none") -> Format:
-    """The format of a file whose first decompressed bytes are `head`."""
+def decide(head: bytes, name: str, compression: Compression = "none", encoding: str = "utf-8") -> Format:
+    """The format of a file whose first decompressed bytes are `head`. :param encoding: see `sniff`."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
     claimed = _COMPRESSED.get(suffixes[-1], "none") if suffixes else "none"
     if claimed != "none":
@@ -83,17 +96,21 @@ def decide(head: bytes, name: str, compression: Compression = "none") -> Format:
     extension = suffixes[-1] if suffixes else ""
     warnings = [] if claimed == compression else [f"the name says {_word(claimed)}, the bytes are {_word(compression)}"]
     expected = _KINDS.get(extension)
+    codec = _wide(head)
+    if codec is not None and encoding != "utf-8":
+        warnings.append(f"it is {codec.upper()}, and was read as such; places are those in UTF-8")
+        head = head[: len(head) & ~3].decode(codec, "replace").encode()  # only to be looked at
     foreign = _foreign(head, compression)
     if foreign:
         return Format(expected or "text", compression, (Reason.BAD_FORMAT, f"it is {foreign}"), tuple(warnings))
-    if _utf16(head):
+    if codec is not None and encoding == "utf-8":
         cause = (Reason.BAD_ENCODING, "it is UTF-16 or UTF-32")
         return Format(expected or "text", compression, cause, tuple(warnings))
     kind = _kind(head, expected)
     family = {"array": "JSON", "values": "JSON", "jsonl": "JSON", "csv": "CSV", "parquet": "Parquet", "text": "text"}
     if expected and family[kind] != family[expected]:
         warnings.append(f"the name says {family[expected]}, the bytes are {family[kind]}")
-    return Format(kind, compression, None, tuple(warnings))
+    return Format(kind, compression, None, tuple(warnings), codec)
 
 
 def _compression(magic: bytes) -> Compression:
@@ -114,21 +131,25 @@ def _foreign(head: bytes, compression: Compression) -> str | None:
         return "a web page or XML"
     # Text has hardly any control bytes; a few NULs in otherwise good rows are the rows' own trouble.
     sample = head[:4096]
-    if not head.startswith(b"PAR1") and not _utf16(head):
+    if not head.startswith(b"PAR1") and not _wide(head):
         control = sum(sample.count(bytes([code])) for code in (0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19, 20))
         if len(sample) >= 256 and control * 20 > len(sample):
             return "binary data of an unknown kind"
     return None
 
 
-def _utf16(head: bytes) -> bool:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")):
-        return True
+def _wide(head: bytes) -> str | None:
+    """The codec of UTF-16 or UTF-32, if a file that begins with `head` is one of them."""
+    for mark, codec in _MARKS:
+        if head.startswith(mark):
+            return codec
     sample = head[:4096]
     even, odd = sample[0::2], sample[1::2]
     zeros = sorted((even.count(0) * 10, odd.count(0) * 10))
     # Without a mark: nearly every second byte of ASCII text is zero, and the others are not.
-    return len(sample) >= 16 and zeros[1] > 7 * len(odd) and zeros[0] < len(odd)
+    if len(sample) >= 16 and zeros[1] > 7 * len(odd) and zeros[0] < len(odd):
+        return "utf-16-be" if even.count(0) > odd.count(0) else "utf-16-le"
+    return None
 
 
 def _kind(head: bytes, expected: Kind | None) -> Kind:

@@ -16,13 +16,15 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from curation.batch import FAULTS, ROWS, Batch
 from curation.canonical import Row, canonical
-from curation.columns import binaries, booleans, integers, offsets, strings
 from curation.decontaminate import Decontamination
-from curation.fingerprint import BANDS, PRINTS, SHINGLES, TEXTS, Near, fingerprints
+from curation.encodings import Fallback
+from curation.fingerprint import BANDS, PRINTS, SHINGLES, Near, fingerprints
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.language import Language
 from curation.mapping import Columns
+from curation.own import Own
 from curation.pii import Pii, make_scrub
 from curation.quality import Quality
 from curation.readers import read
@@ -37,32 +39,6 @@ from curation.streams import DEFAULT_LIMITS, Limits
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
 VERSION: Final = 1
 
-MESSAGES: Final = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-ROWS: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("rank", pa.binary()),
-        ("unit", pa.binary()),
-        ("file", pa.int64()),
-        ("position", pa.int64()),
-        ("chars", pa.int64()),
-        ("words", pa.int64()),
-        ("messages", MESSAGES),
-        ("text", pa.string()),
-        ("label", pa.string()),
-        ("source", pa.string()),
-        ("group", pa.string()),
-    ]
-)
-FAULTS: Final = pa.schema(
-    [
-        ("file", pa.int64()),
-        ("position", pa.int64()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-        ("head", pa.binary()),
-    ]
-)
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
 _FLUSH_BYTES: Final = 16 << 20
@@ -88,6 +64,8 @@ class Rules:
     :param repair: and :param quality: and :param language: what the stages of these names do, or None.
     :param decontamination: evaluation sets whose items may not be trained on, or None.
     :param limit_rows: and :param limit_bytes: how much is read at most (`curation.limit`), or None.
+    :param own: the user's own kernels, or None.
+    :param encoding: what lines that are not UTF-8 are read as, `auto` for UTF-16 and UTF-32 alone, or `utf-8`.
     """
 
     eval_per_million: int
@@ -107,6 +85,8 @@ class Rules:
     pii: Pii | None = None
     limit_rows: int | None = None
     limit_bytes: int | None = None
+    own: Own | None = None
+    encoding: str = "utf-8"
 
     def facts(self) -> dict[str, Any]:
         """JSON values for the digest; what came later and is not asked for is not named."""
@@ -121,7 +101,8 @@ class Rules:
             "prefer": [],
             "columns": {},
             "prompt_template": None,
-            **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination")),
+            "encoding": "utf-8",
+            **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination", "own")),
             **dict.fromkeys(("limit_rows", "limit_bytes")),
         }
         return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
@@ -141,7 +122,8 @@ def _listed(value: Any) -> Any:
 @dataclass(frozen=True)
 class Task:
     """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop, `index`
-    what evaluation sets hold, `sample` which rows are looked at, if not all."""
+    what evaluation sets hold, `sample` which rows are looked at, if not all, `own` where the user's own kernels are
+    unpacked."""
 
     id: str
     split: Split
@@ -152,6 +134,7 @@ class Task:
     limits: Limits = DEFAULT_LIMITS
     index: Path | None = None
     sample: Sample | None = None
+    own: Path | None = None
 
     @property
     def rows(self) -> Path:
@@ -173,8 +156,8 @@ class Task:
 @dataclass
 class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
-    rows that were too short for a shingle, `masked` those whose label, source or group has a mask; `counts` is what the
-    stages counted."""
+    rows that were too short for a shingle, `masked` those whose label, source or group has a mask, `recoded` lines that
+    are not UTF-8 and were read as the recipe says; `counts` is what the stages counted."""
 
     file: int
     records: int = 0
@@ -185,6 +168,7 @@ class Report:
     invisible: int = 0
     short: int = 0
     masked: int = 0
+    recoded: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -194,7 +178,7 @@ def run(task: Task) -> Report:
         return Report(**json.loads(task.report.read_bytes()))
     report, begun = Report(task.file), time.perf_counter()
     with _Files(task) as files:
-        batch = _Batch()
+        batch = Batch()
         for item in _curated(task, report):
             if isinstance(item, Fault):
                 batch.faults.append((task.file, item.position, item.reason, _printable(item.detail), item.head))
@@ -202,7 +186,7 @@ def run(task: Task) -> Report:
                 batch.add(task, *item)
             if batch.weight > _FLUSH_BYTES or len(batch.faults) > 50_000:
                 files.write(batch, report)
-                batch = _Batch()
+                batch = Batch()
         files.write(batch, report)
     if task.sample is not None:
         report.counts[WORKING] = round((time.perf_counter() - begun) * 1e6)
@@ -236,7 +220,7 @@ class _Files:
             if failed is None:
                 _part(path).replace(path)
 
-    def write(self, batch: _Batch, report: Report) -> None:
+    def write(self, batch: Batch, report: Report) -> None:
         rows, faults, *printed = self.writers.values()
         if batch.valid:
             rows.write_batch(batch.rows())
@@ -309,7 +293,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     """The rows as the stages leave them, a batch at a time."""
-    stages = make_stages(task.rules, task.index)
+    stages = make_stages(task.rules, task.index, task.own)
     if not stages:
         yield from canonical_rows(task, report)
         return
@@ -356,12 +340,14 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     """The rows of the split in their canonical form: each input row once, or why it cannot be used."""
     rules = task.rules
     labels, answers = rules.task == "classification", rules.task == "sequence-to-sequence"
+    fallback = Fallback(rules.encoding) if rules.encoding not in {"utf-8", "auto"} else None
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,
         text_column=rules.columns.text(rules.text_column),
         wanted=rules.columns.wanted(rules.text_column),
         limits=task.limits,
+        fallback=fallback,
     )
     if task.sample is not None:
         records = chosen(records, task.name, task.sample, report.counts)
@@ -380,6 +366,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             yield Fault(record.position, error.reason, error.detail, _head(record))
             continue
         yield Canonical(record.position, row)
+    report.recoded += fallback.lines if fallback is not None else 0
 
 
 def _head(record: Found) -> bytes:
@@ -393,85 +380,3 @@ def _head(record: Found) -> bytes:
 def _printable(text: str) -> str:
     """Names of fields come from outside and may hold what is no Unicode."""
     return text[:240].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-
-
-@dataclass
-class _Batch:
-    """Rows on their way to a row group."""
-
-    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ROWS.names})
-    offsets: list[int] = field(default_factory=lambda: [0])
-    valid: list[bool] = field(default_factory=list)
-    roles: list[str] = field(default_factory=list)
-    contents: list[str] = field(default_factory=list)
-    faults: list[tuple[int, int, str, str, bytes]] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    weight: int = 0
-
-    def add(
-        self,
-        task: Task,
-        position: int,
-        row: Row,
-        key: bytes,
-        name: bytes,
-        whole: bytes,
-        words: int,
-        priority: int,
-        kind: int,
-    ) -> None:
-        chars = row.chars
-        columns = self.columns
-        columns["key"].append(key)
-        columns["rank"].append(name)
-        columns["unit"].append(whole)
-        columns["file"].append(task.file)
-        columns["position"].append(position)
-        columns["chars"].append(chars)
-        columns["words"].append(words)
-        columns["text"].append(row.text)
-        columns["label"].append(row.label)
-        columns["source"].append(row.source if row.source is not None else task.name)
-        columns["group"].append(row.group)
-        self.valid.append(row.text is None)
-        self.roles += row.roles
-        self.contents += row.contents
-        self.offsets.append(len(self.roles))
-        self.priorities.append(priority)
-        self.kinds.append(kind)
-        # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
-        self.weight += 4 * chars + 200
-        if (near := task.rules.near) is not None:
-            self.weight += near.bands * (24 + 4 * near.rows)
-
-    def faulty(self) -> pa.RecordBatch:
-        file, position, reason, detail, head = zip(*self.faults, strict=True)
-        arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
-        return pa.RecordBatch.from_arrays(arrays, schema=FAULTS)
-
-    def compared(self) -> pa.RecordBatch:
-        """What near duplicates are found by. Many rows share a system message, which makes them no duplicates."""
-        texts = []
-        for text, first, last in zip(self.columns["text"], self.offsets, self.offsets[1:], strict=False):
-            turns = zip(self.roles[first:last], self.contents[first:last], strict=True)
-            texts.append("\n".join([said for role, said in turns if role != "system"]) if text is None else text)
-        numbers = (self.columns["file"], self.columns["position"], self.priorities, self.kinds)
-        return pa.RecordBatch.from_arrays([*map(integers, numbers), strings(texts)], schema=TEXTS)
-
-    def rows(self) -> pa.RecordBatch:
-        flat = pa.StructArray.from_arrays([strings(self.roles), strings(self.contents)], names=["role", "content"])
-        mask = booleans([not valid for valid in self.valid])
-        messages = pa.ListArray.from_arrays(offsets(self.offsets), flat, type=MESSAGES, mask=mask)
-        arrays = [
-            messages if name == "messages" else _MAKE[kind](self.columns[name])
-            for name, kind in zip(ROWS.names, ROWS.types, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
-
-
-_MAKE: Final[dict[Any, Callable[[Any], pa.Array]]] = {
-    pa.int64(): integers,
-    pa.binary(): binaries,
-    pa.string(): strings,
-}

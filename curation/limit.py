@@ -43,7 +43,7 @@ def first(
         if used.full:
             break
         path = fetch(store, drop, [file], folder, progress)[0]
-        split = Split(path, sniff(path, file.key))
+        split = Split(path, sniff(path, file.key, rules.encoding))
         rows = used.take(Task("limit", split, number, file.key, rules, folder, limits)) if file.size else None
         if rows == 0:
             break

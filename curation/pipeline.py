@@ -13,7 +13,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from curation.gate import check_names
 from curation.identity import exact_name
 from curation.kernel import Report, Rules, Task
 from curation.limit import first, limited
+from curation.own import prepare_own
 from curation.plan import make_rules, readable, tasks
 from curation.reasons import filtered, mend, quarantined
 from curation.sample import Told, choose_sample
@@ -119,15 +121,18 @@ def _curate(
     rules, sets = make_rules(recipe), None
     if (asked := recipe.curation.decontaminate) is not None:
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
+    own, unpacked = prepare_own(recipe, workdir / "own", store)
+    rules = replace(rules, own=own)
     files, hidden = readable(drop)
     names = [file.key for file in files]
     whole = len(files)
     paths, most = first(store, drop, files, rules, workdir / "files", lambda *at: tell("fetch", *at, 0), limits)
     files, names = files[: len(paths)], names[: len(paths)]
-    sample = choose_sample(wanted, list(zip(names, paths, strict=True)), rules.max_row_bytes) if wanted else None
+    held = list(zip(names, paths, strict=True))
+    sample = choose_sample(wanted, held, rules.max_row_bytes, rules.encoding) if wanted else None
     index = sets.path if sets else None
-    folder = workdir / "parts"
-    work = list(tasks(drop, files, paths, rules, folder, limits=limits, index=index, sample=sample, most=most))
+    how = partial(tasks, limits=limits, index=index, sample=sample, most=most, own=unpacked)
+    work = list(how(drop, files, paths, rules, workdir / "parts"))
     with running as engine:
         reports = _read(engine, work, tell)
         if recipe.curation.steps == "none":
@@ -173,7 +178,7 @@ def _curate(
     )
     # Of a file without a row in the sample nothing is known.
     warnings = [*limited(rules, len(files), whole)]
-    warnings += _warnings(work, files, hidden, [1] * len(files) if sample else read)
+    warnings += _warnings(work, reports, rules, files, hidden, [1] * len(files) if sample else read)
     if (override := recipe.curation.gate.override) is not None:
         warnings.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
     told = Told.of(counted) if sample else None
@@ -325,9 +330,21 @@ def _input(file: DropFile, rows: int) -> dict[str, Any]:
     }
 
 
-def _warnings(work: Sequence[Task], files: Sequence[DropFile], hidden: Sequence[str], read: Sequence[int]) -> list[str]:
+def _warnings(
+    work: Sequence[Task],
+    reports: Sequence[tuple[Task, Report]],
+    rules: Rules,
+    files: Sequence[DropFile],
+    hidden: Sequence[str],
+    read: Sequence[int],
+) -> list[str]:
     """What people should know of their files, beyond the quarantine."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
+    recoded: Counter[str] = Counter()
+    for task, report in reports:
+        recoded[task.name] += report.recoded
+    for name, count in sorted((+recoded).items()):
+        told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}

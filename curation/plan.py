@@ -50,6 +50,7 @@ def make_rules(recipe: Recipe) -> Rules:
         pii=_pii(recipe.curation.pii),
         limit_rows=data.limit_rows,
         limit_bytes=data.limit_bytes,
+        encoding=data.encoding,
     )
 
 
@@ -134,31 +135,37 @@ def tasks(
     index: Path | None = None,
     sample: Sample | None = None,
     most: Sequence[int | None] | None = None,
+    own: Path | None = None,
 ) -> Iterator[Task]:
     """The splits of all files. A split's id is a function of what is read and how.
 
     :param index: what evaluation sets hold; the rules name these.
     :param sample: which rows are looked at, if not all.
     :param most: of each file the first rows that are read, or None for all (`curation.limit`).
+    :param own: where the user's own kernels are unpacked; the rules name these.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         rows = most[number] if most is not None else None
-        parts = cut(path, file.key, split_bytes) if rows is None else [Split(path, sniff(path, file.key), rows=rows)]
+        if rows is None:
+            parts = cut(path, file.key, split_bytes, encoding=rules.encoding)
+        else:
+            parts = [Split(path, sniff(path, file.key, rules.encoding), rows=rows)]
         for split in parts:
             where = f"{number}\0{file.content}\0{split.start}\0{split.end}\0{split.rows}"
             what = f"{drop.id}\0{where}\0{rules}\0{limits}" + (f"\0{sample}" if sample else "")
             name = hashlib.sha256(what.encode()).hexdigest()[:24]
-            yield Task(name, split, number, file.key, rules, folder, limits, index, sample)
+            yield Task(name, split, number, file.key, rules, folder, limits, index, sample, own)
 
 
-def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES) -> list[Split]:
+def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES, *, encoding: str = "utf-8") -> list[Split]:
     """Cut a file where rows can be found again: plain JSONL anywhere, Parquet between row groups, else not at all."""
-    format_, size = sniff(path, name), path.stat().st_size
+    format_, size = sniff(path, name, encoding), path.stat().st_size
     whole = Split(path, format_)
     if size == 0:
         return []
-    if format_.fault is None and format_.kind == "jsonl" and format_.compression == "none" and size > split_bytes:
+    plain = format_.fault is None and format_.compression == "none" and format_.wide is None
+    if plain and format_.kind == "jsonl" and size > split_bytes:
         starts = range(0, size, split_bytes)
         return [Split(path, format_, start, min(size, start + split_bytes)) for start in starts]
     if format_.fault is None and format_.kind == "parquet":

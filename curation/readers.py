@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from curation.canonical import FIELDS
 from curation.csv_rows import csv_rows
+from curation.encodings import Fallback, narrowed
 from curation.lines import lines
 from curation.parquet import read_parquet
 from curation.reasons import Reason, RejectError
@@ -27,13 +28,15 @@ def read(
     text_column: str = "text",
     wanted: frozenset[str] = FIELDS | {"text"},
     limits: Limits = DEFAULT_LIMITS,
+    fallback: Fallback | None = None,
 ) -> Iterator[Record]:
     """All records of a split, in the order of their places.
 
     :param text_column: what paragraphs of plain text are called.
     :param wanted: columns of Parquet files that are read, in small letters.
+    :param fallback: what lines that are not UTF-8 are read as; it counts them.
     """
-    records = _read(split, max_row_bytes, text_column, wanted, limits)
+    records = _read(split, max_row_bytes, text_column, wanted, limits, fallback)
     return records if split.rows is None else _first(records, split.rows)
 
 
@@ -47,7 +50,12 @@ def _first(records: Iterator[Record], most: int) -> Iterator[Record]:
 
 
 def _read(
-    split: Split, max_row_bytes: int, text_column: str, wanted: frozenset[str], limits: Limits
+    split: Split,
+    max_row_bytes: int,
+    text_column: str,
+    wanted: frozenset[str],
+    limits: Limits,
+    fallback: Fallback | None,
 ) -> Iterator[Record]:
     kind = split.format.kind
     if split.format.fault is not None:
@@ -66,16 +74,20 @@ def _read(
             if split.end is not None and start >= split.end:
                 return
         pieces = chunks(stream, split.format.compression, size, limits)
+        if split.format.wide is not None:
+            pieces = narrowed(pieces, split.format.wide)
         if kind in {"array", "values"}:
-            records = _json_rows(values(pieces, max_row_bytes, array=kind == "array"))
+            found = values(pieces, max_row_bytes, array=kind == "array")
         else:
             found = lines(pieces, max_row_bytes, start, split.end)
-            if kind == "jsonl":
-                records = _json_rows(found)
-            elif kind == "csv":
-                records = csv_rows(found, max_row_bytes)
-            else:
-                records = _paragraphs(found, text_column, max_row_bytes)
+        if fallback is not None and split.format.wide is None:
+            found = fallback.over(found)
+        if kind == "csv":
+            records = csv_rows(found, max_row_bytes)
+        elif kind == "text":
+            records = _paragraphs(found, text_column, max_row_bytes)
+        else:
+            records = _json_rows(found)
         yield from records if split.format.compression == "none" else _bounded(records, size, limits)
 
 

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     BOMB = "compression_bomb"
     BAD_FORMAT = "bad_format"
     BAD_PARQUET = "bad_parquet"
+    OWN_KERNEL = "own_kernel_failed"
 
 
 MENDS: Mapping[Reason, str] = {
@@ -41,7 +42,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.DUPLICATE_FIELD: "Give each field of a row once",
     Reason.TOO_DEEP: "Flatten the row",
     Reason.NOT_AN_OBJECT: 'Write each row as an object, for example {"text": "..."}',
-    Reason.BAD_ENCODING: "Save the file as UTF-8",
+    Reason.BAD_ENCODING: "Save the file as UTF-8, or say in `data.encoding` what else may be read",
     Reason.LONE_SURROGATE: "Write characters beyond the basic plane as UTF-8 or as whole surrogate pairs",
     Reason.NUL: "Remove the NUL characters",
     Reason.TOO_LARGE: "Split the row, or raise `data.max_row_bytes`",
@@ -60,6 +61,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.BOMB: "Compress the file with an ordinary ratio, or split it",
     Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
+    Reason.OWN_KERNEL: "Mend the kernel, and name the new wheel in `code`",
 }
 
 
@@ -97,6 +99,7 @@ class Filtered(StrEnum):
     UNKNOWN_LANGUAGE = "unknown_language"
     PERSONAL_DATA = "personal_data"
     CONTAMINATED = "contaminated"
+    OWN_KERNEL = "own_kernel"
 
 
 #: The recipe's key of each rule, below `curation`.
@@ -129,6 +132,8 @@ def mend(code: str) -> str:
     """What a person can do about rows with this code of the quarantine or of a filter."""
     if code in set(Reason):
         return MENDS[Reason(code)]
+    if code == Filtered.OWN_KERNEL:
+        return "Drop rows that pass, change the kernel in the wheel of `code`, or raise `curation.max_filtered`"
     if code == Filtered.PERSONAL_DATA:
         return "Set `curation.pii.action` to mask, or look for fewer `curation.pii.kinds`"
     return f"Drop rows that pass, or change or switch off `curation.{RULES[Filtered(code)]}`"

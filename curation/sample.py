@@ -39,16 +39,16 @@ class Sample:
         return int.from_bytes(state.digest(), "big") < self.bound
 
 
-def choose_sample(rows: int, files: Sequence[tuple[str, Path]], max_row_bytes: int) -> Sample:
+def choose_sample(rows: int, files: Sequence[tuple[str, Path]], max_row_bytes: int, encoding: str = "utf-8") -> Sample:
     """The sample that takes about so many rows of all files.
 
     :param rows: how many are wanted. :param files: names in the drop, and where the files lie.
     """
-    held = sum(guess_rows(path, name, max_row_bytes) for name, path in files)
+    held = sum(guess_rows(path, name, max_row_bytes, encoding) for name, path in files)
     return Sample(_ALL if held <= rows else math.ceil(_ALL * rows / held))
 
 
-def guess_rows(path: Path, name: str, max_row_bytes: int) -> int:
+def guess_rows(path: Path, name: str, max_row_bytes: int, encoding: str = "utf-8") -> int:
     """Rows of a file: as Parquet says, else as its first MiB goes on; exact for a smaller file."""
     size = path.stat().st_size
     if not size:
@@ -61,7 +61,7 @@ def guess_rows(path: Path, name: str, max_row_bytes: int) -> int:
     with path.open("rb") as stream, tempfile.NamedTemporaryFile(prefix="head-") as head:
         head.write(stream.read(_HEAD))
         head.flush()
-        part = Split(Path(head.name), sniff(Path(head.name), name))
+        part = Split(Path(head.name), sniff(Path(head.name), name, encoding))
         rows = sum(not isinstance(record, Blank) for record in read(part, max_row_bytes=max_row_bytes))
     return max(1, rows * size // min(size, _HEAD))
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from curation.batch import MESSAGES
 from curation.columns import strings
-from curation.kernel import MESSAGES
 from dropforge.dataset import COLUMNS
 
 SCHEMA: Final = pa.schema(

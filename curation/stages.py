@@ -1,4 +1,4 @@
-"""Which stages the rules ask for, in their order: repair, personal data, decontamination, language and quality."""
+"""Stages that the rules ask for, in order: repair, own kernels, personal data, decontamination, language, quality."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from curation.decontaminate import make_decontaminate
 from curation.language import make_language
+from curation.own import make_own
 from curation.pii import make_pii
 from curation.pii.masks import MASK
 from curation.quality import make_quality
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
     from curation.stage import Stage
 
 
-def make_stages(rules: Rules, index: Path | None = None) -> tuple[Stage, ...]:
+def make_stages(rules: Rules, index: Path | None = None, own: Path | None = None) -> tuple[Stage, ...]:
     """The stages between the canonical row and its keys; none, if the recipe asks for none.
 
     :param index: what evaluation sets hold, where the rules name some.
+    :param own: where the user's own kernels are unpacked, where the rules name some.
     """
     stages: list[Stage] = []
     if rules.repair is not None:
         stages.append(make_repair(rules.repair))
+    if rules.own is not None and own is not None:
+        stages += make_own(rules.own, own)  # before the masks, so that they cover what a kernel writes
     if rules.pii is not None:
         stages.append(make_pii(rules.pii))
     if rules.decontamination is not None and index is not None:

@@ -9,7 +9,7 @@ from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes.rules import SCORES
 from dropforge.store import Store
-from dropforge.wheel import ANSWERS, Wheel, fetch
+from dropforge.wheel import ANSWERS, KERNELS, Wheel, fetch
 
 
 def look_at(recipe: Recipe, store: Store | None = None) -> Wheel | None:
@@ -21,7 +21,8 @@ def look_at(recipe: Recipe, store: Store | None = None) -> Wheel | None:
     code = recipe.code
     if code is None:
         return None
-    if recipe.compute.backend == "kubernetes" and code.wheel.startswith("/") and not Path(code.wheel).is_file():
+    away = recipe.compute.backend == "kubernetes" and code.wheel.startswith("/") and not Path(code.wheel).is_file()
+    if away and not recipe.curation.kernels:  # the curation, which needs its kernels, is no pod
         return None
     inside = store is not None and code.wheel.startswith(f"{store.uri}/")
     with tempfile.TemporaryDirectory(prefix="dropforge-code-") as folder:
@@ -33,7 +34,20 @@ def look_at(recipe: Recipe, store: Store | None = None) -> Wheel | None:
             raise RecipeError(
                 "recipe key `evaluate.generation.metrics`", f"nobody has a metric {name!r}", f"There are {there}"
             )
+    check_kernels(recipe, found)
     return found
+
+
+def check_kernels(recipe: Recipe, wheel: Wheel) -> None:
+    """:raises RecipeError: if the wheel lacks a kernel that the recipe names."""
+    there = wheel.names(KERNELS)
+    for name in recipe.curation.kernels:
+        if name not in there:
+            raise RecipeError(
+                "recipe key `curation.kernels`",
+                f"{wheel.name} has no kernel {name!r}",
+                f"There are {', '.join(there)}" if there else f"Give the wheel entry points of {KERNELS!r}",
+            )
 
 
 def told(recipe: Recipe, wheel: Wheel | None) -> str:

@@ -58,6 +58,12 @@ class Data(Section):
     prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
     """The prompt made of columns, as `Answer from this text:\n{passage}\n\n{question}`; a brace is written twice. Its
     answer is the column that `columns` names as `completion`; without one it is the whole text."""
+    encoding: Literal[
+        "utf-8", "auto", "windows-1250", "windows-1251", "windows-1252", "windows-1254", "windows-1257", "iso-8859-1",
+        "iso-8859-2", "iso-8859-15",
+    ] = "utf-8"  # fmt: skip
+    """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
+    each line that is not UTF-8 as that. What stays is quarantined."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000)
     """A longer row is quarantined."""
     limit_rows: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
@@ -223,12 +229,16 @@ class Curation(Section):
     """Removes rows in other languages than `keep` names."""
     decontaminate: Decontaminate | None = None
     """Removes rows that hold items of evaluation sets, as `{sets: {gsm8k: eval-sets/gsm8k.jsonl}}`."""
+    kernels: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")], ...], Field(strict=False, max_length=100)
+    ] = ()
+    """Functions of the wheel that `code` names that change texts or end rows, in this order, as `[tidy]`."""
     min_rows: int = Field(default=20, ge=2)
     """Fewer rows after curation are an error."""
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
     """A larger share of unreadable rows is an error."""
     max_filtered: float = Field(default=0.9, ge=0, le=1)
-    """A larger share of rows that `quality`, `language`, `decontaminate` and `pii` removed is an error."""
+    """A larger share of rows that `quality`, `language`, `decontaminate`, `pii` and `kernels` removed is an error."""
     gate: Gate = Gate()
     memory: str = Field(default="512MB", pattern=r"^[1-9]\d{0,5}[MG]B$")
     """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""

@@ -28,11 +28,13 @@ ROWS: Final = "dropforge.row_functions"
 ANSWERS: Final = "dropforge.answer_metrics"
 FIGURES: Final = "dropforge.evaluation_metrics"
 CALLBACKS: Final = "dropforge.callbacks"
+KERNELS: Final = "dropforge.kernels"
 GROUPS: Final[Mapping[str, str]] = {
     ROWS: "row functions",
     ANSWERS: "metrics of answers",
     FIGURES: "metrics of an evaluation",
     CALLBACKS: "callbacks",
+    KERNELS: "kernels of the curation",
 }
 LARGEST: Final = 64 << 20  # bytes of a wheel
 UNPACKED: Final = 256 << 20  # bytes of its files

@@ -9,7 +9,8 @@ from dropforge.recipe_quality import Quality
 
 MINIMA = 1024  # of a row's signature: more cost time, and find nothing that these do not
 LEAST_FOUND = 0.5
-TAKEN = ("steps", "engine", "spark", "workers", "min_rows")  # keys that mean something beside `curation: none`
+# Keys that mean something beside `curation: none`.
+TAKEN = ("steps", "engine", "spark", "workers", "memory", "min_rows", "gate")
 
 
 def check_curation(recipe: Recipe) -> None:
@@ -19,6 +20,12 @@ def check_curation(recipe: Recipe) -> None:
     twice = next((name for name in curation.prefer if curation.prefer.count(name) > 1), None)
     if twice is not None:
         raise RecipeError("recipe key `curation.prefer`", f"{twice!r} stands there twice", "Name each source once")
+    if curation.kernels and recipe.code is None:
+        raise RecipeError(
+            "recipe key `curation.kernels`", "`code` names no wheel that has them", "Name the wheel under `code`"
+        )
+    if len(set(curation.kernels)) < len(curation.kernels):
+        raise RecipeError("recipe key `curation.kernels`", "one of them stands there twice", "Name each once")
     _check_quality(curation.quality)
     if curation.pii is not None and len(set(curation.pii.kinds)) < len(curation.pii.kinds):
         again = next(kind for kind in curation.pii.kinds if curation.pii.kinds.count(kind) > 1)

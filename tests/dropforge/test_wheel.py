@@ -134,7 +134,7 @@ def test_few_bytes_that_become_many_are_refused(tmp_path: Path, monkeypatch: pyt
     [
         ("[console_scripts]\nrun = own_a:run\n", r"provides nothing that takes part. Give it"),
         ("", r"provides nothing that takes part"),
-        ("[dropforge.kernels]\na = own_a:a\n", r"entry points of 'dropforge.kernels'. What takes part is of"),
+        ("[dropforge.tokens]\na = own_a:a\n", r"entry points of 'dropforge.tokens'. What takes part is of"),
         ("[dropforge.callback]\na = own_a:a\n", r"entry points of 'dropforge.callback'"),
         (f"[{ROWS}]\nA B = own_a:a\n", r"'A B'"),
         (f"[{ROWS}]\na = own_a\n", r"'own_a', which is no `module:function`"),

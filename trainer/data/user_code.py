@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from dropforge.errors import RecipeError
-from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, GROUPS, ROWS, Wheel, fetch, inspect, unpack
+from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, GROUPS, KERNELS, ROWS, Wheel, fetch, inspect, unpack
 from trainer.config import Code, Generation
 from trainer.data.rows import Row
 from trainer.scores import SCORES
@@ -183,7 +183,9 @@ def load_code(code: Code | None, folder: Path) -> UserCode:
         importlib.invalidate_caches()
     if wheel.sha256 not in _imported:
         _imported[wheel.sha256] = {
-            group: {name: _load(wheel, group, name, unpacked) for name in wheel.names(group)} for group in GROUPS
+            group: {name: _load(wheel, group, name, unpacked) for name in wheel.names(group)}
+            for group in GROUPS
+            if group != KERNELS  # those are the curation's
         }
     return UserCode(wheel, _imported[wheel.sha256])
 

@@ -1,0 +1,125 @@
+"""Canonical rows and faults of a split, gathered until they make a row group of Arrow columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from curation.canonical import Row
+from curation.columns import binaries, booleans, integers, offsets, strings
+from curation.fingerprint import TEXTS
+
+if TYPE_CHECKING:
+    from curation.kernel import Task
+
+MESSAGES: Final = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+ROWS: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("rank", pa.binary()),
+        ("unit", pa.binary()),
+        ("file", pa.int64()),
+        ("position", pa.int64()),
+        ("chars", pa.int64()),
+        ("words", pa.int64()),
+        ("messages", MESSAGES),
+        ("text", pa.string()),
+        ("label", pa.string()),
+        ("source", pa.string()),
+        ("group", pa.string()),
+    ]
+)
+FAULTS: Final = pa.schema(
+    [
+        ("file", pa.int64()),
+        ("position", pa.int64()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("head", pa.binary()),
+    ]
+)
+
+
+@dataclass
+class Batch:
+    """Rows on their way to a row group."""
+
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ROWS.names})
+    offsets: list[int] = field(default_factory=lambda: [0])
+    valid: list[bool] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    contents: list[str] = field(default_factory=list)
+    faults: list[tuple[int, int, str, str, bytes]] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    weight: int = 0
+
+    def add(
+        self,
+        task: Task,
+        position: int,
+        row: Row,
+        key: bytes,
+        name: bytes,
+        whole: bytes,
+        words: int,
+        priority: int,
+        kind: int,
+    ) -> None:
+        chars = row.chars
+        columns = self.columns
+        columns["key"].append(key)
+        columns["rank"].append(name)
+        columns["unit"].append(whole)
+        columns["file"].append(task.file)
+        columns["position"].append(position)
+        columns["chars"].append(chars)
+        columns["words"].append(words)
+        columns["text"].append(row.text)
+        columns["label"].append(row.label)
+        columns["source"].append(row.source if row.source is not None else task.name)
+        columns["group"].append(row.group)
+        self.valid.append(row.text is None)
+        self.roles += row.roles
+        self.contents += row.contents
+        self.offsets.append(len(self.roles))
+        self.priorities.append(priority)
+        self.kinds.append(kind)
+        # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
+        self.weight += 4 * chars + 200
+        if (near := task.rules.near) is not None:
+            self.weight += near.bands * (24 + 4 * near.rows)
+
+    def faulty(self) -> pa.RecordBatch:
+        file, position, reason, detail, head = zip(*self.faults, strict=True)
+        arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
+        return pa.RecordBatch.from_arrays(arrays, schema=FAULTS)
+
+    def compared(self) -> pa.RecordBatch:
+        """What near duplicates are found by. Many rows share a system message, which makes them no duplicates."""
+        texts = []
+        for text, first, last in zip(self.columns["text"], self.offsets, self.offsets[1:], strict=False):
+            turns = zip(self.roles[first:last], self.contents[first:last], strict=True)
+            texts.append("\n".join([said for role, said in turns if role != "system"]) if text is None else text)
+        numbers = (self.columns["file"], self.columns["position"], self.priorities, self.kinds)
+        return pa.RecordBatch.from_arrays([*map(integers, numbers), strings(texts)], schema=TEXTS)
+
+    def rows(self) -> pa.RecordBatch:
+        flat = pa.StructArray.from_arrays([strings(self.roles), strings(self.contents)], names=["role", "content"])
+        mask = booleans([not valid for valid in self.valid])
+        messages = pa.ListArray.from_arrays(offsets(self.offsets), flat, type=MESSAGES, mask=mask)
+        arrays = [
+            messages if name == "messages" else _MAKE[kind](self.columns[name])
+            for name, kind in zip(ROWS.names, ROWS.types, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=ROWS)
+
+
+_MAKE: Final[dict[Any, Callable[[Any], pa.Array]]] = {
+    pa.int64(): integers,
+    pa.binary(): binaries,
+    pa.string(): strings,
+}
