@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,7 +115,7 @@ def _curate(
     files, hidden = readable(drop)
     names = [file.key for file in files]
     whole = len(files)
-    paths, most = first(store, drop, files, rules, workdir / "files", lambda *at: tell("fetch", *at), limits)
+    paths, most = first(store, drop, files, rules, workdir / "files", partial(tell, "fetch"), limits)
     files, names = files[: len(paths)], names[: len(paths)]
     index = sets.path if sets else None
     work = list(tasks(drop, files, paths, rules, workdir / "parts", limits=limits, index=index, most=most))

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     BOMB = "compression_bomb"
     BAD_FORMAT = "bad_format"
     BAD_PARQUET = "bad_parquet"
+    BAD_ARROW = "bad_arrow"
 
 
 MENDS: Mapping[Reason, str] = {
@@ -58,8 +59,9 @@ MENDS: Mapping[Reason, str] = {
     Reason.NO_LABEL: "Give every row a `label`, as `task: classification` learns nothing from others",
     Reason.TORN_FILE: "Compress and upload the file again",
     Reason.BOMB: "Compress the file with an ordinary ratio, or split it",
-    Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet or text, plain, gzip or zstd",
+    Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet, Arrow streams or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
+    Reason.BAD_ARROW: "Save the data set again, and upload the whole folder",
 }
 
 
