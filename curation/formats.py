@@ -10,7 +10,7 @@ from typing import Final, Literal
 from curation.reasons import Reason
 from curation.streams import Compression, Limits, TornError, chunks
 
-Kind = Literal["jsonl", "array", "values", "csv", "parquet", "text"]
+Kind = Literal["jsonl", "array", "values", "csv", "parquet", "arrow", "text"]
 
 _COMPRESSED: Final = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _KINDS: Final[dict[str, Kind]] = {
@@ -21,6 +21,7 @@ _KINDS: Final[dict[str, Kind]] = {
     ".tsv": "csv",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
     ".txt": "text",
     ".text": "text",
     ".md": "text",
@@ -34,7 +35,7 @@ _FOREIGN: Final = {
     b"\x7fELF": "a program",
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
-    b"ARROW1": "Arrow IPC",
+    b"ARROW1": "an Arrow file, which is no Arrow stream",
     b"Obj\x01": "Avro",
     b"ORC": "ORC",
     b"SQLite format": "an SQLite database",
@@ -47,6 +48,7 @@ _MARKS: Final = (
     (b"\xfe\xff", "utf-16-be"),
 )
 HEAD_BYTES: Final = 1 << 16
+_ARROW: Final = b"\xff\xff\xff\xff"  # of each message of a stream; Arrow's files begin otherwise
 BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -96,6 +98,8 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
     extension = suffixes[-1] if suffixes else ""
     warnings = [] if claimed == compression else [f"the name says {_word(claimed)}, the bytes are {_word(compression)}"]
     expected = _KINDS.get(extension)
+    if compression == "none" and head.startswith(_ARROW):
+        return Format("arrow", warnings=tuple(warnings))
     codec = _wide(head)
     if codec is not None and encoding != "utf-8":
         warnings.append(f"it is {codec.upper()}, and was read as such; places are those in UTF-8")
@@ -107,7 +111,8 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
         cause = (Reason.BAD_ENCODING, "it is UTF-16 or UTF-32")
         return Format(expected or "text", compression, cause, tuple(warnings))
     kind = _kind(head, expected)
-    family = {"array": "JSON", "values": "JSON", "jsonl": "JSON", "csv": "CSV", "parquet": "Parquet", "text": "text"}
+    family = {"array": "JSON", "values": "JSON", "jsonl": "JSON", "csv": "CSV", "text": "text"}
+    family |= {"parquet": "Parquet", "arrow": "Arrow"}
     if expected and family[kind] != family[expected]:
         warnings.append(f"the name says {family[expected]}, the bytes are {family[kind]}")
     return Format(kind, compression, None, tuple(warnings), codec)

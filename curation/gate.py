@@ -29,7 +29,8 @@ class Check:
     soft: bool = True
 
 
-_PARTS = frozenset({Reason.TORN_FILE, Reason.BOMB, Reason.BAD_PARQUET})  # one of these stands for unknown many rows
+# One of these stands for unknown many rows.
+_PARTS = frozenset({Reason.TORN_FILE, Reason.BOMB, Reason.BAD_PARQUET, Reason.BAD_ARROW})
 
 
 def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:

@@ -58,7 +58,7 @@ def read_parquet(
                 for batch in file.iter_batches(_BATCH, row_groups=[index], columns=columns, use_threads=False):
                     produced += batch.nbytes
                     limits.check(produced, size)
-                    yield from _batch(batch, row + done, max_row_bytes)
+                    yield from batch_rows(batch, row + done, max_row_bytes)
                     done += batch.num_rows
             except TornError as tear:
                 yield Fault(row + done, tear.reason, tear.detail, b"")
@@ -72,7 +72,8 @@ def read_parquet(
                 row += rows
 
 
-def _batch(batch: pa.RecordBatch, first: int, max_row_bytes: int) -> Iterator[Record]:
+def batch_rows(batch: pa.RecordBatch, first: int, max_row_bytes: int) -> Iterator[Found | Fault]:
+    """The rows of a batch. :param first: the place of its first one."""
     try:
         rows: list[dict[str, Any] | None] = list(batch.to_pylist())
     except UnicodeDecodeError:

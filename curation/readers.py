@@ -1,7 +1,7 @@
 """Rows of a file, each with its place: one `Found` per input row, whether it can be used or not.
 
-A reader never raises for what a file holds. Places are byte offsets of the decompressed file, row numbers in Parquet.
-Blank lines are no rows; they are counted.
+A reader never raises for what a file holds. Places are byte offsets of the decompressed file, row numbers in Parquet
+and Arrow. Blank lines are no rows; they are counted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+from curation.arrow import read_arrow
 from curation.canonical import FIELDS
 from curation.csv_rows import csv_rows
 from curation.encodings import Fallback, narrowed
@@ -33,7 +34,7 @@ def read(
     """All records of a split, in the order of their places.
 
     :param text_column: what paragraphs of plain text are called.
-    :param wanted: columns of Parquet files that are read, in small letters.
+    :param wanted: columns of Parquet and Arrow files that are read, in small letters.
     :param fallback: what lines that are not UTF-8 are read as; it counts them.
     """
     records = _read(split, max_row_bytes, text_column, wanted, limits, fallback)
@@ -65,6 +66,9 @@ def _read(
         return
     if kind == "parquet":
         yield from read_parquet(split.path, split.start, split.end, wanted, max_row_bytes, limits)
+        return
+    if kind == "arrow":
+        yield from read_arrow(split.path, wanted, max_row_bytes, limits)
         return
     size = split.path.stat().st_size
     with split.path.open("rb") as stream:

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     BAD_FORMAT = "bad_format"
     BAD_PARQUET = "bad_parquet"
     OWN_KERNEL = "own_kernel_failed"
+    BAD_ARROW = "bad_arrow"
 
 
 MENDS: Mapping[Reason, str] = {
@@ -59,9 +60,10 @@ MENDS: Mapping[Reason, str] = {
     Reason.NO_LABEL: "Give every row a `label`, as `task: classification` learns nothing from others",
     Reason.TORN_FILE: "Compress and upload the file again",
     Reason.BOMB: "Compress the file with an ordinary ratio, or split it",
-    Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet or text, plain, gzip or zstd",
+    Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet, Arrow streams or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
     Reason.OWN_KERNEL: "Mend the kernel, and name the new wheel in `code`",
+    Reason.BAD_ARROW: "Save the data set again, and upload the whole folder",
 }
 
 

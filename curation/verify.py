@@ -20,7 +20,7 @@ def verify(reports: Sequence[tuple[Task, Report]]) -> None:
     here = [task for task in bad if task.file == file]
     faults = (fault for task in here for fault in pq.read_table(task.faults).to_pylist())
     fault = min(faults, key=lambda fault: int(fault["position"]))
-    place = "row" if here[0].split.format.kind == "parquet" else "byte"
+    place = "row" if here[0].split.format.kind in {"parquet", "arrow"} else "byte"
     rows = sum(report.faults for _, report in reports)
     raise DataError(
         f"file {here[0].name!r}, {place} {fault['position']}",

@@ -12,6 +12,7 @@ from dropforge.drop import Drop, DropFile, drop_file, identity
 from dropforge.errors import DataError, RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Source
+from dropforge.saved import saved_files
 from dropforge.store import MissingObjectError, Store
 
 
@@ -45,7 +46,9 @@ def _below(store: Store, root: str) -> tuple[DropFile, ...]:
     # A recipe in the prefix would come into force unasked: only drops bring one.
     passed = {layout.SUCCESS, layout.RECIPE}
     found = {info.key.removeprefix(root): info for info in store.list(root) if not info.key.endswith("/")}
-    return tuple(drop_file(store, root, found[key], key, None) for key in sorted(found) if key not in passed)
+    saved = saved_files(store, root, found)
+    keys = sorted(set(found) - passed if saved is None else set(saved))
+    return tuple(drop_file(store, root, found[key], key, None) for key in keys)
 
 
 def _shards(store: Store, name: str, thing: str) -> tuple[str, tuple[DropFile, ...]]:

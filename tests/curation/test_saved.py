@@ -1,0 +1,87 @@
+"""Folders of `save_to_disk`, written by the real library: the same rows, by the names of their classes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict
+
+import curation
+from dropforge.dataset import Manifest
+from dropforge.drop import Drop
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+from dropforge.recipe_data import Source
+from dropforge.sources import pin
+from dropforge.store import FolderStore
+
+NAMES = ["billing", "delivery", "other"]
+
+
+def _rows(count: int) -> list[dict[str, str]]:
+    return [{"text": f"row number {at} of the test", "label": NAMES[at % 3]} for at in range(count)]
+
+
+def _data(rows: list[dict[str, str]]) -> Dataset:
+    numbered = [{**row, "label": NAMES.index(row["label"]), "more": {"id": 1}} for row in rows]
+    return Dataset.from_list(numbered).cast_column("label", ClassLabel(names=NAMES))
+
+
+@pytest.fixture
+def save(store: FolderStore, tmp_path: Path) -> Callable[..., None]:
+    def save(data: Any, prefix: str, **how: Any) -> None:
+        data.save_to_disk(tmp_path / prefix, **how)
+        for path in (tmp_path / prefix).rglob("*"):
+            if path.is_file():
+                store.put(f"{prefix}/{path.relative_to(tmp_path / prefix).as_posix()}", path.read_bytes())
+
+    return save
+
+
+def test_saved_rows_are_those_of_an_upload(
+    store: FolderStore,
+    upload: Callable[..., Drop],
+    recipe: Callable[..., Recipe],
+    save: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    rows = _rows(60)
+    drops = [upload({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})]
+    save(_data(rows), "lake/one", num_shards=3)
+    store.put("lake/one/data-00007-of-00008.arrow", b"of an older data set")
+    drops.append(pin(store, Source(prefix="lake/one"), "fam"))
+    save(DatasetDict(train=_data(rows[:40]), test=_data(rows[40:])), "lake/two")
+    drops.append(pin(store, Source(prefix="lake/two/"), "fam"))
+    assert [file.key for file in drops[1].files] == [f"data-0000{at}-of-00003.arrow" for at in range(3)]
+    settings = recipe(task="classification")
+    made: list[Manifest] = [
+        curation.curate(store, drop, settings, workdir=tmp_path / f"w-{drop.drop}") for drop in drops
+    ]
+    assert made[0].counts["input"] == 60
+    assert {manifest.digest for manifest in made} == {made[0].digest}
+    save(_data(rows[:40]), "lake/three")
+    key = "lake/three/data-00000-of-00001.arrow"
+    store.put(key, store.get(key)[:-200])
+    drop = pin(store, Source(prefix="lake/three"), "fam")
+    with pytest.raises(DataError, match="bad_arrow"):
+        curation.curate(store, drop, settings, workdir=tmp_path / "w-torn")
+
+
+def test_a_folder_that_is_not_whole_is_refused(store: FolderStore, save: Callable[..., None]) -> None:
+    save(_data(_rows(10)), "lake/one")
+    state = json.loads(store.get("lake/one/state.json"))
+    for name in ("gone.arrow", "../../ledger/secret", "/etc/passwd", None):
+        store.put("lake/one/state.json", json.dumps({**state, "_data_files": [{"filename": name}]}).encode())
+        with pytest.raises(DataError, match=r"lake/one/state\.json.*which is not there.*`save_to_disk`"):
+            pin(store, Source(prefix="lake/one"), "fam")
+    for bad in (b"[", b"[]", b"{}"):
+        store.put("lake/one/state.json", bad)
+        with pytest.raises(DataError, match=r"lake/one/state\.json"):
+            pin(store, Source(prefix="lake/one"), "fam")
+    store.put("lake/two/dataset_dict.json", b'{"splits": ["../one"]}')
+    with pytest.raises(DataError, match=r"it is not there"):
+        pin(store, Source(prefix="lake/two"), "fam")
