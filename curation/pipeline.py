@@ -126,7 +126,8 @@ def _curate(
     files, hidden = readable(drop)
     names = [file.key for file in files]
     whole = len(files)
-    paths, most = first(store, drop, files, rules, workdir / "files", lambda *at: tell("fetch", *at, 0), limits)
+    fetched: Callable[[int, int], None] = lambda done, total: tell("fetch", done, total, 0)  # noqa: E731
+    paths, most = first(store, drop, files, rules, workdir / "files", fetched, limits)
     files, names = files[: len(paths)], names[: len(paths)]
     held = list(zip(names, paths, strict=True))
     sample = choose_sample(wanted, held, rules.max_row_bytes, rules.encoding) if wanted else None
