@@ -17,7 +17,7 @@ from datetime import timedelta
 from kubeflow_training.asking.states import FromRest
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.errors import JobError
-from kubeflow_training.jobs.kinds import KINDS, kind_named
+from kubeflow_training.jobs.kinds import KNOWN, kind_named
 from kubeflow_training.jobs.reaping.reaper import GRACE, AirflowSilentError, JobReaper, Summary
 
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", action="append", help="where to look; may be repeated (default: default)")
     parser.add_argument("--all-namespaces", action="store_true", help="look everywhere; needs rights for the cluster")
     parser.add_argument(
-        "--kind", action="append", choices=[kind.name for kind in KINDS], help="may be repeated (default: PyTorchJob)"
+        "--kind", action="append", choices=[kind.name for kind in KNOWN], help="may be repeated (default: PyTorchJob)"
     )
     parser.add_argument("--home", help="folder of the local cluster (default: KUBEFLOW_TRAINING_HOME)")
     parser.add_argument(

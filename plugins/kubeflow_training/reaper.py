@@ -32,6 +32,7 @@ class JobReaperOperator(BaseOperator):
     :param home: folder of the local cluster; `KUBEFLOW_TRAINING_HOME` unless given.
     :param namespaces: where to look; None means everywhere, which needs rights for the whole cluster.
     :param kinds: kinds of jobs to look at.
+    :param also: kinds to look at too, where the cluster has them and the account may list them.
     :param grace: how long a task must have been over.
     :param dry_run: say what would be deleted, and delete nothing.
     """
@@ -46,13 +47,14 @@ class JobReaperOperator(BaseOperator):
         home: str | None = None,
         namespaces: Sequence[str] | None = ("default",),
         kinds: Sequence[str] = ("PyTorchJob",),
+        also: Sequence[str] = (),
         grace: timedelta = GRACE,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.backend, self.kubernetes_conn_id, self.home = backend, kubernetes_conn_id, home
-        self.namespaces, self.kinds = namespaces, kinds
+        self.namespaces, self.kinds, self.also = namespaces, kinds, also
         self.grace, self.dry_run_only = grace, dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -87,12 +89,15 @@ class JobReaperOperator(BaseOperator):
         return result
 
     def _reaper(self) -> JobReaper:
+        where = self.backend, self.kubernetes_conn_id, self.home
+        optional = backends(where[0], self.also, *where[1:]) if self.also else {}
         return JobReaper(
-            backends(self.backend, self.kinds, self.kubernetes_conn_id, self.home),
+            optional | backends(where[0], self.kinds, *where[1:]),
             FromTask(),
             namespaces=self.namespaces,
             grace=self.grace,
             dry_run=self.dry_run_only,
+            optional=optional,
         )
 
 

@@ -12,7 +12,7 @@ import kubeflow_training
 import yaml
 
 ACCOUNT = "kubeflow-training"
-PARTS = ("train-job", "indexed-job", "events", "kueue", "short-grace")
+PARTS = ("train-job", "indexed-job", "spark", "events", "kueue", "short-grace")
 """The files `rbac-PART.yaml`, beside `rbac.yaml`."""
 MANIFESTS = Path(kubeflow_training.__file__).parent / "manifests"
 

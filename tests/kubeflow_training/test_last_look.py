@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.elastic import elastic
+from kubeflow_training.jobs.errors import BackendUnavailableError
 from kubeflow_training.jobs.kinds import PYTORCH_JOB, TRAIN_JOB
 from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
 from kubeflow_training.jobs.kubernetes.watching.events import EventReader
@@ -166,3 +167,63 @@ def test_the_first_rank_is_the_worker_of_node_rank_0_where_there_is_no_master(wi
         return found
 
     assert asyncio.run(lines()) == [f"[{leads}] of job-{leads}"]
+
+
+def test_a_job_whose_end_is_told_before_its_pods_shows_their_log():
+    """After an outage the watch of the jobs may come back before that of the pods."""
+    done = gang(with_master=True)
+    before = [{**pod, "status": {"phase": "Pending"}} for pod in done.pods]
+    over = {**done.job, "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}
+
+    async def lines(pods):
+        found = []
+        log = JobLog(found.append, None)
+        news = News(Snapshot(over, pods, []), Snapshot(over, done.pods, []))
+        await Waiting("job", "u", news, log, KubernetesLogs(Cluster(), PYTORCH_JOB, log, "all")).run()
+        return sorted(line for line in found if line.startswith("["))
+
+    shown = ["[master-0] of job-master-0", "[worker-0] of job-worker-0"]
+    assert asyncio.run(lines(before)) == asyncio.run(lines([])) == shown
+
+
+class Away(News):
+    """The first reading meets an API that is away."""
+
+    async def refresh(self):
+        if not (self.left and self.left[0] is None):
+            self.left.insert(0, None)
+            raise BackendUnavailableError("pods", "the cluster cannot be reached", "It is tried again")
+        self._next()
+        self._next()
+
+    def look(self):
+        return Look(True, next(one for one in self.left if one is not None))
+
+    async def changed(self, within=None):
+        return False
+
+
+@pytest.mark.parametrize("condition", ["Succeeded", "Failed"])
+def test_an_api_that_is_away_at_the_end_is_asked_again(condition):
+    done = gang(with_master=True)
+    before = [{**pod, "status": {"phase": "Pending"}} for pod in done.pods]
+    over = {**done.job, "status": {"conditions": [{"type": condition, "status": "True"}]}}
+    found = []
+
+    async def end():
+        log = JobLog(found.append, None)
+        news = Away(Snapshot(over, before, []), Snapshot(over, done.pods, []))
+        return await Waiting("job", "u", news, log, KubernetesLogs(Cluster(), PYTORCH_JOB, log, "all")).run()
+
+    assert asyncio.run(end()).observation.phase == condition.lower()
+    assert {line for line in found if line.startswith("[")} == {
+        "[master-0] of job-master-0",
+        "[worker-0] of job-worker-0",
+    }
+
+
+def test_a_job_that_succeeded_and_is_removed_meanwhile_has_succeeded():
+    over = {**gang(with_master=True).job, "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}
+    news = News(Snapshot(over, [], []), None)
+    end = asyncio.run(Waiting("job", "u", news, JobLog(lambda _: None, None), Silent()).run())
+    assert end.observation.phase is Phase.SUCCEEDED

@@ -70,8 +70,9 @@ def test_a_gang_whose_pod_was_made_anew_has_failed_and_stays_so(place, standing_
             found = place.backend.read(name, place.namespace)
             return found if sum(pod["status"]["phase"] == "Running" for pod in found.pods) == 2 else None
 
-        # One who comes when both run again sees the same.
-        later = await asyncio.to_thread(until, again)
+        # One who comes when both run again sees the same. After an outage of the API server, such as the test before
+        # this one makes, the operator's watch of pods may begin anew only after a minute: client-go's own backoff.
+        later = await asyncio.to_thread(until, again, 120)
         late = Waiter(place, name, job.uid)
         return [end.observation, observe(later.job, later.pods, later.events), (await late.end()).observation]
 

@@ -12,7 +12,7 @@ import pytest
 from kubeflow_training import reap
 from kubeflow_training.asking.states import FromRest
 from kubeflow_training.jobs.backend import Snapshot
-from kubeflow_training.jobs.errors import BackendUnavailableError, JobRefusedError
+from kubeflow_training.jobs.errors import BackendUnavailableError, JobForbiddenError, JobRefusedError
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.observation import observe
@@ -192,6 +192,15 @@ def test_one_cluster_that_is_away_does_not_hide_the_others():
     )
     summary = one.visit()
     assert (good.deleted, len(summary.problems)) == (["job"], 2)
+
+
+def test_a_kind_that_the_cluster_does_not_have_is_no_problem_where_it_is_only_looked_at_too():
+    refused = JobForbiddenError("the list of jobs", "403", "Give the account the rights this needs")
+    backends = {"other": lambda: Cluster(error=refused), "mine": lambda: Cluster()}
+    assert len(JobReaper(backends, Airflow()).visit().problems) == 1
+    assert JobReaper(backends, Airflow(), optional=["other"]).visit().problems == []
+    away = {"other": lambda: Cluster(error=BackendUnavailableError("it", "is away", "Wait"))}
+    assert len(JobReaper(away, Airflow(), optional=["other"]).visit().problems) == 1
 
 
 def test_an_event_that_may_not_be_written_stops_nothing():

@@ -19,6 +19,7 @@ WHOLE = {"get", "list", "watch", "create", "delete"}
 NEEDED: dict[str, dict[tuple[str, str], set[str]]] = {
     "": {("kubeflow.org", "pytorchjobs"): WHOLE, ("", "pods"): {"list", "watch"}, ("", "pods/log"): {"get"}},
     "train-job": {("trainer.kubeflow.org", "trainjobs"): WHOLE},
+    "spark": {("sparkoperator.k8s.io", "sparkapplications"): WHOLE},
     "indexed-job": {("batch", "jobs"): WHOLE, ("", "services"): {"get", "create", "patch", "delete"}},
     "short-grace": {("", "pods"): {"deletecollection"}},
     "events": {("", "events"): {"list", "create"}},

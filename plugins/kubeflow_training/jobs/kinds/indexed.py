@@ -8,7 +8,7 @@ from typing import Any, Final
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.manifest.checks.metadata import name_problems
 from kubeflow_training.jobs.manifest.checks.pod import pod_secret_problems
-from kubeflow_training.jobs.manifest.checks.problems import Problem, require_none
+from kubeflow_training.jobs.manifest.checks.problems import Problem
 from kubeflow_training.jobs.manifest.words import CONTAINER
 from kubeflow_training.jobs.shapes import items, labels, mapping, whole
 
@@ -60,24 +60,24 @@ class _IndexedJob(Kind):
             service["metadata"]["ownerReferences"] = [owner]
         return service
 
-    def require_valid(self, manifest: Mapping[str, Any]) -> None:
-        require_none(self.name, manifest, _problems(mapping(manifest)))
-
-
-def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
-    spec = mapping(manifest.get("spec"))
-    nodes = whole(spec.get("completions")) or 1
-    yield from name_problems(mapping(manifest.get("metadata")), f"-{nodes - 1}")
-    if spec.get("completionMode") != "Indexed":
-        yield Problem("spec.completionMode", "it is not Indexed", "A gang needs ranks; write `completionMode: Indexed`")
-    if nodes != (whole(spec.get("parallelism")) or 1):
-        yield Problem("spec.parallelism", "it is not `completions`", "All pods of a gang run at once: make them equal")
-    pod = mapping(mapping(spec.get("template")).get("spec"))
-    if pod.get("restartPolicy") not in ("Never", "OnFailure"):
-        yield Problem("spec.template.spec.restartPolicy", "a Job takes Never or OnFailure", "Write Never")
-    if not any(item.get("image") for item in items(pod.get("containers"))):
-        yield Problem("spec.template.spec.containers", "no container has an image", "Name one")
-    yield from pod_secret_problems("spec.template.spec", pod)
+    def problems(self, manifest: Mapping[str, Any]) -> Iterator[Problem]:
+        spec = mapping(manifest.get("spec"))
+        nodes = whole(spec.get("completions")) or 1
+        yield from name_problems(mapping(manifest.get("metadata")), f"-{nodes - 1}")
+        if spec.get("completionMode") != "Indexed":
+            yield Problem(
+                "spec.completionMode", "it is not Indexed", "A gang needs ranks; write `completionMode: Indexed`"
+            )
+        if nodes != (whole(spec.get("parallelism")) or 1):
+            yield Problem(
+                "spec.parallelism", "it is not `completions`", "All pods of a gang run at once: make them equal"
+            )
+        pod = mapping(mapping(spec.get("template")).get("spec"))
+        if pod.get("restartPolicy") not in ("Never", "OnFailure"):
+            yield Problem("spec.template.spec.restartPolicy", "a Job takes Never or OnFailure", "Write Never")
+        if not any(item.get("image") for item in items(pod.get("containers"))):
+            yield Problem("spec.template.spec.containers", "no container has an image", "Name one")
+        yield from pod_secret_problems("spec.template.spec", pod)
 
 
 INDEXED_JOB: Final = _IndexedJob(

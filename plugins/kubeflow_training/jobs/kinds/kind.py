@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from kubeflow_training.jobs.manifest.checks.problems import Problem, require_none
 from kubeflow_training.jobs.shapes import items, labels, mapping, moment, name, whole
 
 
@@ -97,8 +98,12 @@ class Kind(ABC):
         """The pod specs inside the manifest, to be changed in place."""
 
     @abstractmethod
+    def problems(self, manifest: Mapping[str, Any]) -> Iterable[Problem]:
+        """What is wrong with a manifest, without asking the cluster."""
+
     def require_valid(self, manifest: Mapping[str, Any]) -> None:
         """:raises ManifestError: naming every problem and its mend."""
+        require_none(self.name, manifest, self.problems(mapping(manifest)))
 
     def conditions(self, job: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """The conditions that are true, by type; the last one in the list is not the state."""

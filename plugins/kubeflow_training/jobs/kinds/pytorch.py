@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubeflow_training.jobs.kinds.kind import Kind
-from kubeflow_training.jobs.manifest.checks.pytorch import require_valid
+from kubeflow_training.jobs.manifest.checks.problems import Problem
+from kubeflow_training.jobs.manifest.checks.pytorch import check
 from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
 from kubeflow_training.jobs.shapes import labels, mapping, whole
 
@@ -44,8 +45,8 @@ class _PyTorchJob(Kind):
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         return [item["template"]["spec"] for item in manifest["spec"]["pytorchReplicaSpecs"].values()]
 
-    def require_valid(self, manifest: Mapping[str, Any]) -> None:
-        require_valid(manifest)
+    def problems(self, manifest: Mapping[str, Any]) -> list[Problem]:
+        return check(manifest)
 
     def _replicas(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
         return mapping(mapping(job.get("spec")).get("pytorchReplicaSpecs"))

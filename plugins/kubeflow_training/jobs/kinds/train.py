@@ -9,7 +9,7 @@ from typing import Any, Final
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.manifest.checks.metadata import name_problems
 from kubeflow_training.jobs.manifest.checks.pod import pod_secret_problems, secret_problems
-from kubeflow_training.jobs.manifest.checks.problems import Problem, require_none
+from kubeflow_training.jobs.manifest.checks.problems import Problem
 from kubeflow_training.jobs.shapes import items, labels, mapping, moment, whole
 
 NODE: Final = "node"
@@ -67,25 +67,21 @@ class _TrainJob(Kind):
             inner = inner.setdefault(key, {})
         return [inner]
 
-    def require_valid(self, manifest: Mapping[str, Any]) -> None:
-        require_none(self.name, manifest, _problems(mapping(manifest)))
-
-
-def _problems(manifest: Mapping[str, Any]) -> Iterator[Problem]:
-    # The JobSet's pods are called NAME-node-0-INDEX, and the name is also their subdomain.
-    spec = mapping(manifest.get("spec"))
-    nodes = whole(mapping(spec.get("trainer")).get("numNodes")) or 1
-    yield from name_problems(mapping(manifest.get("metadata")), f"-{NODE}-0-{nodes - 1}")
-    if not mapping(spec.get("runtimeRef")).get("name"):
-        yield Problem("spec.runtimeRef.name", "it is missing", "Name a runtime, such as torch-distributed")
-    yield from secret_problems("spec.trainer", mapping(spec.get("trainer")))
-    try:
-        pod: Any = TRAIN_JOB.pod_specs(deepcopy({**manifest, "spec": dict(spec)}))[0]
-    except (AttributeError, TypeError):
-        pod = None
-    if not isinstance(pod, dict):
-        yield Problem("spec.runtimePatches", "it is no list of patches", "Look at `kubectl explain trainjob.spec`")
-    yield from pod_secret_problems("spec.runtimePatches", mapping(pod))
+    def problems(self, manifest: Mapping[str, Any]) -> Iterator[Problem]:
+        # The JobSet's pods are called NAME-node-0-INDEX, and the name is also their subdomain.
+        spec = mapping(manifest.get("spec"))
+        nodes = whole(mapping(spec.get("trainer")).get("numNodes")) or 1
+        yield from name_problems(mapping(manifest.get("metadata")), f"-{NODE}-0-{nodes - 1}")
+        if not mapping(spec.get("runtimeRef")).get("name"):
+            yield Problem("spec.runtimeRef.name", "it is missing", "Name a runtime, such as torch-distributed")
+        yield from secret_problems("spec.trainer", mapping(spec.get("trainer")))
+        try:
+            pod: Any = self.pod_specs(deepcopy({**manifest, "spec": dict(spec)}))[0]
+        except (AttributeError, TypeError):
+            pod = None
+        if not isinstance(pod, dict):
+            yield Problem("spec.runtimePatches", "it is no list of patches", "Look at `kubectl explain trainjob.spec`")
+        yield from pod_secret_problems("spec.runtimePatches", mapping(pod))
 
 
 TRAIN_JOB: Final = _TrainJob(

@@ -35,8 +35,17 @@ _WAITS_FOR_MASTER: Final = "init-pytorch"
 """The training operator's own init container of the workers."""
 _OVERTIME: Final = 10
 """Seconds that the cluster has to enforce a deadline by itself."""
-_SUCCESS_EVENTS: Final = frozenset({"PyTorchJobSucceeded", "Completed"})
-_FAILURE_EVENTS: Final = frozenset({"PyTorchJobFailed", "BackoffLimitExceeded", "PodFailurePolicy", "DeadlineExceeded"})
+_SUCCESS_EVENTS: Final = frozenset({"PyTorchJobSucceeded", "Completed", "SparkApplicationCompleted"})
+_FAILURE_EVENTS: Final = frozenset(
+    {
+        "PyTorchJobFailed",
+        "BackoffLimitExceeded",
+        "PodFailurePolicy",
+        "DeadlineExceeded",
+        "SparkApplicationFailed",
+        "SparkApplicationSubmissionFailed",
+    }
+)
 
 
 def observe(
@@ -50,7 +59,7 @@ def observe(
 ) -> Observation:
     """What the job is doing, from the job, its pods and events as the API tells them.
 
-    :param job: a PyTorchJob, TrainJob or indexed Job; None if it is gone, and then the events may still tell its end.
+    :param job: of a known kind; None if it is gone, and then the events may still tell its end.
     :param pods: the job's own.
     :param events: oldest first; the job's Kueue Workload may be among them.
     :param progress: what its log told.

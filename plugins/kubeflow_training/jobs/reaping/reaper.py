@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from kubeflow_training.jobs.backend import Backend, Snapshot
-from kubeflow_training.jobs.errors import JobError
+from kubeflow_training.jobs.errors import JobError, JobRefusedError
 from kubeflow_training.jobs.manifest.ownership import Owner, label_value
 from kubeflow_training.jobs.reaping.orphans import INSTANCE_KEY, Fate, Findings, Orphan, Task, owned, sort
 
@@ -81,6 +81,7 @@ class JobReaper:
     :param namespaces: where to look; None means everywhere, which needs rights for the whole cluster.
     :param grace: how long a task must have been over.
     :param dry_run: say what would be deleted, and delete nothing.
+    :param optional: names of backends that may refuse to list: where a kind is unknown or forbidden, none was created.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class JobReaper:
         namespaces: Sequence[str] | None = None,
         grace: timedelta = GRACE,
         dry_run: bool = False,
+        optional: Collection[str] = (),
     ) -> None:
+        self.optional = frozenset(optional)
         self.backends, self.states = backends, states
         self.namespaces: Sequence[str | None] = [None] if namespaces is None else list(namespaces)
         self.grace, self.dry_run = grace.total_seconds(), dry_run
@@ -133,6 +136,9 @@ class JobReaper:
             try:
                 found.append((backend, backend.jobs(namespace, labels={INSTANCE_KEY: label_value(instance)})))
             except JobError as error:
+                if name in self.optional and isinstance(error, JobRefusedError):
+                    log.info("%s is left out: %s", name, error)
+                    continue
                 log.warning("%s cannot be looked at: %s", name, error)
                 summary.problems.append(f"{name}: {error}")
         return found

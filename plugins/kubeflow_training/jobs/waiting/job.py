@@ -12,7 +12,7 @@ from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
 from kubeflow_training.jobs.observation.reader import may_replace
-from kubeflow_training.jobs.shapes import storable
+from kubeflow_training.jobs.shapes import mapping, storable
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.waiting.limits import Limits, exceeded, next_check
 from kubeflow_training.jobs.waiting.turns import turn
@@ -22,6 +22,7 @@ _WAITING: Final = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RESTARTING})
 _DOUBT_SECONDS: Final = 15.0
 _FIRST_LOOK_SECONDS: Final = 30.0
 """That a limit waits for the first look: a job may have ended in time while no triggerer was there to see it."""
+_AGAIN_SECONDS: Final = 1.0
 _REFUSED_SECONDS: Final = (
     300.0  # that a cluster may refuse us before it counts as broken; rights change while one waits
 )
@@ -171,7 +172,7 @@ class Waiting:
         until = time.monotonic() + self._settle
         seen = self.observation
         if seen is not None and seen.phase is Phase.FAILED:
-            await self._refresh()
+            await self._refresh(until)
             seen = self._see_again(seen)
             while seen is not None and seen.phase is Phase.FAILED and seen.pods_running:
                 left = until - time.monotonic()
@@ -179,15 +180,20 @@ class Waiting:
                     break
                 await self._subscription.changed(left)
                 seen = self._see_again(seen)
+        if seen is not None and seen.phase is Phase.SUCCEEDED and _unbegun(self._snapshot):
+            # After an outage the job's end may be told before that of its pods, whose logs would never be begun.
+            await self._refresh(until)
+            again = self._see_again(seen)
+            seen = again if again is not None and again.phase is Phase.SUCCEEDED else seen  # it may be gone by now
         if seen is not None and seen.phase is Phase.LOST:
             seen = await self._last_words() or seen
         if seen is None or not seen.ended:
             return None
         await self._logs.finish()
         last = self._subscription.look().snapshot
-        again = self._observe(last) if last is not None else None
-        if again is not None and again.ended:
-            seen = told_best(seen, again)
+        at_last = self._observe(last) if last is not None else None
+        if at_last is not None and at_last.ended:
+            seen = told_best(seen, at_last)
         else:
             seen = replace(seen, progress=self._log.progress)
         self.observation = seen
@@ -216,11 +222,18 @@ class Waiting:
             self._log.say(f"job {self._job} is gone; how it ended cannot be read: {error}")
             return None
 
-    async def _refresh(self) -> None:
-        try:
-            await self._subscription.refresh()
-        except JobError as error:
-            self._log.say(f"job {self._job} has failed; more about it cannot be read: {error}")
+    async def _refresh(self, until: float) -> None:
+        """Ask for what a watch has not told yet. An API that is away is asked again until then (monotonic seconds)."""
+        while True:
+            try:
+                await self._subscription.refresh()
+                return
+            except JobError as error:
+                left = until - time.monotonic()
+                if not isinstance(error, BackendUnavailableError) or left <= 0:
+                    self._log.say(f"job {self._job} has ended; more about it cannot be read: {error}")
+                    return
+                await self._subscription.changed(min(left, _AGAIN_SECONDS))
 
     def _observe(self, snapshot: Snapshot | None) -> Observation:
         if snapshot is None:
@@ -248,6 +261,14 @@ class Waiting:
                 if time.monotonic() - self._refused_since > _REFUSED_SECONDS:
                     raise trouble
         self._told_trouble = trouble
+
+
+def _unbegun(snapshot: Snapshot | None) -> bool:
+    """Whether a job's pods are known from before they began, or not at all."""
+    if snapshot is None or not snapshot.pods_listed:
+        return False
+    phases = [mapping(pod.get("status")).get("phase") for pod in snapshot.pods]
+    return not phases or "Pending" in phases
 
 
 def _may_replace(snapshot: Snapshot | None) -> bool:
