@@ -8,16 +8,16 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-_LFS = ".safetensors"
+_LFS = (".safetensors", ".parquet")
 
 
 def digest_of(name: str, data: bytes) -> str:
@@ -25,6 +25,11 @@ def digest_of(name: str, data: bytes) -> str:
     if name.endswith(_LFS):
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _paths(files: Iterable[str]) -> set[str]:
+    """Files and the folders that they lie in."""
+    return {str(above) for file in files for above in (file, *PurePosixPath(file).parents)} - {"."}
 
 
 @dataclass
@@ -73,6 +78,10 @@ class Hub:
         found.commit(files)
         return found
 
+    def data_set(self, name: str, files: dict[str, bytes]) -> Repository:
+        """A data set with a first commit."""
+        return self.model(f"datasets/{name}", files)
+
     def gets(self, name: str) -> int:
         """How often a file was asked for."""
         return sum(method == "GET" and path.endswith(f"/{name}") for method, path in self.asked)
@@ -90,6 +99,16 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             self._answer()
 
+        def do_POST(self) -> None:
+            body = parse_qs(self.rfile.read(int(self.headers.get("Content-Length", 0))).decode())
+            path = unquote(urlsplit(self.path).path)
+            hub.asked.append((self.command, path))
+            match = re.fullmatch(r"/api/(datasets/.+?)/paths-info/([^/]+)", path)
+            if hub.status is not None or match is None:
+                self._send(hub.status or 404, b"{}")
+            elif found := self._repository(match[1], match[2]):
+                self._entries(found, set(body.get("paths", [])))
+
         def _answer(self) -> None:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append((self.command, path))
@@ -98,6 +117,10 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
             if hub.status is not None:
                 self._send(hub.status, b"{}")
             elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
+                self._api(match[1], match[2])
+            elif match := re.fullmatch(r"/api/(datasets/.+?)/tree/([^/]+)(?:/(.+))?", path):
+                self._tree(match[1], match[2], match[3], "recursive=true" in self.path.lower())
+            elif match := re.fullmatch(r"/api/(datasets/.+?)(?:/revision/(.+))?", path):
                 self._api(match[1], match[2])
             elif match := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
                 self._file(match[1], match[2], match[3])
@@ -130,6 +153,27 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
                     item["lfs"] = {"size": len(data), "sha256": digest_of(file, data), "pointerSize": 130}
                 siblings.append(item)
             told = {"id": name, "modelId": name, "sha": found[1], "siblings": siblings, "private": found[0].hidden}
+            self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+
+        def _tree(self, name: str, revision: str, folder: str | None, recursive: bool) -> None:
+            if found := self._repository(name, revision):
+                under = f"{folder}/" if folder else ""
+                below = {path for path in _paths(found[0].commits[found[1]]) if path.startswith(under)}
+                self._entries(found, {path for path in below if recursive or "/" not in path.removeprefix(under)})
+
+        def _entries(self, found: tuple[Repository, str], wanted: set[str]) -> None:
+            """What the hub tells of files and folders."""
+            files = found[0].commits[found[1]]
+            told: list[dict[str, Any]] = [
+                {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0}
+                for folder in sorted(wanted & (_paths(files) - set(files)))
+            ]
+            for file in sorted(wanted & set(files)):
+                data = files[file]
+                item = {"type": "file", "path": file, "oid": digest_of("", data), "size": len(data)}
+                if file.endswith(_LFS):
+                    item["lfs"] = {"oid": digest_of(file, data), "size": len(data), "pointerSize": 130}
+                told.append(item)
             self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
 
         def _file(self, name: str, revision: str, file: str) -> None:
@@ -178,7 +222,7 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body if part is None else part)
             if part is not None:
                 self.wfile.flush()

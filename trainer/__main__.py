@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from trainer.commands import evaluate, export, inspect, plan, run
+from trainer.commands import evaluate, export, inspect, plan, run, tokenise
 from trainer.commands.errors import INTERRUPTED, PIPE, TERMINATED, tell
 
 _EPILOG = """\
@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (plan, run, evaluate, export, inspect):
+    for command in (plan, tokenise, run, evaluate, export, inspect):
         command.add(commands)
     return parser
 

@@ -204,6 +204,7 @@ class Settings:
     :param gpus: GPUs of this node, one a rank; 0 trains on the CPU.
     :param parallel: how ranks share the model. :param shard_group: with `hybrid`, ranks that hold one copy together.
     :param compile_cache: folder for compiled code.
+    :param data_cache: folder where the node keeps fetched files, up to `data_cache_bytes`.
     :param code: the wheel of the user's own functions, if there is one.
     """
 
@@ -221,6 +222,8 @@ class Settings:
     parallel: Parallel
     shard_group: int | None
     compile_cache: str | None
+    data_cache: str | None = None
+    data_cache_bytes: int = 0
     code: Code | None = None
 
 
@@ -251,6 +254,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         parallel=_value(Parallel, _get(recipe, "compute", "parallel"), "compute.parallel"),
         shard_group=_value(int | None, _get(recipe, "compute", "shard_group"), "compute.shard_group"),
         compile_cache=_value(str | None, _get(recipe, "compute", "compile_cache"), "compute.compile_cache"),
+        **_data_cache(recipe["compute"]),
         code=_value(Code | None, recipe.get("code"), "code"),
     )
     if (base.model is None) == (base.scratch is None):
@@ -450,6 +454,17 @@ def _check_new_tokens(base: Base, train: Train) -> None:
         raise _bad("base.new_tokens", "`train.freeze.embeddings` would leave their rows untrained")
     if names and train.method == "prefix":
         raise _bad("base.new_tokens", "`train.method: prefix` trains no row of the embedding")
+
+
+def _data_cache(compute: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs of before know none."""
+    folder = _value(str | None, compute.get("data_cache"), "compute.data_cache")
+    if folder is None:
+        return {}
+    if not folder.startswith("/"):
+        raise _bad("compute.data_cache", "it is no absolute folder")
+    most = _value(float, compute.get("data_cache_gb"), "compute.data_cache_gb")
+    return {"data_cache": folder, "data_cache_bytes": int(most * 1e9)}
 
 
 def _get(recipe: Mapping[str, Any], section: str, key: str) -> Any:

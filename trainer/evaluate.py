@@ -196,7 +196,7 @@ def measure_model(
     from trainer.model.loss import choose_way, loss_model
     from trainer.model.prefix import open_model
     from trainer.model.seq2seq import load_seq2seq
-    from trainer.prepare import encode_eval, prompts_of
+    from trainer.tokenise import encode_eval, prompts_of
 
     code = code or UserCode()
     code.check_metrics(settings.generation)

@@ -13,47 +13,44 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dropforge.dataset import Manifest
 from dropforge.errors import DataError, RecipeError
 from dropforge.hub import is_commit, is_hub_id
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.compat import versions
 from trainer.config import Settings
-from trainer.data.chat import Document, check_left_out, documents, make_encoder
-from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, labelled_documents, read_labels, told
+from trainer.data.chat import check_left_out
+from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, read_labels, told
 from trainer.data.mix import Mix, make_mix
+from trainer.data.node_cache import NodeCache
 from trainer.data.packing import Packs
 from trainer.data.plan import make_packs
 from trainer.data.plan_store import PlanStore, UnusableError
-from trainer.data.prompts import Prompt, held_out, make_prompts, read_prompts, write_prompts
-from trainer.data.rows import Row, check_keys, load_manifest, read_rows, texts
-from trainer.data.seq2seq import Sources, for_seq2seq, pairs
+from trainer.data.prompts import Prompt, read_prompts
+from trainer.data.rows import Row, load_manifest, read_rows, texts
+from trainer.data.seq2seq import for_seq2seq
 from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
-from trainer.data.tokens import Column, Tokens, collect, write_tokens
+from trainer.data.tokens import Tokens
 from trainer.data.user_code import UserCode, bring_code, load_code
 from trainer.model.build import fetch_base, head_labels
 from trainer.model.scratch import check_scratch, longest
 from trainer.model.start import BASE, check_files, check_start
+from trainer.token_cache import TokenCache
+from trainer.tokenise import KEYS, PROMPTS, SOURCES, tokenise
 
 TOKENIZER: Final = "tokenizer/tokenizer.json"
 PATIENCE: Final = 3600.0  # seconds that a node waits for what the first one prepares, before it does so itself
 _READY: Final = "ready.json"
 _CODE_FOLDER: Final = "code"  # in the scratch folder
 _PLAN: Final = "plan"  # the folder in the scratch folder
-_KEYS: Final = "row_keys.npy"
-_SOURCES: Final = "sources.json"
-_PROMPTS: Final = "prompts.json"
 _LOOK: Final = 5.0  # seconds, at most, between two looks for what another node prepares
 _DATA: Final = Path(__file__).parent / "data"
 _CODE: Final = (
@@ -101,6 +98,7 @@ def prepare(
     *,
     first: bool = True,
     keep: bool = True,
+    share: bool = True,
     weights: bool = True,
     patience: float = PATIENCE,
 ) -> None:
@@ -109,6 +107,7 @@ def prepare(
     :param check: called now and then; it may raise to stop.
     :param first: whether this is the first node; the others wait for what it stores.
     :param keep: whether to take over, and to store, what is prepared in the run's folder.
+    :param share: whether to take over, and to store, tokens beside the dataset, for other runs; only with `keep`.
     :param weights: whether the base model's are needed; those of a model that the run goes on from are held to their
         digests either way.
     :raises DataError: if the dataset is not what the run was planned for.
@@ -148,13 +147,19 @@ def prepare(
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
-    stored = PlanStore(run, identity(spec, settings, tokenizer, labels, code))
+    node = NodeCache(Path(settings.data_cache), settings.data_cache_bytes, say) if settings.data_cache else None
+    stored = PlanStore(run, identity(spec, settings, tokenizer, labels, code), cache=node)
     if keep and comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
     else:
         staging = scratch / f".{_PLAN}"
         shutil.rmtree(staging, ignore_errors=True)
-        _make(spec, settings, manifest, tokenizer, labels, code, staging, check, say)
+        cache = TokenCache.of(spec, manifest, stored.parts, node) if keep and share else None
+        if cache is None or not cache.take(staging, check, say):
+            tokenise(spec, settings, manifest, tokenizer, labels, code, staging, check, say)
+            if cache is not None:
+                cache.give(staging, say)
+        _pack(spec, settings, staging)
         check()
         staging.rename(folder)
         if keep:
@@ -184,10 +189,10 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
         tokenizer=open_tokenizer(settings, ready["base"], run),
         base=ready["base"],
         plan_content=ready["content"],
-        row_keys=np.load(folder / _KEYS, mmap_mode="r"),
+        row_keys=np.load(folder / KEYS, mmap_mode="r"),
         mix=_mix(settings, folder, train),
         packs=Packs.load(folder / "packs") if _packs(settings) else None,
-        prompts=read_prompts(folder / _PROMPTS) if settings.generation is not None else (),
+        prompts=read_prompts(folder / PROMPTS) if settings.generation is not None else (),
         labels=read_labels(run) if settings.task == "classification" else None,
         code=load_code(settings.code, scratch / _CODE_FOLDER),
     )
@@ -230,73 +235,13 @@ def identity(
     }
 
 
-def _make(
-    spec: RunSpec,
-    settings: Settings,
-    manifest: Manifest,
-    tokenizer: Any,
-    labels: tuple[str, ...] | None,
-    code: UserCode,
-    folder: Path,
-    check: Callable[[], None],
-    say: Callable[[str], None],
-) -> None:
-    """Tokens, row keys and packs, written row by row."""
-    data = open_store(spec.data_root)
-    keys: dict[str, Path] = {"train": folder / _KEYS, "eval": folder / "eval_keys.npy"}
-    sources: dict[str, int] = {}
-    folder.mkdir(parents=True)
-    say(f"tokenising {manifest.rows('train')} rows")
-    length = settings.train.sequence_length
-    with ExitStack() as stack:
-        columns = {split: Column(path, "V16") for split, path in keys.items()}
-        of_row = Column(folder / "row_sources.npy", np.int32)
-        for column in (*columns.values(), of_row):
-            stack.callback(column.close)
-
-        def seen(split: str) -> Iterator[Row]:
-            for row in read_rows(data, manifest, split, code.rows):
-                columns[split].append(row.key)
-                if split == "train":
-                    of_row.append(sources.setdefault(row.source, len(sources)))
-                if columns[split].length % 512 == 0:
-                    check()
-                yield row
-
-        for split, most in (("train", settings.train.max_rows), ("eval", settings.eval_rows)):
-            rows = seen(split)
-            facts: dict[str, Any] = {}
-            taken: Iterator[Row] = islice(rows, most)
-            if split == "eval" and settings.generation is not None:
-                taken = _asking(settings, tokenizer, taken, settings.generation.rows, folder / _PROMPTS)
-            found = _documents(settings, tokenizer, labels, taken, length, facts)
-            write_tokens(found, folder / split, facts, labelled=labels is not None)
-            for _ in rows:  # the rest is read for its keys
-                pass
-    (folder / _SOURCES).write_text(json.dumps(list(sources)))
-    check_keys(manifest, {split: np.load(path, mmap_mode="r") for split, path in keys.items()})
-    keys["eval"].unlink()
+def _pack(spec: RunSpec, settings: Settings, folder: Path) -> None:
+    """Packs of the tokens in a folder, written beside them."""
     train, evaluation = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
     _check(spec, settings, train, evaluation)
     mix = _mix(settings, folder, train)
     if _packs(settings):
         make_packs(train.lengths, settings.train.sequence_length, True, mix).save(folder / "packs")
-
-
-def _asking(settings: Settings, tokenizer: Any, rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
-    """The rows as they come; once they are through, the prompts that are made of them are written."""
-    kept: list[Row] = []
-    for row in rows:
-        if len(kept) < count and held_out(row) is not None:
-            kept.append(row)
-        yield row
-    write_prompts(prompts_of(settings, tokenizer, kept, count), path)
-
-
-def prompts_of(settings: Settings, tokenizer: Any, rows: Iterable[Row], count: int) -> list[Prompt]:
-    """The prompts of the first rows that have one, as the task has the model read them; see `make_prompts`."""
-    ask = Sources(tokenizer).ask if settings.task == "sequence-to-sequence" else None
-    return make_prompts(tokenizer, rows, count, ask)
 
 
 def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens) -> None:
@@ -313,7 +258,7 @@ def _check(spec: RunSpec, settings: Settings, train: Tokens, evaluation: Tokens)
 def _mix(settings: Settings, folder: Path, train: Tokens) -> Mix | None:
     if settings.mix is None:
         return None
-    names = tuple(json.loads((folder / _SOURCES).read_text()))
+    names = tuple(json.loads((folder / SOURCES).read_text()))
     source = np.load(folder / "row_sources.npy", mmap_mode="r")[train.rows]
     return make_mix(settings.mix, names, source, np.bincount(source, minlength=len(names)))
 
@@ -338,29 +283,6 @@ def comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bo
             time.sleep(0.05)
         pause = min(_LOOK, 1.5 * pause)
     return True
-
-
-def _documents(
-    settings: Settings,
-    tokenizer: Any,
-    labels: tuple[str, ...] | None,
-    rows: Iterable[Row],
-    length: int,
-    facts: dict[str, Any],
-) -> Iterator[Document]:
-    """Rows as the task has the model read them."""
-    if labels is not None:
-        return labelled_documents(tokenizer, labels, rows, length, facts)
-    if settings.task == "sequence-to-sequence":
-        return pairs(tokenizer, rows, length, facts)
-    return documents(make_encoder(tokenizer, settings.train.loss_on), rows, length, facts)
-
-
-def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings, labels: tuple[str, ...] | None = None) -> Tokens:
-    """Evaluation rows as documents. :param labels: of a classifier, in the order of their numbers."""
-    facts: dict[str, Any] = {}
-    found = _documents(settings, tokenizer, labels, rows, settings.train.sequence_length, facts)
-    return collect(found, facts, labelled=labels is not None)
 
 
 def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:

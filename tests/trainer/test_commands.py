@@ -496,7 +496,7 @@ def test_what_is_not_there_is_named_with_its_mend(
 
 
 def test_each_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("plan", "run", "evaluate", "export", "inspect"):
+    for command in ("plan", "tokenise", "run", "evaluate", "export", "inspect"):
         with pytest.raises(SystemExit) as ended:
             make_parser().parse_args([command, "--help"])
         assert ended.value.code == 0

@@ -58,5 +58,25 @@ def test_a_kill_while_the_plan_is_stored_leaves_nothing_that_is_taken_for_one(
     assert (folder / "train" / "ids.npy").exists() or (folder / "eval" / "ids.npy").exists()
     assert not (folder / "plan.json").exists()
     text = finish(start(uri, 1, **ONE))
+    assert "tokens are those of" in text, "they were whole beside the dataset before the plan was"
+    assert "tokenising" not in text
+    assert (folder / "plan.json").exists()
+
+
+def test_a_kill_while_tokens_are_stored_leaves_nothing_that_another_run_takes(
+    toy: Toy, start: Any, tmp_path: Path
+) -> None:
+    within = SLOW.replace('key.endswith("packs/documents.npy")', 'key.startswith("tokens/") and "/sources." in key')
+    process = start(toy.run("killed", **SMALL), 1, **ONE, **fault(tmp_path, "dropforge.store", within % 300))
+    read(process, r"HOLD \d")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(20)
+    (folder,) = Path(toy.root).glob("datasets/toy/*/tokens/*")
+    assert (folder / "eval" / "ids.npy").exists()
+    assert not (folder / "plan.json").exists()
+    text = finish(start(toy.run("second", **SMALL), 1, **ONE))
     assert "tokenising" in text
     assert (folder / "plan.json").exists()
+    text = finish(start(toy.run("third", **SMALL), 1, **ONE))
+    assert "tokens are those of" in text
+    assert "tokenising" not in text

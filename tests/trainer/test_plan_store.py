@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import trainer.prepare
+import trainer.tokenise
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
@@ -38,6 +38,7 @@ class Nodes:
     said: list[str] = field(default_factory=list)
 
     def start(self, name: str, **more: Any) -> Prepared:
+        more = {"share": False} | more  # here the run's own folder alone is looked at
         prepare(self.spec, self.settings, self.folder / name, lambda: None, self.said.append, **more)
         return await_prepared(self.settings, self.spec, self.folder / name, lambda: None)
 
@@ -66,7 +67,7 @@ def nodes(toy: Toy, tmp_path: Path) -> Callable[..., Nodes]:
 def test_another_attempt_takes_over_what_the_first_one_made(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = nodes()
     first = run.start("a")
-    monkeypatch.setattr(trainer.prepare, "read_rows", None)  # not a row is read again
+    monkeypatch.setattr(trainer.tokenise, "read_rows", None)  # not a row is read again
     second = run.start("b")
     assert run.tokenised == 1
     assert run.digest(first) == run.digest(second)

@@ -35,10 +35,11 @@ from trainer.model.recompute import recompute
 from trainer.model.scratch import check_scratch, make_scratch
 from trainer.model.seq2seq import Seq2SeqLoss, load_seq2seq
 from trainer.model.shard import blocks_to_recompute
-from trainer.prepare import await_prepared, prepare, prompts_of
+from trainer.prepare import await_prepared, prepare
 from trainer.report.console import Console
 from trainer.report.flops import model_flops
 from trainer.state.stop import StopSignal
+from trainer.tokenise import prompts_of
 
 from .pairs import BART, KINDS, T5, make_pairs, pair_base, pair_tokenizer, pair_toy
 from .ranks_loop import make_stage, train_whole

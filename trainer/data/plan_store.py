@@ -23,11 +23,13 @@ from typing import Any, Final
 
 from dropforge.errors import DropforgeError
 from dropforge.store import MissingObjectError, Store
+from trainer.data.node_cache import NodeCache
 
 SCHEMA: Final = 1
 FOLDER: Final = "plan/"
 MANIFEST: Final = "plan.json"
 _NAME: Final = re.compile(r"[a-z_]+(/[a-z_]+)?\.(npy|json)")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 Files = dict[str, dict[str, Any]]
 
@@ -41,15 +43,18 @@ class PlanStore:
     """The stored files of one identity.
 
     :param store: the run's folder. :param parts: what the files follow from, as JSON values.
+    :param folder: of all identities, a key that ends with a slash. :param cache: asked before the store.
     """
 
     store: Store
     parts: Mapping[str, Any]
+    folder: str = FOLDER
+    cache: NodeCache | None = None
 
     @property
     def prefix(self) -> str:
         """The folder of this identity, a key that ends with a slash."""
-        return f"{FOLDER}{hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()[:16]}/"
+        return f"{self.folder}{hashlib.sha256(json.dumps(self.parts, sort_keys=True).encode()).hexdigest()[:16]}/"
 
     @property
     def uri(self) -> str:
@@ -69,17 +74,25 @@ class PlanStore:
         try:
             for name, facts in files.items():
                 check()
-                try:
-                    self.store.download(self.prefix + name, staging / name)
-                except MissingObjectError:
-                    raise UnusableError(f"{name} is missing") from None
-                if _facts(staging / name) != facts:
-                    raise UnusableError(f"{name} is not what was written: its size or SHA-256 is another")
+                self._fetch(name, facts, staging / name)
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier try in the same scratch folder
             staging.replace(folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         return True
+
+    def _fetch(self, name: str, facts: Mapping[str, Any], target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if self.cache is not None and self.cache.take(facts["sha256"], target):
+            return
+        try:
+            self.store.download(self.prefix + name, target)
+        except MissingObjectError:
+            raise UnusableError(f"{name} is missing") from None
+        if _facts(target) != facts:
+            raise UnusableError(f"{name} is not what was written: its size or SHA-256 is another")
+        if self.cache is not None:
+            self.cache.give(facts["sha256"], target)
 
     def keep(self, folder: Path) -> None:
         """Store a folder's files, unless they are there; the manifest comes last.
@@ -95,8 +108,10 @@ class PlanStore:
             self.store.delete(self.prefix + MANIFEST)
         if there is not None:
             self._compare(files, there)
-        for name in files:
+        for name, facts in files.items():
             self.store.upload(folder / name, self.prefix + name)
+            if self.cache is not None:
+                self.cache.give(facts["sha256"], folder / name)
         manifest = {"schema": SCHEMA, "parts": dict(self.parts), "files": files}
         if not self.store.put_if_absent(self.prefix + MANIFEST, json.dumps(manifest, indent=1).encode()):
             self._compare(files, self._files() or {})
@@ -119,7 +134,10 @@ class PlanStore:
         try:
             values = json.loads(data)
             schema, parts, files = values["schema"], values["parts"], values["files"]
-            right = all(_NAME.fullmatch(name) and set(facts) == {"bytes", "sha256"} for name, facts in files.items())
+            right = all(
+                _NAME.fullmatch(name) and set(facts) == {"bytes", "sha256"} and _DIGEST.fullmatch(facts["sha256"])
+                for name, facts in files.items()
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UnusableError("its manifest is torn") from None
         if schema != SCHEMA or parts != json.loads(json.dumps(self.parts)):

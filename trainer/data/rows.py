@@ -72,10 +72,15 @@ def read_rows(
 def check_keys(manifest: Manifest, keys: Mapping[str, NDArray[np.void]]) -> None:
     """Compare the rows that were read with the dataset's digest.
 
-    :param keys: for each split the 16-byte content keys of all its rows (dtype V16), in any order.
+    A version of several drops has the digest of its last drop's rows, over that of the version before: of the others
+    the number is compared, and each shard is held to its SHA-256 as it is read.
+
+    :param keys: for each split the 16-byte content keys of all its rows (dtype V16); of several drops in the order of
+        the shards, else in any.
     :raises DataError: if rows are missing, added or changed.
     """
-    parts = {split: _sorted(keys[split]) for split in SPLITS if split in keys}
+    last: dict[str, NDArray[np.void]] = {part: _of_last_drop(manifest, part, found) for part, found in keys.items()}
+    parts: dict[str, Iterator[bytes]] = {split: _sorted(last[split]) for split in SPLITS if split in last}
     found = digest(parts, manifest.counts, manifest.rules)
     if found != manifest.digest:
         raise DataError(
@@ -83,6 +88,20 @@ def check_keys(manifest: Manifest, keys: Mapping[str, NDArray[np.void]]) -> None
             f"its rows have the digest {found[:12]}, so the manifest was changed or rows are missing",
             "Curate the drop again",
         )
+
+
+def _of_last_drop(manifest: Manifest, split: str, keys: NDArray[np.void]) -> NDArray[np.void]:
+    """Keys of the rows that the last drop added; all of them where a version is of one drop."""
+    if not manifest.steps:
+        return keys
+    expected = manifest.counts.get(split, 0)
+    if len(keys) != expected:
+        raise DataError(
+            f"dataset {manifest.family}/{manifest.digest[:12]}",
+            f"it has {len(keys)} rows of {split}, its manifest tells of {expected}",
+            "Curate the drop again",
+        )
+    return keys[len(keys) - manifest.steps[-1].counts.get(split, 0) :]
 
 
 def _sorted(keys: NDArray[np.void]) -> Iterator[bytes]:

@@ -17,16 +17,13 @@ from trainer.data.tokenizer import BOS, END, EOS, PAD
 from trainer.model.build import Built, name_labels
 
 _KEY: Final = "recipe key `base.scratch.config"
+_TOKENS: Final = tuple(
+    f"{name}_token_id" for name in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")
+)
 # Keys of every config that say nothing of how a model is built, or that belong to somebody else, with who decides.
 _NOT_HERE: Final = {
-    "bos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
-    "eos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
-    "pad_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
-    "decoder_start_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
-    "forced_bos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
-    "forced_eos_token_id": "the tokenizer is trained on the drop, and its tokens are the model's",
-    "dtype": "weights are fp32, and `train.precision` is the arithmetic",
-    "torch_dtype": "weights are fp32, and `train.precision` is the arithmetic",
+    **dict.fromkeys(_TOKENS, "the tokenizer is trained on the drop, and its tokens are the model's"),
+    **dict.fromkeys(("dtype", "torch_dtype"), "weights are fp32, and `train.precision` is the arithmetic"),
     "attn_implementation": "`train.attention` chooses it",
     "use_cache": "training has no cache, and the exported model has one",
     "quantization_config": "new weights are not quantised",

@@ -107,7 +107,7 @@ def step(module: Any) -> None:
 
 
 HOOKS = {
-    "trainer.prepare": prepare,
+    "trainer.tokenise": prepare,
     "trainer.training": training,
     "trainer.loop.loop": loop,
     "trainer.loop.step": step,

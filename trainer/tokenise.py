@@ -1,0 +1,119 @@
+"""Rows of a dataset become tokens: the slow part of a run's preparation, which runs of the same dataset share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dropforge.dataset import Manifest
+from dropforge.run import RunSpec
+from dropforge.store import open_store
+from trainer.config import Settings
+from trainer.data.chat import Document, documents, make_encoder
+from trainer.data.labels import labelled_documents
+from trainer.data.prompts import Prompt, held_out, make_prompts, write_prompts
+from trainer.data.rows import Row, check_keys, read_rows
+from trainer.data.seq2seq import Sources, pairs
+from trainer.data.tokens import Column, Tokens, collect, write_tokens
+from trainer.data.user_code import UserCode
+
+KEYS: Final = "row_keys.npy"
+SOURCES: Final = "sources.json"
+PROMPTS: Final = "prompts.json"
+
+
+def tokenise(
+    spec: RunSpec,
+    settings: Settings,
+    manifest: Manifest,
+    tokenizer: Any,
+    labels: tuple[str, ...] | None,
+    code: UserCode,
+    folder: Path,
+    check: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """Tokens of both splits, keys and sources of the rows, and prompts if asked for, written row by row.
+
+    :param folder: is made. :param check: called now and then; it may raise to stop.
+    :raises DataError: if the rows are not those of the dataset's digest.
+    """
+    data = open_store(spec.data_root)
+    keys: dict[str, Path] = {"train": folder / KEYS, "eval": folder / "eval_keys.npy"}
+    sources: dict[str, int] = {}
+    folder.mkdir(parents=True)
+    say(f"tokenising {manifest.rows('train')} rows")
+    length = settings.train.sequence_length
+    with ExitStack() as stack:
+        columns = {split: Column(path, "V16") for split, path in keys.items()}
+        of_row = Column(folder / "row_sources.npy", np.int32)
+        for column in (*columns.values(), of_row):
+            stack.callback(column.close)
+
+        def seen(split: str) -> Iterator[Row]:
+            for row in read_rows(data, manifest, split, code.rows):
+                columns[split].append(row.key)
+                if split == "train":
+                    of_row.append(sources.setdefault(row.source, len(sources)))
+                if columns[split].length % 512 == 0:
+                    check()
+                yield row
+
+        for split, most in (("train", settings.train.max_rows), ("eval", settings.eval_rows)):
+            rows = seen(split)
+            facts: dict[str, Any] = {}
+            taken: Iterator[Row] = islice(rows, most)
+            if split == "eval" and settings.generation is not None:
+                taken = _asking(settings, tokenizer, taken, settings.generation.rows, folder / PROMPTS)
+            found = _documents(settings, tokenizer, labels, taken, length, facts)
+            write_tokens(found, folder / split, facts, labelled=labels is not None)
+            for _ in rows:  # the rest is read for its keys
+                pass
+    (folder / SOURCES).write_text(json.dumps(list(sources)))
+    check_keys(manifest, {split: np.load(path, mmap_mode="r") for split, path in keys.items()})
+    keys["eval"].unlink()
+
+
+def _asking(settings: Settings, tokenizer: Any, rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
+    """The rows as they come; once they are through, the prompts that are made of them are written."""
+    kept: list[Row] = []
+    for row in rows:
+        if len(kept) < count and held_out(row) is not None:
+            kept.append(row)
+        yield row
+    write_prompts(prompts_of(settings, tokenizer, kept, count), path)
+
+
+def prompts_of(settings: Settings, tokenizer: Any, rows: Iterable[Row], count: int) -> list[Prompt]:
+    """The prompts of the first rows that have one, as the task has the model read them; see `make_prompts`."""
+    ask = Sources(tokenizer).ask if settings.task == "sequence-to-sequence" else None
+    return make_prompts(tokenizer, rows, count, ask)
+
+
+def _documents(
+    settings: Settings,
+    tokenizer: Any,
+    labels: tuple[str, ...] | None,
+    rows: Iterable[Row],
+    length: int,
+    facts: dict[str, Any],
+) -> Iterator[Document]:
+    """Rows as the task has the model read them."""
+    if labels is not None:
+        return labelled_documents(tokenizer, labels, rows, length, facts)
+    if settings.task == "sequence-to-sequence":
+        return pairs(tokenizer, rows, length, facts)
+    return documents(make_encoder(tokenizer, settings.train.loss_on), rows, length, facts)
+
+
+def encode_eval(tokenizer: Any, rows: list[Row], settings: Settings, labels: tuple[str, ...] | None = None) -> Tokens:
+    """Evaluation rows as documents. :param labels: of a classifier, in the order of their numbers."""
+    facts: dict[str, Any] = {}
+    found = _documents(settings, tokenizer, labels, rows, settings.train.sequence_length, facts)
+    return collect(found, facts, labelled=labels is not None)
