@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from curation import check, curate
+from curation.earlier import mark
+from curation.increments import aside
 from curation.local import Layered, local_drop
 from curation.shown import shown
 from dropforge.errors import DropforgeError
@@ -48,7 +50,8 @@ def main(
         _console.print(table)
         typer.echo(f"digest {manifest.digest}")
         typer.echo(f"card   {out.absolute() / manifest.files['card_html']}")
-        check(manifest, settings)
+        check(manifest, settings, aside=aside(store, manifest))
+        mark(store, manifest)
     except DropforgeError as error:
         thing, cause, mend = map(escape, (error.thing, error.cause, error.mend))
         _console.print(f"[red]{thing}[/red]: {cause}. [bold]{mend}[/bold]", soft_wrap=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+from curation.classes import class_names, named
 from curation.parquet import batch_rows
 from curation.reasons import Reason
-from curation.records import HEAD, Fault, Found, Record
+from curation.records import HEAD, Fault, Record
 from curation.streams import Limits, TornError
 
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def read_arrow(path: Path, wanted: frozenset[str], max_row_bytes: int, limits: Limits) -> Iterator[Record]:
+def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: Limits) -> Iterator[Record]:
     """All rows; their places are row numbers in the file. A class label (`ClassLabel`) becomes the name of its class.
 
     :param wanted: columns to read, in small letters.
@@ -37,12 +37,13 @@ def read_arrow(path: Path, wanted: frozenset[str], max_row_bytes: int, limits: L
                 batch.validate(full=True)
                 if columns:
                     for record in batch_rows(batch, row, max_row_bytes):
-                        yield record if isinstance(record, Fault) else _named(record, classes)
+                        yield record if isinstance(record, Fault) else named(record, classes)
                 else:
                     names = ", ".join(schema.names)[:100]
                     for number in range(batch.num_rows):
                         yield Fault(row + number, Reason.NO_CONTENT, f"fields: {names}", b"")
                 row += batch.num_rows
+                del batch  # It would stay while the next one is read.
         # A stream that is cut between two batches looks whole without it.
         with path.open("rb") as end:
             end.seek(max(0, size - len(_END)))
@@ -59,31 +60,3 @@ def read_arrow(path: Path, wanted: frozenset[str], max_row_bytes: int, limits: L
 def _schema(path: Path) -> pa.Schema:
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
         return stream.schema
-
-
-def class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """The classes of columns that hold their numbers, as datasets writes them into the schema's metadata."""
-    try:
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-        labels = {
-            column: feature["names"]
-            for column, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-        }
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}
-    return {
-        column: names
-        for column, names in labels.items()
-        if isinstance(names, list) and all(isinstance(name, str) for name in names)
-    }
-
-
-def _named(record: Found, classes: dict[str, list[str]]) -> Found:
-    """The row with names for numbers; -1 is no class (datasets), and a number without a name stays one."""
-    fields = dict(record.fields)
-    for column in classes.keys() & fields.keys():
-        number, names = fields[column], classes[column]
-        if isinstance(number, int):
-            fields[column] = names[number] if 0 <= number < len(names) else None if number == -1 else number
-    return record._replace(fields=fields)

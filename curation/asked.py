@@ -15,7 +15,7 @@ from dropforge.recipe_data import Curation
 
 
 class Asked(TypedDict):
-    """What of `curation.kernel.Rules` comes from here; None is off."""
+    """What of `curation.task.Rules` comes from here; None is off."""
 
     repair: Repair | None
     quality: Quality | None

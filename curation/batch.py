@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from curation.canonical import Row
 from curation.columns import binaries, booleans, integers, offsets, strings
 from curation.fingerprint import TEXTS
-
-if TYPE_CHECKING:
-    from curation.kernel import Task
+from curation.phrases import asked, numbers
+from curation.task import Task
 
 MESSAGES: Final = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 ROWS: Final = pa.schema(
@@ -21,6 +20,7 @@ ROWS: Final = pa.schema(
         ("key", pa.binary()),
         ("rank", pa.binary()),
         ("unit", pa.binary()),
+        ("input", pa.binary()),
         ("file", pa.int64()),
         ("position", pa.int64()),
         ("chars", pa.int64()),
@@ -30,6 +30,11 @@ ROWS: Final = pa.schema(
         ("label", pa.string()),
         ("source", pa.string()),
         ("group", pa.string()),
+        ("extras", pa.string()),
+        ("neutralised", pa.int64()),
+        ("invisible", pa.int64()),
+        ("opening", pa.int64()),
+        ("closing", pa.int64()),
     ]
 )
 FAULTS: Final = pa.schema(
@@ -68,12 +73,14 @@ class Batch:
         words: int,
         priority: int,
         kind: int,
+        question: bytes | None,
     ) -> None:
         chars = row.chars
         columns = self.columns
         columns["key"].append(key)
         columns["rank"].append(name)
         columns["unit"].append(whole)
+        columns["input"].append(question)
         columns["file"].append(task.file)
         columns["position"].append(position)
         columns["chars"].append(chars)
@@ -82,6 +89,12 @@ class Batch:
         columns["label"].append(row.label)
         columns["source"].append(row.source if row.source is not None else task.name)
         columns["group"].append(row.group)
+        columns["extras"].append(row.extras)
+        columns["neutralised"].append(row.neutralised)
+        columns["invisible"].append(row.invisible)
+        opening, closing = numbers(row.text if row.text is not None else asked(row.roles, row.contents))
+        columns["opening"].append(opening)
+        columns["closing"].append(closing)
         self.valid.append(row.text is None)
         self.roles += row.roles
         self.contents += row.contents
@@ -89,7 +102,8 @@ class Batch:
         self.priorities.append(priority)
         self.kinds.append(kind)
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
-        self.weight += 4 * chars + 200
+        beside = sum(map(len, (row.extras or "", row.label or "", row.source or "", row.group or "")))
+        self.weight += 4 * (chars + beside) + 200
         if (near := task.rules.near) is not None:
             self.weight += near.bands * (24 + 4 * near.rows)
 

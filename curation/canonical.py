@@ -51,6 +51,7 @@ class Row(NamedTuple):
 
     :param neutralised: control tokens made harmless.
     :param invisible: it holds characters that change what a person sees.
+    :param extras: columns that are only kept, as JSON text (`curation.extras`).
     """
 
     roles: tuple[str, ...]
@@ -61,6 +62,7 @@ class Row(NamedTuple):
     group: str | None
     neutralised: int
     invisible: bool
+    extras: str | None = None
 
     @property
     def chars(self) -> int:
@@ -226,11 +228,21 @@ def _name(value: Any, name: str) -> str | None:
     """A label, source or group as text; a structure becomes canonical JSON."""
     if value is None or value == "":
         return None
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    text = _written(value)
     if "\0" in text:
         raise RejectError(Reason.NUL, f"a NUL character in `{name}`")
     _unicode(text)
     return text
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def group_of(fields: Mapping[str, Any]) -> str | None:
+    """The group of a row that may be unusable otherwise; its name may be one that a usable row's cannot be."""
+    values = (fields.get(key) for key in GROUPS)
+    return next((_written(value) for value in values if value is not None and value != ""), None)
 
 
 def _kind(value: Any) -> str:

@@ -39,9 +39,10 @@ def booleans(values: Sequence[bool]) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
 
 
-def binaries(values: Sequence[bytes]) -> pa.Array:
-    """Binary without nulls."""
-    return _variable(pa.binary(), values, None)
+def binaries(values: Sequence[bytes | None]) -> pa.Array:
+    """Binary, None for null."""
+    present = None if None not in values else [value is not None for value in values]
+    return _variable(pa.binary(), [value or b"" for value in values], present)
 
 
 def strings(values: Sequence[str | None]) -> pa.Array:

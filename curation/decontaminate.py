@@ -26,6 +26,8 @@ from curation.words import PROFILE, shingles, words
 
 #: Raised when the same row or item ends in another way: part of the rules, so of the digest.
 VERSION: Final = 1
+#: The same where C4's rules change texts, which are looked through again behind them (`stages.sought_again`).
+VERSION_WITH_C4: Final = 2
 #: A text with fewer words says too little to be found by.
 LEAST_WORDS: Final = 5
 #: A run in more texts than this is a form of words, not an item.

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from curation.canonical import Row, canonical
-from curation.decontaminate import FOUND, Decontamination, Index, build
+from curation.decontaminate import FOUND, VERSION, VERSION_WITH_C4, Decontamination, Index, build
+from curation.encodings import Fallback
+from curation.extras import EVERY
 from curation.formats import sniff
-from curation.kernel import Rules
 from curation.readers import read
 from curation.reasons import RejectError
 from curation.records import Blank, Fault, Split
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import STEP, Limits
+from curation.task import Rules
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe_data import Decontaminate
 from dropforge.store import Store
@@ -83,7 +85,10 @@ def prepare(store: Store, asked: Decontaminate, rules: Rules, folder: Path, limi
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: _fetch(store, name, key, folder) for name, key in sorted(asked.sets.items())}
     own = Decontamination(
-        tuple((name, path.name) for name, path in paths.items()), asked.words, round(asked.threshold * 1_000_000)
+        tuple((name, path.name) for name, path in paths.items()),
+        asked.words,
+        round(asked.threshold * 1_000_000),
+        version=VERSION_WITH_C4 if rules.quality is not None and rules.quality.c4 is not None else VERSION,
     )
     items: list[Item] = []
     for name, path in paths.items():
@@ -119,10 +124,11 @@ def _fetch(store: Store, name: str, key: str, folder: Path) -> Path:
 
 
 def _items(name: str, key: str, path: Path, first: int, rules: Rules, limits: Limits) -> Iterator[Item]:
-    split, number = Split(path, sniff(path, key)), first
-    # Every column may hold what is asked.
-    wanted = _columns(path) if split.format.kind == "parquet" else frozenset[str]()
-    for record in read(split, max_row_bytes=rules.max_row_bytes, wanted=wanted, limits=limits):
+    # UTF-16 shows itself, and every column may hold what is asked.
+    encoding = "auto" if rules.encoding == "utf-8" else rules.encoding
+    fallback = None if encoding == "auto" else Fallback(encoding)
+    split, number = Split(path, sniff(path, key, encoding)), first
+    for record in read(split, max_row_bytes=rules.max_row_bytes, wanted=EVERY, limits=limits, fallback=fallback):
         if isinstance(record, Blank):
             continue
         if isinstance(record, Fault):
@@ -132,12 +138,6 @@ def _items(name: str, key: str, path: Path, first: int, rules: Rules, limits: Li
         number += 1
     if number == first:
         raise DataError(f"evaluation set {name!r} ({key})", "it holds no item", "Give a file with a row for each item")
-
-
-def _columns(path: Path) -> frozenset[str]:
-    import pyarrow.parquet as pq
-
-    return frozenset(name.strip().lower() for name in pq.read_schema(path).names)
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -1,38 +1,60 @@
 """What needs all rows at once: winners among duplicates, the split, the ledger, the order of the shards.
 
-Near duplicates have a module of their own, `curation.near`. Each step is one statement over int64, binary and text
-columns, in the subset of SQL that DuckDB and Spark share and in which both mean the same: no floats, no functions on
-text, `cast(sum(x) as bigint)`. Keys travel, text does not.
+A drop is settled against what earlier drops of its family left behind: old rows stay as they are, and new ones are
+joined with them. Near duplicates have a module of their own, `curation.near`. Each step is one statement over int64,
+binary and text columns, in the subset of SQL that DuckDB and Spark share and in which both mean the same: no floats, no
+functions on text, `cast(sum(x) as bigint)`. Keys travel, text does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from curation import near
+from curation import caps, conflicts, near
 from curation.engines.tables import Tables
-from curation.kernel import PRINTED, Rules, Task
+from curation.task import PRINTED, Rules, Task
 
-#: Rows with one key: the smallest rank survives, whatever the order of files and workers.
+#: Where nothing was curated before: what earlier drops left, without a row. See `curation.state`.
+NOTHING: Final = {
+    "old_winners": "create table old_winners as"
+    " select key, unit, file as of_file, position as of_position from rows where file < 0",
+    "colours": "create table colours as select unit, cast(file as int) as side from rows where file < 0",
+}
+#: Content of this drop that an earlier one had, kept or not.
+MET: Final = """
+create table met as
+select o.key, o.unit, o.of_file, o.of_position
+from old_winners o join (select distinct key from rows) r on o.key = r.key
+"""
+#: Rows with one key that is new: the smallest rank survives, whatever the order of files and workers.
 WINNERS: Final = """
 create table winners as
-select r.key, r.rank, r.file, r.position
+select r.key, r.rank, r.file, r.position, r.unit, r.input
 from rows r join (select key, min(rank) as rank from rows group by key) m on r.key = m.key and r.rank = m.rank
+left join met o on r.key = o.key
+where o.key is null
 """
 KEPT: Final = {
-    "drop": "create table kept as select r.key, r.rank, r.unit"
-    " from rows r join winners w on r.key = w.key and r.rank = w.rank"
-    " left join near n on r.key = n.key where n.key is null",
-    "keep": "create table kept as select key, rank, unit from rows",
+    "drop": "create table kept as select w.key, w.rank, w.unit"
+    " from winners w left join near n on w.key = n.key left join conflicts c on w.key = c.key"
+    " where n.key is null and c.key is null",
+    "keep": "create table kept as select r.key, r.rank, r.unit"
+    " from rows r left join conflicts c on r.key = c.key where c.key is null",
 }
 #: Content that occurs in several groups ties them together, and so do near duplicates: they fall on the same side.
 TIES: Final = """
 create table ties as
 select distinct k.key, k.unit
-from kept k join (select key from kept group by key having min(unit) <> max(unit)) m on k.key = m.key
+from (select key, unit from kept union all select key, unit from met) k
+join (select a.key
+      from (select key, unit from kept union all select key, unit from met) a
+      group by a.key having min(a.unit) <> max(a.unit)) m on k.key = m.key
 union all
 select key, unit from linked
+union all
+select key, unit from alike
 """
 LABELS: Final = "create table labels_0 as select unit, min(unit) as label from ties group by unit"
 SPREAD: Final = """
@@ -50,44 +72,100 @@ select a.unit, b.label from labels_{next} a join labels_{next} b on a.label = b.
 MOVED: Final = """
 select count(*) from labels_{now} a join labels_{next} b on a.unit = b.unit where a.label <> b.label
 """
-PLACED: Final = """
-create table placed as
-select k.key, k.rank, coalesce(l.label, k.unit) as unit
-from kept k left join labels_{now} l on k.unit = l.unit
+#: Each unit of this drop, and each earlier one that it is tied to, which has the side that it was given then.
+COMPONENTS: Final = """
+create table components as
+select u.unit, coalesce(l.label, u.unit) as label, c.side
+from (select unit from kept union select unit from ties) u
+left join labels_{now} l on u.unit = l.unit
+left join (select o.unit, o.side
+           from colours o join (select unit from kept union select unit from ties) n on o.unit = n.unit) c
+  on u.unit = c.unit
 """
-UNITS: Final = "select min(unit), max(unit) from placed"
+COLOURED: Final = """
+create table coloured as
+select label, min(side) as low, max(side) as high from components where side is not null group by label
+"""
+#: Of kept rows: the smallest and the largest component without a side, whether some are trained on, or evaluated with.
+UNITS: Final = """
+select min(case when h.label is null then c.label end) as low, max(case when h.label is null then c.label end) as high,
+       coalesce(min(case when h.low = h.high then h.low end), 1) as trained,
+       coalesce(max(case when h.low = h.high then h.low end), 0) as evaluated
+from kept k join components c on k.unit = c.unit left join coloured h on c.label = h.label
+"""
+#: A component keeps the side that one of its units has. One that ties both sides has none, and its new rows go.
+SHADES: Final = """
+create table shades as
+select c.unit, c.side as before,
+       case when h.label is null then case when c.label < unhex('{cut}') then 1 else 0 end
+            when h.low = h.high then h.low end as side
+from components c left join coloured h on c.label = h.label
+"""
 SIDES: Final = """
 create table sides as
-select key, rank, case when unit < unhex('{cut}') then 1 else 0 end as side from placed
+select k.key, k.rank, s.side from kept k join shades s on k.unit = s.unit where s.side is not null
+"""
+#: Content that goes without another row that stays for it.
+OUSTED: Final = """
+create table ousted as
+select k.key, k.rank, 'crosses_split' as ending from kept k join shades s on k.unit = s.unit where s.side is null
+union all
+select key, rank, 'over_cap' as ending from beyond
 """
 #: What went names a row that stayed: a copy of a near duplicate the one that the near duplicate went for.
 ENDS: Final = """
 create table ends as
 select r.file, r.position, r.key,
-       case when s.side = 1 then 'eval' when s.side = 0 then 'train'
+       case when s.side = 1 then 'eval' when s.side = 0 then 'train' when c.rank is not null then c.ending
+            when l.key is not null and (r.rank = w.rank or {all_copies}) then 'label_conflict'
             when r.rank = w.rank then 'near_duplicate' else 'duplicate' end as ending,
-       case when s.rank is not null then null when r.rank = w.rank then n.of_file
-            else coalesce(n.of_file, w.file) end as of_file,
-       case when s.rank is not null then null when r.rank = w.rank then n.of_position
-            else coalesce(n.of_position, w.position) end as of_position,
+       case when s.rank is not null or x.rank is not null or c.rank is not null then null
+            when l.key is not null then l.of_file
+            when r.rank = w.rank then n.of_file
+            else coalesce(o.of_file, n.of_file, w.file) end as of_file,
+       case when s.rank is not null or x.rank is not null or c.rank is not null then null
+            when l.key is not null then l.of_position
+            when r.rank = w.rank then n.of_position
+            else coalesce(o.of_position, n.of_position, w.position) end as of_position,
        case when s.rank is null and r.rank = w.rank then n.shared end as shared,
        case when s.rank is null and r.rank = w.rank then n.either end as either
 from rows r
-join winners w on r.key = w.key
+left join met o on r.key = o.key
+left join winners w on r.key = w.key
 left join near n on r.key = n.key
 left join sides s on r.key = s.key and r.rank = s.rank
+left join conflicts l on r.key = l.key
+left join ousted c on r.key = c.key and r.rank = c.rank
+left join ousted x on w.key = x.key and w.rank = x.rank
 union all
 select file, position, cast(null as binary) as key, reason as ending, cast(null as bigint), cast(null as bigint),
        cast(null as bigint), cast(null as bigint)
 from faults
 """
+#: What later drops are settled against; files are numbered over all drops, from -1 downwards.
+REMEMBERED: Final = {
+    "old_winners": """
+select w.key, w.unit,
+       case when s.rank is not null then -1 - (w.file + {files}) when n.of_file < 0 then n.of_file
+            else -1 - (n.of_file + {files}) end as of_file,
+       case when s.rank is not null then w.position else n.of_position end as of_position
+from winners w
+left join near n on w.key = n.key
+left join sides s on w.key = s.key and w.rank = s.rank
+order by w.key
+""",
+    "colours": "select unit, side from shades where before is null and side is not null order by unit",
+}
 COUNTS: Final = "select ending, count(*) as rows from ends group by ending"
+#: Files of earlier drops have negative numbers, -1 the first one; the ledger has their names behind those of this drop.
 LEDGER: Final = """
-select file, position, ending, key, of_file, of_position, shared, either from ends order by file, position
+select file, position, ending, key, case when of_file < 0 then {files} - 1 - of_file else of_file end as of_file,
+       of_position, shared, either
+from ends order by file, position
 """
 KEYS: Final = "select key, rank from sides where side = {side} order by key, rank"
 SHARDS: Final = """
-select r.chars as weight, r.key, r.messages, r.text, r.label, r.source, r."group"
+select r.chars as weight, r.key, r.messages, r.text, r.label, r.source, r."group", r.extras
 from rows r join sides s on r.key = s.key and r.rank = s.rank
 where s.side = {side}
 order by r.key, r.rank
@@ -95,40 +173,72 @@ order by r.key, r.rank
 QUARANTINE: Final = "select file, position, reason, detail, head from faults order by file, position"
 
 
-def eval_cut(per_million: int, low: bytes, high: bytes) -> bytes:
+def eval_cut(per_million: int, low: bytes, high: bytes, *, trained: bool = False, evaluated: bool = False) -> bytes:
     """Units below the cut are evaluation.
 
     The cut depends on the recipe alone, so a row stays on its side when data is added; only where a side would be
     empty does it move: the smallest unit is then the evaluation, or the largest the training.
 
     :param low: smallest unit. :param high: largest unit (both 16 bytes, salted, uniform).
+    :param trained: and :param evaluated: sides that hold other rows already.
     """
     cut = (per_million * (1 << 128) // 1_000_000).to_bytes(16, "big")
-    if low == high:
+    if low == high and not trained and not evaluated:
         return low  # One unit cannot be on both sides: it is trained on, and the check before training says so.
-    if low >= cut:
+    if low >= cut and not evaluated:
         return low + b"\0"
-    return high if high < cut else cut
+    return high if high < cut and not trained else cut
 
 
-def load(tables: Tables, tasks: Sequence[Task], rules: Rules) -> None:
-    """Name what the workers wrote: `rows`, `faults` and, where near duplicates are asked for, their fingerprints."""
+def load(
+    tables: Tables,
+    tasks: Sequence[Task],
+    rules: Rules,
+    before: Mapping[str, Sequence[Path]] | None = None,
+    caps_file: Path | None = None,
+) -> None:
+    """Name what the workers wrote: `rows`, `faults` and, where near duplicates are asked for, their fingerprints.
+
+    :param before: what earlier drops left, files by table (`curation.state`).
+    :param caps_file: of `curation.caps.write`, if the rules have any.
+    """
     tables.view("rows", [task.rows for task in tasks])
     tables.view("faults", [task.faults for task in tasks])
     for name in PRINTED if rules.near else ():
         tables.view(name, [task.printed(name) for task in tasks])
+    nothing = NOTHING | conflicts.NOTHING | (near.NOTHING if rules.near else {})
+    if caps_file is not None:
+        tables.view("caps", [caps_file])
+        nothing |= caps.NOTHING
+    for name, statement in nothing.items():
+        if paths := (before or {}).get(name):
+            tables.view(name, paths)
+        else:
+            tables.do(statement)
 
 
-def settle(tables: Tables, rules: Rules) -> None:
-    """Find winners, put every kept row on a side and give every input row its end."""
+def settle(tables: Tables, rules: Rules, *, trained: bool = False, evaluated: bool = False) -> None:
+    """Find winners, put every kept row on a side and give every input row its end.
+
+    :param trained: and :param evaluated: whether earlier drops left rows on that side.
+    """
+    tables.do(MET)
     tables.do(WINNERS)
-    near.settle(tables, rules.near)
+    conflicts.settle(tables, rules.label_conflicts, rules.exact_duplicates)
+    near.settle(tables, rules.near, remember=rules.scope == "family")
     tables.do(KEPT[rules.exact_duplicates])
+    caps.settle(tables, asked=bool(rules.max_rows_per_source))
+    tables.do(conflicts.ALIKE)
     tables.do(TIES)
-    tables.do(PLACED.format(now=_tie(tables)))
-    low, high = tables.one(UNITS)
-    tables.do(SIDES.format(cut=eval_cut(rules.eval_per_million, low, high).hex()))
-    tables.do(ENDS)
+    tables.do(COMPONENTS.format(now=_tie(tables)))
+    tables.do(COLOURED)
+    low, high, train, evaluation = tables.one(UNITS)
+    held = {"trained": trained or train == 0, "evaluated": evaluated or evaluation == 1}
+    cut = eval_cut(rules.eval_per_million, low or b"", high or b"", **held)
+    tables.do(SHADES.format(cut=cut.hex()))
+    tables.do(SIDES)
+    tables.do(OUSTED)
+    tables.do(ENDS.format(all_copies="1 = 1" if rules.exact_duplicates == "keep" else "1 = 0"))
 
 
 def _tie(tables: Tables) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from curation.reasons import MENDS, mend
-from dropforge.dataset import Manifest
+from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.store import Store
 
 _KEY_DIGITS: Final = 32
 _MOST: Final = 50
+#: Ends of rows that go for the sake of another.
+_FOR_ANOTHER: Final = frozenset({"duplicate", "near_duplicate", "label_conflict"})
 #: Ends of rows that could be used and were wanted.
 _ENDS: Final = frozenset({"train", "eval", "duplicate", "near_duplicate"})
 
@@ -28,8 +31,9 @@ class Fate:
     """A row's one end.
 
     :param position: of its first byte, or its number in a Parquet file. :param key: of its content, if it has one.
-    :param kept: the row that stayed for it, if it went for another. :param shared: shingles that both have, of those
-        that `either` has. :param copies: how many rows went for it.
+    :param kept: the row that it went for, if it went for another. :param kept_end: that one's end, which is no side if
+        it went later itself: over a cap, or because it ties both sides.
+    :param shared: shingles that both have, of those that `either` has. :param copies: how many rows went for it.
     :param detail: what was found, of a row that was not kept. :param head: its first bytes, as text.
     """
 
@@ -38,6 +42,7 @@ class Fate:
     end: str
     key: str = ""
     kept: tuple[str, int] | None = None
+    kept_end: str = ""
     shared: int | None = None
     either: int | None = None
     copies: int = 0
@@ -51,6 +56,11 @@ class Fate:
             side = "is trained on" if self.end == "train" else "is evaluated with, and never trained on"
             return f"It {side}." + (f" {self.copies:,} other rows went for its sake." if self.copies else "")
         stayed = f"{self.kept[0]}@{self.kept[1]}" if self.kept else "another row"
+        if self.kept_end and self.kept_end not in SPLITS and self.end in _FOR_ANOTHER:
+            said = {"duplicate": "says the same", "near_duplicate": "says nearly the same"}.get(
+                self.end, "asks the same"
+            )
+            return f"It {said} as {stayed}, which went itself: {self.kept_end}. {mend(self.kept_end)}."
         if self.end == "duplicate":
             return f"It says the same as {stayed}, or as a row that went for it; that one stayed."
         if self.end == "near_duplicate":
@@ -58,6 +68,9 @@ class Fate:
                 f", with {self.shared:,} of {self.either:,} shingles the same" if self.shared and self.either else ""
             )
             return f"It says nearly the same as {stayed}, which stayed{share}."
+        if self.end == "label_conflict":
+            other = f"{stayed}, which stayed" if self.kept else "others"
+            return f"It asks the same as {other}, and answers otherwise. {mend(self.end)}."
         kind = "It cannot be used" if self.end in set(MENDS) else "A rule of the recipe took it out"
         return f"{kind}: {self.detail or self.end}. {mend(self.end)}."
 
@@ -65,56 +78,122 @@ class Fate:
 def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
     """The ends of a row, or of all rows with the same content.
 
-    :param row: `FILE@POSITION`, as card, ledger and quarantine have it, or a content key (32 hexadecimal digits).
+    :param row: `FILE@POSITION`, as card, ledger and quarantine have it, or a content key (32 hexadecimal digits). In a
+        version of several drops FILE is looked for in all of them, or is the object key of one.
     :raises DataError: if there is no such row, or it is not named so.
     """
     file, at, position = row.rpartition("@")
     by_key = not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef")
     if not by_key and not (file and position.replace(",", "").strip().isdigit()):
         raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
+    parts = _parts(manifest)
+    fates: list[Fate] = []
     with tempfile.TemporaryDirectory(prefix="explain-") as folder:
-        ledger = Path(folder) / "ledger.parquet"
-        store.download(manifest.files["ledger"], ledger)
-        wanted = (
-            pc.field("key") == bytes.fromhex(row)
-            if by_key
-            else (pc.field("position") == int(position.replace(",", ""))) & (pc.field("file") == file.strip())
-        )
-        found = pq.read_table(ledger, filters=wanted).slice(0, _MOST).to_pylist()
-        if not found:
+        ledgers = _Ledgers(store, Path(folder))
+        for part in parts:
+            if by_key:
+                wanted = pc.field("key") == bytes.fromhex(row)
+            elif part.prefix and part.local(file.strip()) not in part.inputs:
+                continue
+            else:
+                here = pc.field("file") == part.local(file.strip())
+                wanted = here & (pc.field("position") == int(position.replace(",", "")))
+            found = pq.read_table(ledgers.of(part), filters=wanted).slice(0, _MOST).to_pylist()
+            told = [_fate(entry, part) for entry in found]
+            fates += _with_details(told, store, part) if any(fate.end not in _ENDS for fate in told) else told
+        if not fates:
             raise _unknown(manifest, row, file.strip())
-        fates = [_fate(entry) for entry in found]
-        fates = [_with_copies(fate, ledger) for fate in fates]
-    return _with_details(fates, store, manifest) if any(fate.end not in _ENDS for fate in fates) else fates
+        return [_with_kept(_with_copies(fate, ledgers, parts), ledgers, parts) for fate in fates[:_MOST]]
 
 
-def _fate(entry: dict[str, Any]) -> Fate:
+@dataclass(frozen=True)
+class _Part:
+    """A drop of a version.
+
+    :param files: object keys of its ledger and quarantine. :param prefix: in a version of several drops, that of the
+        object keys of its files, `inputs`, which are then named by them.
+    """
+
+    files: Mapping[str, str]
+    prefix: str = ""
+    inputs: frozenset[str] = frozenset()
+
+    def local(self, file: str) -> str:
+        """A file's name in the ledger."""
+        return file.removeprefix(self.prefix)
+
+    def named(self, file: str) -> str:
+        """A file of the ledger as it is told; those of other drops have their object keys there already."""
+        return self.prefix + file if file in self.inputs else file
+
+
+def _parts(manifest: Manifest) -> list[_Part]:
+    if not manifest.steps:
+        return [_Part(manifest.files)]
+    return [_Part(step.files, step.prefix, frozenset(step.inputs)) for step in manifest.steps]
+
+
+@dataclass(frozen=True)
+class _Ledgers:
+    """Ledgers on this machine, fetched once."""
+
+    store: Store
+    folder: Path
+
+    def of(self, part: _Part) -> Path:
+        path = self.folder / hashlib.sha256(part.files["ledger"].encode()).hexdigest()
+        if not path.is_file():
+            self.store.download(part.files["ledger"], path)
+        return path
+
+
+def _fate(entry: dict[str, Any], part: _Part) -> Fate:
     kept = entry["duplicate_of_file"]
     return Fate(
-        entry["file"],
+        part.named(entry["file"]),
         entry["position"],
         entry["end"],
         entry["key"].hex() if entry["key"] else "",
-        (kept, entry["duplicate_of_position"]) if kept is not None else None,
-        entry["shared"],
-        entry["either"],
+        (part.named(kept), entry["duplicate_of_position"]) if kept is not None else None,
+        shared=entry["shared"],
+        either=entry["either"],
     )
 
 
-def _with_copies(fate: Fate, ledger: Path) -> Fate:
+def _with_kept(fate: Fate, ledgers: _Ledgers, parts: Sequence[_Part]) -> Fate:
+    """What became of the row that it went for; a copy of one that went for no other is looked for by its content."""
+    if fate.end not in _FOR_ANOTHER or (fate.kept is None and not (fate.end == "duplicate" and fate.key)):
+        return fate
+    for part in parts:
+        if fate.kept is None:
+            wanted = (pc.field("key") == bytes.fromhex(fate.key)) & (pc.field("end") != "duplicate")
+        elif part.inputs and part.local(fate.kept[0]) not in part.inputs:
+            continue
+        else:
+            wanted = (pc.field("file") == part.local(fate.kept[0])) & (pc.field("position") == fate.kept[1])
+        for entry in pq.read_table(ledgers.of(part), filters=wanted).slice(0, 1).to_pylist():
+            return replace(fate, kept=(part.named(entry["file"]), entry["position"]), kept_end=entry["end"])
+    return fate
+
+
+def _with_copies(fate: Fate, ledgers: _Ledgers, parts: Sequence[_Part]) -> Fate:
     if fate.end not in {"train", "eval"}:
         return fate
-    of = (pc.field("duplicate_of_position") == fate.position) & (pc.field("duplicate_of_file") == fate.file)
-    return Fate(**{**fate.__dict__, "copies": pq.read_table(ledger, columns=["end"], filters=of).num_rows})
+    copies = 0
+    for part in parts:
+        here = pc.field("duplicate_of_file") == part.local(fate.file)
+        of = here & (pc.field("duplicate_of_position") == fate.position)
+        copies += pq.read_table(ledgers.of(part), columns=["end"], filters=of).num_rows
+    return Fate(**{**fate.__dict__, "copies": copies})
 
 
-def _with_details(fates: Sequence[Fate], store: Store, manifest: Manifest) -> list[Fate]:
+def _with_details(fates: Sequence[Fate], store: Store, part: _Part) -> list[Fate]:
     """What quarantine says of the rows that are in it."""
     places = {(fate.file, fate.position): fate for fate in fates}
-    with store.open(manifest.files["quarantine"]) as stream:
+    with store.open(part.files["quarantine"]) as stream:
         for line in stream:
             entry = json.loads(line)
-            place = entry["file"], entry["position"]
+            place = part.named(entry["file"]), entry["position"]
             if place in places:
                 more = {"detail": entry["detail"], "head": entry["head"]}
                 places[place] = Fate(**{**places[place].__dict__, **more})
@@ -122,9 +201,9 @@ def _with_details(fates: Sequence[Fate], store: Store, manifest: Manifest) -> li
 
 
 def _unknown(manifest: Manifest, row: str, file: str) -> DataError:
-    names = [str(item["key"]) for item in manifest.inputs]
+    names = [key for step in manifest.steps for key in step.keys] or [str(item["key"]) for item in manifest.inputs]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     cause = f"dataset {manifest.digest[:12]} has no such row"
-    if file and file not in names:
+    if file and file not in names and not any(file in step.inputs for step in manifest.steps):
         cause += f", and no file {file!r}: it was made of {shown}"
     return DataError(f"row {row!r}", cause, "Name it by the byte at which its line begins, as card and quarantine do")

@@ -47,7 +47,22 @@ _MARKS: Final = (
     (b"\xff\xfe", "utf-16-le"),
     (b"\xfe\xff", "utf-16-be"),
 )
+_FAMILIES: Final[dict[Kind, str]] = {
+    "jsonl": "JSON",
+    "array": "JSON",
+    "values": "JSON",
+    "csv": "CSV",
+    "parquet": "Parquet",
+    "arrow": "Arrow",
+    "text": "text",
+}
+#: Ends of names that programs give to files while they write, fetch or copy them.
+_UNFINISHED: Final = (
+    ".tmp", ".temp", ".part", ".partial", ".filepart", ".incomplete", ".inprogress", ".crdownload", ".download",
+    "._copying_", ".swp", "~",
+)  # fmt: skip
 HEAD_BYTES: Final = 1 << 16
+_TWICE: Final = "compressed twice"
 _ARROW: Final = b"\xff\xff\xff\xff"  # of each message of a stream; Arrow's files begin otherwise
 BOM: Final = b"\xef\xbb\xbf"
 
@@ -98,24 +113,39 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
     extension = suffixes[-1] if suffixes else ""
     warnings = [] if claimed == compression else [f"the name says {_word(claimed)}, the bytes are {_word(compression)}"]
     expected = _KINDS.get(extension)
+    if mark := _unfinished(name):
+        cause = (Reason.PARTIAL_FILE, f"its name ends with {mark}, as of a file that is still being written")
+        return Format(expected or "text", compression, cause)
     if compression == "none" and head.startswith(_ARROW):
-        return Format("arrow", warnings=tuple(warnings))
+        return Format("arrow", warnings=(*warnings, *_lie(expected, "Arrow")))
     codec = _wide(head)
     if codec is not None and encoding != "utf-8":
         warnings.append(f"it is {codec.upper()}, and was read as such; places are those in UTF-8")
         head = head[: len(head) & ~3].decode(codec, "replace").encode()  # only to be looked at
     foreign = _foreign(head, compression)
     if foreign:
+        warnings += _lie(expected, foreign) if foreign != _TWICE else []
         return Format(expected or "text", compression, (Reason.BAD_FORMAT, f"it is {foreign}"), tuple(warnings))
     if codec is not None and encoding == "utf-8":
-        cause = (Reason.BAD_ENCODING, "it is UTF-16 or UTF-32")
+        cause = (Reason.FILE_ENCODING, "it is UTF-16 or UTF-32")
         return Format(expected or "text", compression, cause, tuple(warnings))
     kind = _kind(head, expected)
-    family = {"array": "JSON", "values": "JSON", "jsonl": "JSON", "csv": "CSV", "text": "text"}
-    family |= {"parquet": "Parquet", "arrow": "Arrow"}
-    if expected and family[kind] != family[expected]:
-        warnings.append(f"the name says {family[expected]}, the bytes are {family[kind]}")
+    warnings += _lie(expected, _FAMILIES[kind])
     return Format(kind, compression, None, tuple(warnings), codec)
+
+
+def _unfinished(name: str) -> str | None:
+    """The end of the name, in front of that of a compression, if it says that the file is not whole."""
+    bare = name.lower()
+    for end in _COMPRESSED:
+        bare = bare.removesuffix(end)
+    return next((mark for mark in _UNFINISHED if bare.endswith(mark)), None)
+
+
+def _lie(expected: Kind | None, found: str) -> list[str]:
+    """What a person should know if the name says something else than the bytes."""
+    said = _FAMILIES[expected] if expected else found
+    return [] if said == found else [f"the name says {said}, the bytes are {found}"]
 
 
 def _compression(magic: bytes) -> Compression:
@@ -127,7 +157,7 @@ def _compression(magic: bytes) -> Compression:
 
 def _foreign(head: bytes, compression: Compression) -> str | None:
     if compression != "none" and _compression(head[:8]) != "none":
-        return "compressed twice"
+        return _TWICE
     for magic, what in _FOREIGN.items():
         if head.startswith(magic):
             return what

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from curation.reasons import MENDS, Filtered, Reason, filtered, mend, quarantined
+from curation.reasons import MENDS, REST, Filtered, Reason, filtered, mend, quarantined
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -18,7 +18,8 @@ class Check:
     """One rule and how it went.
 
     :param found: what was measured. :param wanted: what the rule asks for.
-    :param soft: whether a person may overrule it.
+    :param soft: whether a person may overrule it. :param whole: whether it is about all drops of a version together,
+        so that the next one may help.
     """
 
     name: str
@@ -27,23 +28,27 @@ class Check:
     wanted: str
     mend: str = ""
     soft: bool = True
-
-
-# One of these stands for unknown many rows.
-_PARTS = frozenset({Reason.TORN_FILE, Reason.BOMB, Reason.BAD_PARQUET, Reason.BAD_ARROW})
+    whole: bool = False
 
 
 def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
-    """All rules, passed or not."""
+    """All rules, passed or not.
+
+    Of a version of several drops the whole must be enough, and the shares are those of the drop that came last: the
+    others passed, and would hide a bad one. Rows that were asked to be forgotten are no part of any share.
+    """
     counts, rules = manifest.counts, recipe.curation
+    last = dict(manifest.steps[-1].counts if manifest.steps else counts)
+    last["input"] = last.get("input", 0) - last.pop(Filtered.FORGOTTEN, 0)
+    rows = last.get("input", 0)
     kept = counts.get("train", 0) + counts.get("eval", 0)
-    bad = quarantined(counts)
-    share = sum(bad.values()) / max(1, counts.get("input", 0))
+    bad = quarantined(last)
+    share = sum(bad.values()) / max(1, rows)
     worst = next(iter(bad), None)
-    gone = filtered(counts)
-    gone_share = sum(gone.values()) / max(1, counts.get("input", 0))
+    gone = filtered(last)
+    gone_share = sum(gone.values()) / max(1, rows)
     most = next(iter(gone), None)
-    torn = {name: number for name, number in bad.items() if Reason(name) in _PARTS}
+    torn = {name: number for name, number in bad.items() if Reason(name) in REST}
     adds_up = counts.get("input", 0) == sum(number for name, number in counts.items() if name != "input")
     held = {split: manifest.rows(split) for split in SPLITS}
     return (
@@ -53,19 +58,19 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             f"{kept:,} rows after curation",
             f"at least {rules.min_rows:,}",
             "Drop more data, or lower `curation.min_rows`",
+            whole=True,
         ),
         Check(
             "few rows quarantined",
             share <= rules.max_quarantined,
-            f"{share:.2%} of {counts.get('input', 0):,} rows" + (f", mostly {worst} ({bad[worst]:,})" if worst else ""),
+            f"{share:.2%} of {rows:,} rows" + (f", mostly {worst} ({bad[worst]:,})" if worst else ""),
             f"at most {rules.max_quarantined:.2%}",
             (f"{MENDS[Reason(worst)]}; or" if worst else "Mend the rows, or") + " raise `curation.max_quarantined`",
         ),
         Check(
             "few rows filtered",
             gone_share <= rules.max_filtered,
-            f"{gone_share:.2%} of {counts.get('input', 0):,} rows"
-            + (f", mostly {most} ({gone[most]:,})" if most else ""),
+            f"{gone_share:.2%} of {rows:,} rows" + (f", mostly {most} ({gone[most]:,})" if most else ""),
             f"at most {rules.max_filtered:.2%}",
             (f"{mend(most)}; or" if most else "Drop better rows, or") + " raise `curation.max_filtered`",
         ),
@@ -83,8 +88,11 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             all(counts.get(split, 0) > 0 for split in SPLITS),
             f"{counts.get('train', 0):,} train, {counts.get('eval', 0):,} eval",
             "at least one each",
-            "Give rows of more than one group, or no `group` at all" if kept > 1 else "Drop more data",
+            "Rows with one input, or of one group, stand on one side: give other inputs and more than one group"
+            if kept > 1
+            else "Drop more data",
             soft=False,
+            whole=True,
         ),
         Check(
             "the ledger adds up",
@@ -94,10 +102,15 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             "Curate the drop again; if it stays, report it as a bug",
             soft=False,
         ),
-        *(_ceiling(counts, reason, most) for reason, most in sorted(rules.gate.max.items())),
+        *(_ceiling(last, reason, most) for reason, most in sorted(rules.gate.max.items())),
+        *([] if rules.gate.min_words is None else [_words(manifest, rules.gate.min_words)]),
+        *([] if rules.gate.max_drift is None else [_drift(manifest, rules.gate.max_drift)]),
+        *([] if rules.gate.type_changes == "report" else [_types(manifest)]),
     )
 
 
+#: Rules about what a manifest of an earlier Dropforge does not tell.
+_MEASURED: Final = ("enough words", "little drift", "columns keep their types")
 #: Ends of the ledger that are neither quarantined nor filtered, and what a person can do about many.
 _COPIES: Final = {
     "duplicate": "Drop fewer copies, or set `curation.exact_duplicates` to keep",
@@ -118,6 +131,52 @@ def _ceiling(counts: Mapping[str, int], reason: str, most: float) -> Check:
     )
 
 
+def _words(manifest: Manifest, least: int) -> Check:
+    name, wanted, words = "enough words", f"at least {least:,}", manifest.measured.get("words")
+    if words is None:
+        return Check(name, False, "the manifest does not tell them", wanted, _ANEW.format("min_words"), whole=True)
+    mend = "Drop more data, or lower `curation.gate.min_words`"
+    return Check(name, words >= least, f"{words:,} words after curation", wanted, mend, whole=True)
+
+
+def _drift(manifest: Manifest, most: float) -> Check:
+    name, wanted = "little drift", f"at most {most:g}"
+    if "words" not in manifest.measured:
+        return Check(name, False, "the manifest does not tell it", wanted, _ANEW.format("max_drift"))
+    drift = manifest.measured.get("drift")
+    if drift is None:
+        return Check(name, True, "there was no version of the family before", wanted)
+    before = f"version {drift['parent'][:12]}"
+    if drift.get("rows") == 0:
+        return Check(name, True, f"no row to compare with {before}", wanted)
+    if not drift["found"]:
+        mend = "Leave `curation.gate.max_drift` out, or give an `override`"
+        return Check(name, False, f"the card of {before} cannot be read", wanted, mend)
+    furthest = max(drift["found"], key=lambda aspect: (drift["found"][aspect][0], aspect))
+    distance, chance = drift["found"][furthest]
+    return Check(
+        name,
+        distance <= round(most * 1000),
+        f"{furthest} are {distance / 1000:g} away from {before}, of which chance makes about {chance / 1000:g}",
+        wanted,
+        "Look at the card, which shows both versions; if the data are meant to change, raise `curation.gate.max_drift`",
+    )
+
+
+def _types(manifest: Manifest) -> Check:
+    name, wanted = "columns keep their types", "one type in all files of a format, and that of the version before"
+    if "words" not in manifest.measured:
+        return Check(name, False, "the manifest does not tell it", wanted, _ANEW.format("type_changes"))
+    found = manifest.measured.get("retyped", ())
+    told = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    mend = "Write the column alike everywhere, or set `curation.gate.type_changes` to report"
+    return Check(name, not found, told or "no column has another type", wanted, mend)
+
+
+#: For a version that an earlier Dropforge made. A new salt makes another one of the same drop.
+_ANEW: Final = "Leave `curation.gate.{}` out, or change `data.split_salt`, which makes the version anew"
+
+
 def check_names(recipe: Recipe) -> None:
     """Refuse a ceiling that could never be reached.
 
@@ -135,9 +194,28 @@ def overruled(result: Sequence[Check]) -> tuple[str, ...]:
     return tuple(item.name for item in result if not item.ok)
 
 
-def check(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
+def fit(manifest: Manifest, recipe: Recipe, *, before: bool = False) -> bool:
+    """Whether a version may become its family's newest one: its last drop passes.
+
+    Of a version of several drops rules of the whole do not count: a family may begin with drops that are too small
+    alone.
+
+    :param before: of a version that another is compared with: leave out what its manifest, of an earlier Dropforge,
+        does not tell.
+    """
+    overrule = recipe.curation.gate.override is not None
+    later = bool(manifest.steps)
+    untold = _MEASURED if before and "words" not in manifest.measured else ()
+    return all(
+        item.ok or (item.whole and later) or (overrule and item.soft) or item.name in untold
+        for item in checks(manifest, recipe)
+    )
+
+
+def check(manifest: Manifest, recipe: Recipe, *, aside: bool = False) -> tuple[Check, ...]:
     """All rules, if the dataset passes them, or the recipe overrules those that it does not.
 
+    :param aside: whether the version's last drop is not in the family's newest one (`curation.increments.aside`).
     :raises DataError: for the first rule that it fails, or for a name that is no reason.
     """
     check_names(recipe)
@@ -147,7 +225,10 @@ def check(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
         if not item.ok and not (overrule and item.soft):
             raise DataError(
                 f"dataset {manifest.family}/{manifest.digest[:12]}, rule `{item.name}`",
-                f"{item.found}, wanted: {item.wanted}",
+                f"{item.found}, wanted: {item.wanted}" + (_ASIDE if aside else ""),
                 item.mend,
             )
     return result
+
+
+_ASIDE: Final = "; the rows of this drop are not in the family's next version"

@@ -27,21 +27,28 @@ def _words(text: str) -> list[str]:
     return composed(text).split()
 
 
-def names(row: Row) -> tuple[bytes, bytes, int]:
-    """(content key, exact name, words): 16 bytes each, and the number of runs without white space.
+def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
+    """(content key, exact name, words, input): names of 16 bytes each, and the number of runs without white space.
 
-    The key covers roles and folded text; the exact name covers text, label, source and group as they are.
+    The key covers roles and folded text; the exact name covers text, label, source, group and extras as they are. The
+    input names what comes before the last answer, if there is one.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
     if row.text is None:
-        pairs = zip(row.roles, texts, strict=True)
-        folded = "m" + "\x1e".join([f"{role}\x1f{' '.join(words)}" for role, words in pairs])
+        turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
+        asked = len(turns) - 1 - row.roles[::-1].index("assistant") if "assistant" in row.roles else 0
+        before, after = "m" + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
+        state = blake2b(before.encode(), digest_size=KEY_BYTES)
+        question = state.digest() if asked else None
+        state.update((f"\x1e{after}" if asked else after).encode())
+        key = state.digest()
     else:
-        folded = "t" + " ".join(texts[0])
+        key, question = _hash(f"t{' '.join(texts[0])}".encode()), None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
+    parts = parts if row.extras is None else (*parts, row.extras)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    return _hash(folded.encode()), _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts))
+    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question
 
 
 def labelled(key: bytes, label: str | None) -> bytes:
@@ -71,6 +78,11 @@ def unit(row: Row, key: bytes, salt: bytes) -> bytes:
     """What must not be torn apart by the split, as a salted and therefore uniform name (16 bytes)."""
     name = b"k" + key if row.group is None else b"g" + row.group.encode()
     return blake2b(name, digest_size=KEY_BYTES, key=salt).digest()
+
+
+def document(group: str | None) -> bytes:
+    """The name of a group without any salt (16 bytes); nothing for none."""
+    return b"" if group is None else _hash(b"g" + group.encode())
 
 
 def salt_bytes(salt: str) -> bytes:

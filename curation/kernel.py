@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,29 +18,21 @@ import pyarrow.parquet as pq
 
 from curation.batch import FAULTS, ROWS, Batch
 from curation.canonical import Row, canonical
-from curation.decontaminate import Decontamination
 from curation.encodings import Fallback
-from curation.fingerprint import BANDS, PRINTS, SHINGLES, Near, fingerprints
+from curation.extras import Extras, scrubbed
+from curation.fingerprint import fingerprints
+from curation.forgotten import Forgotten
 from curation.identity import kind, labelled, names, rank, salt_bytes, unit
-from curation.language import Language
-from curation.mapping import Columns
-from curation.own import Own
-from curation.pii import Pii, make_scrub
-from curation.quality import Quality
+from curation.pii import make_scrub
 from curation.readers import read
-from curation.reasons import Reason, RejectError
-from curation.records import HEAD, Blank, Fault, Found, Split
-from curation.repair import Repair
-from curation.sample import WORKING, Sample, chosen
+from curation.reasons import Filtered, Reason, RejectError
+from curation.records import HEAD, Blank, Fault, Found
+from curation.sample import WORKING, chosen
+from curation.schema import Seen, joined, unread
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
-from curation.streams import DEFAULT_LIMITS, Limits
+from curation.task import PRINTED, Report, Task
 
-#: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
-VERSION: Final = 1
-
-#: What is written of each row besides, where near duplicates are asked for.
-PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
 _FLUSH_BYTES: Final = 16 << 20
 #: What the stages get at once, at most.
 _STAGE_ROWS: Final = 4096
@@ -49,127 +41,6 @@ _STAGE_CHARS: Final = 4 << 20
 _CUT: Final = 100
 _QUOTING: Final = frozenset({Reason.DUPLICATE_FIELD, Reason.UNKNOWN_ROLE})
 Scrub = Callable[[str], str]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What shapes rows and split. Integers and text only: it is part of the digest.
-
-    :param near: what counts as nearly the same, or None if such rows stay.
-    :param prefer: sources whose rows win among duplicates, the first one first.
-    :param columns: the recipe's own names of columns.
-    :param pii: what personal data and secrets become, or None if nothing is looked for.
-    :param task: with `classification` a row needs a label and no answer, and rows of other labels are no duplicates;
-        with `sequence-to-sequence` it needs an answer, which a text has not.
-    :param repair: and :param quality: and :param language: what the stages of these names do, or None.
-    :param decontamination: evaluation sets whose items may not be trained on, or None.
-    :param limit_rows: and :param limit_bytes: how much is read at most (`curation.limit`), or None.
-    :param own: the user's own kernels, or None.
-    :param encoding: what lines that are not UTF-8 are read as, `auto` for UTF-16 and UTF-32 alone, or `utf-8`.
-    """
-
-    eval_per_million: int
-    split_salt: str
-    text_column: str
-    max_row_bytes: int
-    exact_duplicates: str
-    task: str = "causal-lm"
-    version: int = VERSION
-    near: Near | None = None
-    prefer: tuple[str, ...] = ()
-    columns: Columns = field(default_factory=Columns)
-    repair: Repair | None = None
-    quality: Quality | None = None
-    language: Language | None = None
-    decontamination: Decontamination | None = None
-    pii: Pii | None = None
-    limit_rows: int | None = None
-    limit_bytes: int | None = None
-    own: Own | None = None
-    encoding: str = "utf-8"
-
-    def facts(self) -> dict[str, Any]:
-        """JSON values for the digest; what came later and is not asked for is not named."""
-        own = {"columns": dict(self.columns.names), "prompt_template": self.columns.template}
-        pii = self.pii.facts() if self.pii else None
-        values = {**_listed(asdict(self)), **own, "pii": pii}
-        if self.decontamination:
-            values["decontamination"]["sets"] = dict(self.decontamination.sets)
-        plain: dict[str, Any] = {
-            "task": "causal-lm",
-            "near": None,
-            "prefer": [],
-            "columns": {},
-            "prompt_template": None,
-            "encoding": "utf-8",
-            **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination", "own")),
-            **dict.fromkeys(("limit_rows", "limit_bytes")),
-        }
-        return {key: value for key, value in values.items() if key not in plain or value != plain[key]}
-
-    def priority(self, source: str) -> int:
-        """Where rows of a source stand among duplicates; the lowest wins."""
-        return self.prefer.index(source) if source in self.prefer else len(self.prefer)
-
-
-def _listed(value: Any) -> Any:
-    """Tuples as lists, as JSON gives them back."""
-    if isinstance(value, dict):
-        return {name: _listed(part) for name, part in value.items()}
-    return [_listed(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-@dataclass(frozen=True)
-class Task:
-    """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop, `index`
-    what evaluation sets hold, `sample` which rows are looked at, if not all, `own` where the user's own kernels are
-    unpacked."""
-
-    id: str
-    split: Split
-    file: int
-    name: str
-    rules: Rules
-    folder: Path
-    limits: Limits = DEFAULT_LIMITS
-    index: Path | None = None
-    sample: Sample | None = None
-    own: Path | None = None
-
-    @property
-    def rows(self) -> Path:
-        return self.folder / f"{self.id}.rows.parquet"
-
-    @property
-    def faults(self) -> Path:
-        return self.folder / f"{self.id}.faults.parquet"
-
-    def printed(self, name: str) -> Path:
-        """Where fingerprints lie. :param name: one of `PRINTED`."""
-        return self.folder / f"{self.id}.{name}.parquet"
-
-    @property
-    def report(self) -> Path:
-        return self.folder / f"{self.id}.json"
-
-
-@dataclass
-class Report:
-    """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
-    rows that were too short for a shingle, `masked` those whose label, source or group has a mask, `recoded` lines that
-    are not UTF-8 and were read as the recipe says; `counts` is what the stages counted."""
-
-    file: int
-    records: int = 0
-    rows: int = 0
-    faults: int = 0
-    blank: int = 0
-    neutralised: int = 0
-    invisible: int = 0
-    short: int = 0
-    masked: int = 0
-    recoded: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 def run(task: Task) -> Report:
@@ -234,8 +105,8 @@ class _Files:
 
 
 def _part(path: Path) -> Path:
-    # The process id keeps a worker that was given up from writing into its successor's file.
-    return path.with_name(f"{path.name}.{os.getpid()}.part")
+    # Keeps a worker that was given up, here or in another pod, from writing into its successor's file.
+    return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.part")
 
 
 class Canonical(NamedTuple):
@@ -256,21 +127,30 @@ class Curated(NamedTuple):
     words: int
     priority: int
     kind: int
+    question: bytes | None
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
     """Each input row once, or the fault that it ends in."""
     salt = salt_bytes(task.rules.split_salt)
     scrub = make_scrub(task.rules.pii) if task.rules.pii else None
+    forgotten = frozenset(map(bytes.fromhex, task.rules.forgotten))  # those of groups are gone already
     for item in _staged(task, report):
         if isinstance(item, Fault):
             report.faults += 1
             yield item
-        else:
-            report.rows += 1
-            report.neutralised += item.row.neutralised > 0
-            report.invisible += item.row.invisible
-            yield _named(item, task, salt, scrub, report)
+            continue
+        named = _named(item, task, salt, scrub, report)
+        if named.key in forgotten:
+            report.faults += 1
+            yield Fault(item.position, Filtered.FORGOTTEN, "", b"")
+            continue
+        report.rows += 1
+        report.neutralised += item.row.neutralised > 0
+        report.invisible += item.row.invisible
+        yield named
+    if scrub is not None:  # names of columns come from outside as well
+        report.columns = joined({scrub(name): kinds} for name, kinds in report.columns.items())
 
 
 def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report: Report) -> Curated:
@@ -281,14 +161,16 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
     priority = rules.priority(row.source if row.source is not None else task.name) if rules.prefer else 0
     if scrub is not None:
         label, source, shown = (None if value is None else scrub(value) for value in (row.label, row.source, group))
-        report.masked += (label, source, shown) != (row.label, row.source, group)
-        row = row._replace(label=label, source=source, group=shown)
-    key, exact, words = names(row)
-    # Of the text alone: the same words never stand on both sides. Two groups may share a mask, and stay two.
-    side = unit(row._replace(group=group), key, salt)
+        extras = None if row.extras is None else scrubbed(row.extras, scrub)
+        report.masked += (label, source, shown, extras) != (row.label, row.source, group, row.extras)
+        row = row._replace(label=label, source=source, group=shown, extras=extras)
+    key, exact, words, question = names(row)
+    question = key if labels else question
+    # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
+    side = unit(row._replace(group=group), question or key, salt)
     key = labelled(key, row.label) if labels else key
     name = rank(exact, side, task.file, item.position, priority)
-    return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0)
+    return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0, question)
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
@@ -341,11 +223,14 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     rules = task.rules
     labels, answers = rules.task == "classification", rules.task == "sequence-to-sequence"
     fallback = Fallback(rules.encoding) if rules.encoding not in {"utf-8", "auto"} else None
+    extras = Extras(rules.keep_columns, rules.columns.wanted(rules.text_column), rules.pii is not None)
+    forgotten = Forgotten(rules.forgotten, rules.pii, rules.columns)
+    seen = Seen(unread(task.split, extras.wanted))
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,
         text_column=rules.columns.text(rules.text_column),
-        wanted=rules.columns.wanted(rules.text_column),
+        wanted=extras.wanted,
         limits=task.limits,
         fallback=fallback,
     )
@@ -359,14 +244,24 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         if isinstance(record, Fault):
             yield record
             continue
+        seen.add(record.fields)
         try:
             fields = rules.columns.apply(record.fields) if rules.columns else record.fields
             row = canonical(fields, rules.text_column, labels, answers)
+            if extras.asked is not None:
+                row = row._replace(extras=extras.of(record.fields))
         except RejectError as error:
-            yield Fault(record.position, error.reason, error.detail, _head(record))
+            if forgotten.fields(record.fields):
+                yield Fault(record.position, Filtered.FORGOTTEN, "", b"")
+            else:
+                yield Fault(record.position, error.reason, error.detail, _head(record))
             continue
-        yield Canonical(record.position, row)
+        if forgotten.group(row.group):  # before the stages: what they refuse is shown in the quarantine
+            yield Fault(record.position, Filtered.FORGOTTEN, "", b"")
+        else:
+            yield Canonical(record.position, row)
     report.recoded += fallback.lines if fallback is not None else 0
+    report.columns, report.unlisted = seen.columns(), seen.more
 
 
 def _head(record: Found) -> bytes:

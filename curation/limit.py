@@ -7,14 +7,15 @@ workers, so neither these nor the order of an upload have a say.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from curation.formats import sniff
-from curation.kernel import Canonical, Report, Rules, Task, canonical_rows
+from curation.kernel import Canonical, canonical_rows
 from curation.plan import fetch
 from curation.records import Split
 from curation.streams import Limits
+from curation.task import Report, Rules, Task
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError
 from dropforge.store import Store
@@ -64,7 +65,9 @@ class _Used:
 
     def take(self, task: Task) -> int | None:
         """Rows of the file that are within the limit; None if all are."""
-        for taken, item in enumerate(canonical_rows(task, Report(task.file))):
+        # What is forgotten counts as before, so that no row behind the limit comes in its place.
+        as_before = replace(task, rules=replace(task.rules, forgotten=()))
+        for taken, item in enumerate(canonical_rows(as_before, Report(task.file))):
             size = _size(item) if isinstance(item, Canonical) else 0
             if self.rows == 0 or (self.bytes is not None and size > self.bytes):
                 self.full = True

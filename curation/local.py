@@ -21,7 +21,7 @@ from dropforge.recipe import Recipe
 from dropforge.store import FolderStore, Store
 
 #: Rules of the gate that say nothing about a sample.
-_OF_THE_WHOLE = frozenset({"enough rows", "both splits have rows"})
+_OF_THE_WHOLE = frozenset({"enough rows", "enough words", "both splits have rows", "little drift"})
 
 
 class Layered(FolderStore):
@@ -34,12 +34,12 @@ class Layered(FolderStore):
         super().__init__(root)
         self.under = tuple(under)
 
-    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+    def open(self, key: str, etag: str | None = None, version: str | None = None) -> BinaryIO:
         if not self._path(key).is_file():
             for prefix, store in self.under:
                 if key.startswith(prefix):
-                    return store.open(key.removeprefix(prefix), etag)
-        return super().open(key, etag)
+                    return store.open(key.removeprefix(prefix), etag, version)
+        return super().open(key, etag, version)
 
 
 def local_drop(folder: Path, family: str, name: str = "local") -> Drop:

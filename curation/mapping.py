@@ -52,17 +52,25 @@ class Columns:
         :raises RejectError: if a named column with content is not there, or the template cannot be filled.
         """
         seen = _Fields(fields)
-        known: dict[str, Any] = dict(fields) if self._finds else self._about(seen)
-        for name, column in self.names:
-            known.pop(name, None)
-            if (value := seen.get(column)) is not None:
-                known[name] = value
+        known = self._known(seen)
         if self.template is not None:
             known["prompt" if "completion" in self._content else "text"] = self._filled(seen)
         for name, column in self.names:
             if name in self._content and name not in known and name != "system":
                 reason = Reason.NO_ANSWER if name == "completion" else Reason.NO_CONTENT
                 raise RejectError(reason, f"no `{column}`; fields: {', '.join(map(str, fields))}"[:_SHOWN])
+        return known
+
+    def known(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of any row, as far as it goes, without the template."""
+        return self._known(_Fields(fields))
+
+    def _known(self, seen: _Fields) -> dict[str, Any]:
+        known: dict[str, Any] = dict(seen.fields) if self._finds else self._about(seen)
+        for name, column in self.names:
+            known.pop(name, None)
+            if (value := seen.get(column)) is not None:
+                known[name] = value
         return known
 
     def _about(self, fields: _Fields) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 
 
 def section(title: str, body: str, lead: str = "") -> str:
@@ -10,6 +11,12 @@ def section(title: str, body: str, lead: str = "") -> str:
         return ""
     first = f'<p class="lead">{lead}</p>' if lead else ""
     return f"<section><h2>{title}</h2>{first}{body}</section>"
+
+
+def legend(colours: Mapping[str, str]) -> str:
+    """What the colours of a plot mean. :param colours: by CSS variable."""
+    parts = (f'<span><i style="background:var({colour})"></i>{name}</span> ' for colour, name in colours.items())
+    return f'<p class="legend">{"".join(parts)}</p>'
 
 
 def visible(text: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from curation.classes import class_names, named
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Found, Record
-from curation.streams import Limits, TornError
+from curation.streams import STEP, Limits, TornError
 
 _BATCH: Final = 256
 
@@ -26,14 +28,16 @@ def row_groups(path: Path) -> list[int]:
 
 
 def read_parquet(
-    path: Path, start: int, end: int | None, wanted: frozenset[str], max_row_bytes: int, limits: Limits
+    path: Path, start: int, end: int | None, wanted: Container[str], max_row_bytes: int, limits: Limits
 ) -> Iterator[Record]:
-    """Rows of the row groups [start, end); their places are row numbers in the file.
+    """Rows of the row groups [start, end); their places are row numbers in the file. A class label (`ClassLabel`)
+    becomes the name of its class, where the file's metadata has it.
 
     :param wanted: columns to read, in small letters.
     """
     try:
-        file = pq.ParquetFile(path, memory_map=False, pre_buffer=False)
+        # With a buffer a column comes page by page, without one whole.
+        file = pq.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=STEP)
     except (pa.ArrowException, OSError, ValueError) as error:
         with path.open("rb") as stream:
             yield Fault(0, Reason.BAD_PARQUET, _cause(error), stream.read(HEAD))
@@ -41,24 +45,31 @@ def read_parquet(
     with file:
         size = path.stat().st_size
         columns = [name for name in file.schema_arrow.names if name.strip().lower() in wanted]
+        shared = any(pa.types.is_dictionary(field.type) for field in file.schema_arrow if field.name in columns)
         last = file.metadata.num_row_groups if end is None else end
         row = sum(file.metadata.row_group(index).num_rows for index in range(start))
+        classes = class_names(file.schema_arrow)
         produced = 0
         for index in range(start, last):
             rows = file.metadata.row_group(index).num_rows
             done = 0
             try:
-                limits.check(produced + file.metadata.row_group(index).total_byte_size, size)
+                held = file.metadata.row_group(index).total_byte_size
+                limits.check(produced + held, size)
                 if not columns:
                     names = ", ".join(file.schema_arrow.names)[:100]
                     for number in range(rows):
                         yield Fault(row + number, Reason.NO_CONTENT, f"fields: {names}", b"")
                     done = rows
                     continue
-                for batch in file.iter_batches(_BATCH, row_groups=[index], columns=columns, use_threads=False):
+                # Arrow doubles what it has when a row follows a long one, so long rows come a few at a time; a
+                # dictionary comes with each batch anew.
+                most = _BATCH if shared else min(_BATCH, max(1, max_row_bytes // 8 * rows // max(1, held)))
+                for batch in file.iter_batches(most, row_groups=[index], columns=columns, use_threads=False):
                     produced += batch.nbytes
                     limits.check(produced, size)
-                    yield from batch_rows(batch, row + done, max_row_bytes)
+                    for record in batch_rows(batch, row + done, max_row_bytes):
+                        yield record if isinstance(record, Fault) else named(record, classes)
                     done += batch.num_rows
             except TornError as tear:
                 yield Fault(row + done, tear.reason, tear.detail, b"")
@@ -73,28 +84,68 @@ def read_parquet(
 
 
 def batch_rows(batch: pa.RecordBatch, first: int, max_row_bytes: int) -> Iterator[Found | Fault]:
-    """The rows of a batch. :param first: the place of its first one."""
-    try:
-        rows: list[dict[str, Any] | None] = list(batch.to_pylist())
-    except UnicodeDecodeError:
-        rows = [_one(batch.slice(index, 1)) for index in range(batch.num_rows)]
+    """The rows of a batch; one that is too long never becomes objects of Python. :param first: the place of its first
+    one."""
+    batch = _with_plain_times(batch)
+    rows: list[dict[str, Any]] | None = None
     # Exact sizes are only worth their price where a row could be too long.
-    suspicious = batch.nbytes > max_row_bytes
-    for index, fields in enumerate(rows):
-        if fields is None:
-            yield Fault(first + index, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
-        elif suspicious and batch.slice(index, 1).nbytes > max_row_bytes:
-            size = batch.slice(index, 1).nbytes
-            yield Fault(first + index, Reason.TOO_LARGE, f"{size} bytes", b"")
-        else:
+    if batch.nbytes <= max_row_bytes:
+        with contextlib.suppress(UnicodeDecodeError):
+            rows = batch.to_pylist()
+    if rows is None:
+        for index in range(batch.num_rows):
+            yield _one(batch.slice(index, 1), first + index, max_row_bytes)
+    else:
+        for index, fields in enumerate(rows):
             yield Found(first + index, fields, b"")
 
 
-def _one(row: pa.RecordBatch) -> dict[str, Any] | None:
+def _one(row: pa.RecordBatch, place: int, max_row_bytes: int) -> Found | Fault:
+    size = sum(map(_bytes, row.columns))
+    if size > max_row_bytes:
+        return Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
     try:
-        return dict(row.to_pylist()[0])
+        return Found(place, row.to_pylist()[0], b"")
     except UnicodeDecodeError:
-        return None
+        return Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
+
+
+def _bytes(column: pa.Array) -> int:
+    """Bytes of a column of one row: of a dictionary, or of buffers that all rows share, its own value alone."""
+    if isinstance(column, pa.DictionaryArray):
+        at = column.indices[0].as_py()
+        return 0 if at is None else int(column.dictionary.slice(at, 1).nbytes)
+    if isinstance(column, (pa.StringViewArray, pa.BinaryViewArray)):
+        value = column[0].as_buffer()
+        return 0 if value is None else int(value.size)
+    return int(column.nbytes)
+
+
+def _with_plain_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Times as Python's own can hold them: cut to microseconds, with a zone in UTC. What becomes of others depends on
+    whether pandas and a database of zones are installed."""
+    plain = pa.schema([pa.field(column.name, _plain(column.type), metadata=column.metadata) for column in batch.schema])
+    if plain.types == batch.schema.types:
+        return batch
+    arrays = [array.cast(kind, safe=False) for array, kind in zip(batch.columns, plain.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=plain)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if types.is_time64(kind):
+        return pa.time64("us")
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_struct(kind):
+        return pa.struct([kind.field(at).with_type(_plain(kind.field(at).type)) for at in range(kind.num_fields)])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
+    return kind
 
 
 def _cause(error: BaseException) -> str:

@@ -8,50 +8,53 @@ writes the same objects again.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet as pq
-
-from curation import exchange
+from curation import caps, exchange, increments, state
 from curation.card import render, summary
+from curation.croissant import croissant
 from curation.decontaminate import FOUND
+from curation.drift import compare, measured
+from curation.earlier import before as before_it
+from curation.earlier import newest
 from curation.engines.choice import choose, opened
 from curation.engines.duck import Memory
-from curation.engines.tables import Engine, Tables
-from curation.eval_sets import prepare
-from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
-from curation.gate import check_names
-from curation.identity import exact_name
-from curation.kernel import Report, Rules, Task
+from curation.engines.tables import Engine
+from curation.eval_sets import EvalSets, prepare
+from curation.freed import give_back
+from curation.gate import check_names, fit
 from curation.limit import first, limited
+from curation.notes import faults, nothing, warnings
 from curation.own import prepare_own
 from curation.plan import make_rules, readable, tasks
-from curation.reasons import filtered, mend, quarantined
 from curation.sample import Told, choose_sample
-from curation.shards import LocalShard, Size, file_sha256, write_ledger, write_quarantine, write_shards
+from curation.schema import Columns, by_format, changes, joined, known, retyped
+from curation.settling import planned, settle
 from curation.statistics import measure
 from curation.streams import DEFAULT_LIMITS, Limits
+from curation.task import Report, Rules, Task
 from curation.verify import verify
+from curation.written import Progress, balance, check_digest, exact, find, keys, publish, records, write
 from dropforge import dataset, layout
-from dropforge.dataset import SPLITS, Manifest, Shard
+from dropforge.dataset import SPLITS, Manifest, Shard, Step
 from dropforge.drop import Drop, DropFile
-from dropforge.errors import DataError, DropforgeError
+from dropforge.errors import DropforgeError
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
-Progress = Callable[[str, int, int, int], None]
-
 #: Items of evaluation sets on the card.
 _SHOWN: Final = 12
-_SIDES: Final = {"train": 0, "eval": 1}
+_ALONE: Final = (
+    "The sample stands alone: copies of earlier drops of the family, the sides of their rows and what is forgotten are "
+    "not looked at"
+)
 
 
 def curate(
@@ -79,7 +82,8 @@ def curate(
         write and publish. `Pace` is one.
     :param memory: what the embedded engine may hold.
     :param engine: one that runs already; else that of the recipe is started and ended.
-    :param say: told in a sentence which engine is taken, and why.
+    :param say: told in a sentence which engine is taken, why, and about how long it takes, and which statement of
+        settling took long.
     :param sample: look at about so many rows instead of all, for a version that nobody trains on.
     :raises DataError: if no row can be used, or an object is not what the drop recorded.
     :raises DropforgeError: if the engine cannot run here, the disk is full, or the ledger does not add up.
@@ -87,20 +91,25 @@ def curate(
     tell = progress or _silent
     running: AbstractContextManager[Engine]
     if engine is None:
-        choice = choose(recipe.curation.engine, sum(file.size for file in drop.data_files))
+        planned = sum(file.size for file in drop.data_files)
+        choice = choose(recipe.curation, planned)
         if say is not None:
             say(f"Curation is {choice.engine}: {choice.why}")
-        running = opened(choice, recipe.curation, workdir / "engine", memory)
+        running = opened(choice, recipe.curation, workdir / "engine", planned, memory)
     else:
         running = nullcontext(engine)
     try:
-        return _curate(store, drop, recipe, workdir, tell, limits, running, sample)
+        return _curate(store, drop, recipe, workdir, tell, limits, running, sample, say or _unsaid)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise DropforgeError(
                 f"work folder {workdir}", "the disk is full", "Free space, or choose another folder"
             ) from error
         raise
+
+
+def _unsaid(sentence: str) -> None:
+    """Told to nobody."""
 
 
 def _silent(stage: str, done: int, total: int, rows: int) -> None:
@@ -115,96 +124,245 @@ def _curate(
     tell: Progress,
     limits: Limits,
     running: AbstractContextManager[Engine],
-    wanted: int | None,
+    sample: int | None,
+    say: Callable[[str], None],
 ) -> Manifest:
     check_names(recipe)
+    rules, sets, own = prepared(store, recipe, workdir, limits)
+    with running as engine:
+        desk = Desk(store, engine, recipe, sets, own, workdir, tell, limits, say)
+        if rules.scope == "drop" or sample is not None:
+            return step(desk, drop, replace(rules, scope="drop"), sample=sample)
+        return follow(desk, drop.family, drop, rules, recipe.plain(), say)
+
+
+def prepared(
+    store: Store, recipe: Recipe, workdir: Path, limits: Limits = DEFAULT_LIMITS
+) -> tuple[Rules, EvalSets | None, Path | None]:
+    """The recipe's rules, the evaluation sets that they name, and where its own kernels are unpacked.
+
+    :raises DropforgeError: if a set, a kernel or a key that the recipe names is not there.
+    """
     rules, sets = make_rules(recipe), None
     if (asked := recipe.curation.decontaminate) is not None:
         rules, sets = prepare(store, asked, rules, workdir / "eval-sets", limits)
     own, unpacked = prepare_own(recipe, workdir / "own", store)
-    rules = replace(rules, own=own)
+    return replace(rules, own=own), sets, unpacked
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What curating takes beside the drop and its rules.
+
+    :param sets: evaluation sets that the rules name. :param own: where the user's own kernels are unpacked.
+    """
+
+    store: Store
+    engine: Engine
+    recipe: Recipe
+    sets: EvalSets | None
+    own: Path | None
+    workdir: Path
+    tell: Progress = _silent
+    limits: Limits = DEFAULT_LIMITS
+    say: Callable[[str], None] = _unsaid
+
+
+def follow(
+    desk: Desk,
+    family: str,
+    drop: Drop | None,
+    rules: Rules,
+    recipe: Mapping[str, Any],
+    say: Callable[[str], None],
+    *,
+    again: bool = False,
+) -> Manifest:
+    """Add a drop to the newest version of its family, whoever else does so at the same time.
+
+    The version of a drop that the gate refuses is returned, and is not the newest one.
+
+    :param drop: None to curate the drops again that are there. :param recipe: kept beside the version, for later.
+    :param again: all of them, although nothing changed.
+    """
+    while True:
+        head = increments.read_head(desk.store, family)
+        plan = increments.plan(desk.store, head, rules, drop, again=again)
+        if plan.why:
+            say(plan.why)
+        made = plan.parent
+        for one in plan.drops:
+            made = step(desk, one, plan.rules, made, repair=again, bare=one is not plan.drops[-1])
+        if made is None:
+            raise increments.no_family(family)
+        if head is not None and plan.parent is None:
+            increments.check_forgotten(head.manifest, made)
+        if not plan.drops and drop is not None:
+            return increments.read(desk.store, family, next(s.digest for s in made.steps if s.drop == drop.id))
+        if drop is not None and not fit(made, desk.recipe):
+            say("The gate refuses this drop: the family's newest version stays what it is")
+            return made
+        if increments.move(desk.store, family, head, made, recipe):
+            return made
+        say("Another drop of the family was faster; this one is settled once more, behind it")
+
+
+def step(
+    desk: Desk,
+    drop: Drop,
+    rules: Rules,
+    parent: Manifest | None = None,
+    *,
+    repair: bool = False,
+    bare: bool = False,
+    sample: int | None = None,
+) -> Manifest:
+    """Curate one drop, and add it to a version of its family if there is one.
+
+    :param repair: store what later drops need again, also if the version is there.
+    :param bare: the first version may be without a row, as other drops follow.
+    :param sample: look at about so many rows instead of all.
+    :raises DataError: if no row of a first drop stays.
+    """
+    store, tell, workdir = desk.store, desk.tell, desk.workdir
+    family = rules.scope == "family"
+    earlier = parent.steps if parent else ()
     files, hidden = readable(drop)
-    names = [file.key for file in files]
     whole = len(files)
     fetched: Callable[[int, int], None] = lambda done, total: tell("fetch", done, total, 0)  # noqa: E731
-    paths, most = first(store, drop, files, rules, workdir / "files", fetched, limits)
-    files, names = files[: len(paths)], names[: len(paths)]
+    paths, most = first(store, drop, files, rules, workdir / "files", fetched, desk.limits)
+    files = files[: len(paths)]
+    names = [file.key for file in files]
     held = list(zip(names, paths, strict=True))
-    sample = choose_sample(wanted, held, rules.max_row_bytes, rules.encoding) if wanted else None
-    index = sets.path if sets else None
-    how = partial(tasks, limits=limits, index=index, sample=sample, most=most, own=unpacked)
-    work = list(how(drop, files, paths, rules, workdir / "parts"))
-    with running as engine:
-        reports = _read(engine, work, tell)
-        if recipe.curation.steps == "none":
-            verify(reports)
-        if not sum(report.rows for _, report in reports):
-            raise _nothing(drop, names, work)
-        tell("settle", 0, 1, 0)
-        with engine.tables(workdir / "tables") as tables:
-            exchange.load(tables, work, rules)
-            exchange.settle(tables, rules)
-            counts = exchange.counts(tables)
-            facts = {**rules.facts(), "exact": _exact(tables), **({"sample": wanted} if wanted else {})}
-            digest = dataset.digest({split: _keys(tables, split) for split in SPLITS}, counts, facts)
-            tell("settle", 1, 1, 0)
-            found = find(store, drop.family, digest)
-            if found is not None:
-                return found
-            out = workdir / "out"
-            shards = _write(tables, out, names, counts, tell)
-            _balance(tables, out / "ledger.parquet", names, reports, counts, shards)
-            if dataset.digest({split: _shard_keys(shards[split]) for split in SPLITS}, counts, facts) != digest:
-                raise DropforgeError(
-                    "curation's shards", "they are not what the digest says", "This is a bug; keep the drop"
-                )
-            touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
-            counted = _stage_counts(reports)
-            touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
-            statistics = measure(tables, names, touched)
+    taken = choose_sample(sample, held, rules.max_row_bytes, rules.encoding) if sample else None
+    index = desk.sets.path if desk.sets else None
+    more: dict[str, Any] = {"limits": desk.limits, "index": index, "sample": taken, "most": most, "own": desk.own}
+    work = list(tasks(drop, files, paths, rules, workdir / "parts", **more))
+    reports = _read(desk.engine, work, tell)
+    if desk.recipe.curation.steps == "none":
+        verify(reports)
+    # A drop that is forgotten whole makes a version without a row.
+    if not work or not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
+        raise nothing(drop, names, faults(work))
+    tell("settle", 0, planned(rules).total(), 0)
+    give_back()
+    before = _before(desk, drop.family, earlier, rules)
+    with desk.engine.tables(workdir / "tables") as tables:
+        most_rows = rules.max_rows_per_source
+        capped = caps.write(most_rows, workdir / "caps.parquet") if most_rows else None
+        exchange.load(tables, work, rules, before, capped)
+        sides = {"trained": _any(parent, "train"), "evaluated": _any(parent, "eval")}
+        made = settle(tables, rules, **sides, tell=lambda done, total: tell("settle", done, total, 0), say=desk.say)
+        give_back()
+        ends = exchange.counts(tables)
+        if not (parent or repair or bare or rules.forgotten or ends["train"] + ends["eval"]):
+            raise nothing(drop, names, {end: rows for end, rows in ends.items() if rows and end != "input"})
+        counts = increments.sums(parent, ends)
+        facts = {**rules.facts(), "exact": exact(tables), **({"sample": sample} if sample else {})}
+        facts |= {"drop": drop.id} if family else {}
+        facts |= {"parent": parent.digest} if parent else {}
+        digest = dataset.digest({split: keys(tables, split) for split in SPLITS}, counts, facts)
+        tell("settle", made, made, 0)
+        out = workdir / "out" / (drop.id if family else "")
+        found = find(store, drop.family, digest)
+        if found is not None and not repair:
+            return found
+        old_names = [key for old in earlier for key in old.keys]
+        left = state.write(tables, rules, out / "state", len(old_names)) if family else {}
+        left = state.as_named(left, found.steps[-1]) if found is not None and left else left
+        state.upload(store, drop.family, left, repair=repair)
+        if found is not None:
+            return found
+        shards = write(tables, rules, out, names, old_names, ends, tell)
+        give_back()
+        balance(tables, out / "ledger.parquet", names, reports, ends, shards)
+        check_digest(shards, counts, facts, digest)
+        touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
+        counted = _stage_counts(reports)
+        touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
+        statistics = measure(tables, names, touched)
 
-    read = _records(reports, len(files))
+    read = records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))
+    new = [
+        Shard(split, layout.shard_key(drop.family, shard.sha256), shard.sha256, shard.rows, shard.bytes)
+        for split in SPLITS
+        for shard in shards[split]
+    ]
+    columns = _columns(work, reports)
     manifest = Manifest(
         family=drop.family,
         digest=digest,
         counts=counts,
         rules=facts,
-        shards=tuple(
-            Shard(split, layout.shard_key(drop.family, shard.sha256), shard.sha256, shard.rows, shard.bytes)
-            for split in SPLITS
-            for shard in shards[split]
-        ),
+        shards=(*(parent.shards if parent else ()), *new),
         inputs=inputs,
+        columns=by_format(columns),
+        parent=parent.digest if parent else None,
     )
     # Of a file without a row in the sample nothing is known.
-    warnings = [*limited(rules, len(files), whole)]
-    warnings += _warnings(work, reports, rules, files, hidden, [1] * len(files) if sample else read)
-    if (override := recipe.curation.gate.override) is not None:
-        warnings.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
+    worth = [*limited(rules, len(files), whole)]
+    worth += warnings(work, reports, rules, files, hidden, [1] * len(files) if sample else read)
+    if (override := desk.recipe.curation.gate.override) is not None:
+        worth.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
     told = Told.of(counted) if sample else None
     if told is not None:
-        warnings.insert(0, told.line())
-    card = summary(drop, manifest, statistics, warnings)
+        worth[:0] = [told.line(), *([_ALONE] if desk.recipe.curation.scope == "family" else [])]
+    card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
     if told is not None:
         card["sample"] = asdict(told)
-    if sets is not None:
-        found_items = sets.report(counted, out / "contamination.jsonl")
-        card["evaluation_sets"] = {"sets": sets.summary(counted), "found": found_items[:_SHOWN]}
+    if desk.sets is not None:
+        found_items = desk.sets.report(counted, out / "contamination.jsonl")
+        card["evaluation_sets"] = {"sets": desk.sets.summary(counted), "found": found_items[:_SHOWN]}
+    if family:
+        card["version"] = increments.on_card(manifest, earlier, drop.drop, ends)
+    last = None
+    if not sample and parent:
+        last = before_it(store, parent)
+    elif not sample:
+        last = newest(store, drop.family, lambda made: fit(made, desk.recipe, before=True))
+    card["columns"]["changed"] = changes(columns, known(last.card) if last else None)
+    card["columns"]["retyped"] = retyped(columns, known(last.card) if last else None)
+    if (drift := compare(card, last)) is not None:
+        card["drift"] = drift
+    if (terms := desk.recipe.data.license) is not None:
+        card["license"] = terms
+    manifest = replace(manifest, measured=measured(card, parent))
+    drops = [*(old.name for old in earlier), drop.drop]
+    metadata = croissant(manifest, drops, terms, datetime.now(UTC).date())
+    (out / "croissant.json").write_text(json.dumps(metadata, indent=1, ensure_ascii=False), encoding="utf-8")
     (out / "card.json").write_text(json.dumps(card, indent=1, sort_keys=True, ensure_ascii=False), encoding="utf-8")
     (out / "card.html").write_text(render(card), encoding="utf-8")
-    return _publish(store, drop, manifest, [shard for split in SPLITS for shard in shards[split]], out, tell)
+
+    def complete(stored: Mapping[str, str]) -> Manifest:
+        if not family:
+            return replace(manifest, files=stored)
+        kept: dict[str, tuple[str, ...]] = {name: (path.stem,) for name, path in left.items()}
+        if not parent and before:  # the sides that it began with are a part of what later drops start from
+            kept["colours"] = (*(path.stem for path in before["colours"]), *kept["colours"])
+        this = Step(drop.id, drop.drop, drop.prefix, digest, ends, tuple(names), stored, kept)
+        return replace(manifest, files=stored, steps=(*earlier, this))
+
+    return publish(store, drop.family, digest, [one for split in SPLITS for one in shards[split]], out, tell, complete)
+
+
+def _any(parent: Manifest | None, split: str) -> bool:
+    return parent is not None and parent.counts.get(split, 0) > 0
+
+
+def _before(desk: Desk, family: str, earlier: Sequence[Step], rules: Rules) -> dict[str, list[Path]]:
+    """What earlier drops left; for the first one the sides that the rules want to keep, if they do."""
+    folder = desk.workdir / "state"
+    if earlier or not rules.sides_of:
+        return state.fetch(desk.store, family, earlier, folder)
+    kept = increments.read(desk.store, family, rules.sides_of).steps
+    only = [replace(old, state={"colours": old.state["colours"]}) for old in kept]
+    return state.fetch(desk.store, family, only, folder)
 
 
 def touchable(rules: Rules) -> tuple[str, ...]:
     """The kernel's counters that the card shows."""
     return ("blank", "neutralised", "invisible", *(["short"] if rules.near else []), *(["masked"] if rules.pii else []))
-
-
-def find(store: Store, family: str, digest: str) -> Manifest | None:
-    """The published dataset version with this digest, if there is one."""
-    key = layout.manifest_key(family, digest)
-    return Manifest.from_json(store.get(key)) if store.stat(key) is not None else None
 
 
 def _read(engine: Engine, work: Sequence[Task], tell: Progress) -> list[tuple[Task, Report]]:
@@ -227,12 +385,13 @@ def _size(task: Task) -> int:
     return split.path.stat().st_size
 
 
-def _records(reports: Sequence[tuple[Task, Report]], files: int) -> list[int]:
-    """Input rows per file, as the readers counted them."""
-    read = [0] * files
+def _columns(work: Sequence[Task], reports: Sequence[tuple[Task, Report]]) -> list[tuple[str, str, Columns]]:
+    """Of each file its name, its format, and how many rows have which columns."""
+    parts: dict[int, list[Columns]] = {}
     for task, report in reports:
-        read[task.file] += report.records
-    return read
+        parts.setdefault(task.file, []).append(report.columns)
+    files = {task.file: (task.name, task.split.format.kind) for task in work}
+    return [(*files[number], joined(parts[number])) for number in sorted(parts)]
 
 
 def _stage_counts(reports: Sequence[tuple[Task, Report]]) -> dict[str, int]:
@@ -241,83 +400,6 @@ def _stage_counts(reports: Sequence[tuple[Task, Report]]) -> dict[str, int]:
     for _, report in reports:
         counts.update(report.counts)
     return dict(sorted(counts.items()))
-
-
-def _keys(tables: Tables, split: str) -> Iterator[bytes]:
-    """The split's content keys in order, many at a time: the digest sees one stream of bytes."""
-    for batch in tables.batches(KEYS.format(side=_SIDES[split]), 65_536):
-        yield b"".join(batch.column("key").to_pylist())
-
-
-def _shard_keys(shards: Sequence[LocalShard]) -> Iterator[bytes]:
-    """The keys as they were written: the digest must hold for what a reader will find."""
-    for shard in shards:
-        for batch in pq.ParquetFile(shard.path).iter_batches(65_536, columns=["key"]):
-            yield b"".join(batch.column("key").to_pylist())
-
-
-def _exact(tables: Tables) -> str:
-    """What the kept rows are byte for byte. Keys fold white space; a changed indentation or label is new data."""
-    state = hashlib.sha256()
-    for split in SPLITS:
-        state.update(split.encode())
-        for batch in tables.batches(KEYS.format(side=_SIDES[split]), 65_536):
-            # The rest of the rank is the row's place, which is no part of what it is.
-            state.update(b"".join(map(exact_name, batch.column("rank").to_pylist())))
-    return state.hexdigest()
-
-
-def _write(
-    tables: Tables, out: Path, names: Sequence[str], counts: Mapping[str, int], tell: Progress
-) -> dict[str, list[LocalShard]]:
-    out.mkdir(parents=True, exist_ok=True)
-    total, done = counts["train"] + counts["eval"], 0
-
-    def more(rows: int) -> None:
-        nonlocal done
-        done += rows
-        tell("write", done, total, 0)
-
-    tell("write", 0, total, 0)
-    shards = {
-        split: write_shards(tables.batches(SHARDS.format(side=_SIDES[split]), 1024), out / split, Size(), more)
-        for split in SPLITS
-    }
-    write_ledger(tables.batches(LEDGER, 65_536), out / "ledger.parquet", names)
-    write_quarantine(tables.batches(QUARANTINE), out / "quarantine.jsonl", names)
-    return shards
-
-
-def _balance(
-    tables: Tables,
-    ledger: Path,
-    names: Sequence[str],
-    reports: Sequence[tuple[Task, Report]],
-    counts: Mapping[str, int],
-    shards: Mapping[str, Sequence[LocalShard]],
-) -> None:
-    """Compare what the readers counted with the ledger that was written, file by file.
-
-    :raises DropforgeError: if a row is missing or counted twice.
-    """
-    tables.view("written", [ledger])
-    written: dict[str, int] = dict(tables.all("select file, count(*) from written group by file"))
-    twice = tables.one(
-        "select count(*) from (select file, position from written group by file, position having count(*) > 1) t"
-    )[0]
-    read = _records(reports, len(names))
-    wrong = [
-        f"{name!r} has {rows} rows, the ledger {written.get(name, 0)}"
-        for name, rows in zip(names, read, strict=True)
-        if written.get(name, 0) != rows
-    ]
-    wrong += [f"{twice} rows have two ends"] if twice else []
-    for split in SPLITS:
-        held = sum(shard.rows for shard in shards[split])
-        wrong += [f"{split} shards hold {held} rows, the ledger {counts[split]}"] if held != counts[split] else []
-    if wrong or counts["input"] != sum(read):
-        cause = "; ".join(wrong[:3]) or f"{sum(read)} rows were read, {counts['input']} have an end"
-        raise DropforgeError("curation's ledger", f"it does not add up: {cause}", "This is a bug; keep the drop")
 
 
 def _input(file: DropFile, rows: int) -> dict[str, Any]:
@@ -331,70 +413,4 @@ def _input(file: DropFile, rows: int) -> dict[str, Any]:
     }
 
 
-def _warnings(
-    work: Sequence[Task],
-    reports: Sequence[tuple[Task, Report]],
-    rules: Rules,
-    files: Sequence[DropFile],
-    hidden: Sequence[str],
-    read: Sequence[int],
-) -> list[str]:
-    """What people should know of their files, beyond the quarantine."""
-    told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
-    recoded: Counter[str] = Counter()
-    for task, report in reports:
-        recoded[task.name] += report.recoded
-    for name, count in sorted((+recoded).items()):
-        told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
-    told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
-    told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
-    told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}
-    return list(told)
-
-
-def _nothing(drop: Drop, names: Sequence[str], work: Sequence[Task]) -> DataError:
-    """No row could be used: say which files, why, and what to do."""
-    counts: dict[str, int] = {}
-    for task in work:
-        for batch in pq.ParquetFile(task.faults).iter_batches(columns=["reason", "detail"]):
-            for reason in batch.column("reason").to_pylist():
-                counts[reason] = counts.get(reason, 0) + 1
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
-    if not counts:
-        return DataError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
-    reasons = sorted((quarantined(counts) | filtered(counts)).items(), key=lambda item: (-item[1], item[0]))
-    worst, rows = reasons[0]
-    total = sum(counts.values())
-    cause = f"none of {total:,} rows can be used; most often the reason is {worst} ({rows:,} rows)"
-    cause += "".join(f", then {reason} ({rows:,})" for reason, rows in reasons[1:6])
-    return DataError(thing, cause, mend(worst))
-
-
-def _publish(
-    store: Store, drop: Drop, manifest: Manifest, shards: Sequence[LocalShard], out: Path, tell: Progress
-) -> Manifest:
-    """Upload everything under names made of content, then the manifest; a lost race takes the winner's."""
-    prefix = layout.dataset_prefix(drop.family, manifest.digest)
-    uploads = {layout.shard_key(drop.family, shard.sha256): shard.path for shard in shards}
-    files = {}
-    reports = ("ledger.parquet", "quarantine.jsonl", "contamination.jsonl", "card.html", "card.json")
-    for name in (name for name in reports if (out / name).is_file()):
-        stem, _, kind = name.partition(".")
-        key = f"{prefix}{stem}-{file_sha256(out / name)[:16]}.{kind}"
-        files[name.replace(".", "_") if stem == "card" else stem] = key
-        uploads[key] = out / name
-    total = len(uploads) + 1
-    for done, (key, path) in enumerate(uploads.items()):
-        tell("publish", done, total, 0)
-        known = store.stat(key)
-        if known is None or known.size != path.stat().st_size:
-            store.upload(path, key)
-    complete = Manifest(**{**manifest.__dict__, "files": files})
-    won = store.put_if_absent(layout.manifest_key(drop.family, manifest.digest), complete.to_json())
-    tell("publish", total, total, 0)
-    winner = complete if won else find(store, drop.family, manifest.digest)
-    return winner or complete
-
-
-__all__ = ["Rules", "curate", "find"]
+__all__ = ["Progress", "Rules", "curate", "find"]

@@ -7,26 +7,33 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from curation.asked import asked
+from curation.extras import Asked
 from curation.fingerprint import Near
 from curation.formats import sniff
-from curation.kernel import Rules, Task
 from curation.mapping import Columns
 from curation.parquet import row_groups
 from curation.pii import KINDS, Pii, fingerprint, read_key
 from curation.records import Split
 from curation.sample import Sample
 from curation.streams import DEFAULT_LIMITS, STEP, Limits
+from curation.task import Rules, Task
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError, DropforgeError
+from dropforge.hub import UnreachableError
+from dropforge.hub_data import HubFile, is_on_hub
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Dedup
 from dropforge.recipe_data import Pii as PiiSection
 from dropforge.store import Store
 
-SPLIT_BYTES: Final = 32 << 20
+#: A killed run repeats what its workers were at: what can be cut has so many splits, unless they were smaller or larger
+#: than these bytes.
+SPLITS: Final = 64
+SMALLEST_SPLIT: Final = 4 << 20
+LARGEST_SPLIT: Final = 32 << 20
 
 
 def make_rules(recipe: Recipe) -> Rules:
@@ -51,7 +58,15 @@ def make_rules(recipe: Recipe) -> Rules:
         limit_rows=data.limit_rows,
         limit_bytes=data.limit_bytes,
         encoding=data.encoding,
+        scope=recipe.curation.scope,
+        keep_columns=_kept(data.keep_columns),
+        label_conflicts=recipe.curation.label_conflicts,
+        max_rows_per_source=tuple(sorted(recipe.curation.max_rows_per_source.items())),
     )
+
+
+def _kept(asked: Asked | None) -> Asked | None:
+    return tuple(sorted(set(asked))) if isinstance(asked, tuple) else asked
 
 
 def _near(asked: Dedup | None) -> Near | None:
@@ -101,27 +116,51 @@ def fetch(
 def _fetch(store: Store, drop: Drop, file: DropFile, folder: Path) -> Path:
     name = hashlib.sha256(f"{file.content}\0{file.etag}\0{file.size}".encode()).hexdigest()[:32]
     path = folder / name
-    if path.is_file() and path.stat().st_size == file.size:
+    if path.is_file() and _is(path, file):
         return path
     # Two files with the same bytes share a name, and both may be on their way.
     temporary = folder / f"{name}.{hashlib.sha256(file.key.encode()).hexdigest()[:8]}.part"
-    state = hashlib.sha256()
+    kind, state = _hash(file)
+    address = drop.prefix + file.key
     try:
-        with store.open(drop.prefix + file.key, file.etag) as source, temporary.open("wb") as target:
+        remote = is_on_hub(address)
+        opened = HubFile(address, file.size) if remote else store.open(address, file.etag, file.version_id)
+        with opened as source, temporary.open("wb") as target:
             while piece := source.read(STEP):
                 state.update(piece)
                 target.write(piece)
+    except UnreachableError:
+        raise  # another try may find it
     except DropforgeError as error:
-        raise DataError(f"file {file.key!r} of the drop", error.cause, error.mend) from error
-    found, size = f"sha256:{state.hexdigest()}", temporary.stat().st_size
-    if size != file.size or (file.content.startswith("sha256:") and found != file.content):
+        raise DataError(f"file {file.key!r} of the drop {drop.prefix}", error.cause, error.mend) from error
+    found, size = f"{kind}:{state.hexdigest()}", temporary.stat().st_size
+    if size != file.size or (kind in {"sha256", "git"} and found != file.content):
         raise DataError(
-            f"file {file.key!r} of the drop",
+            f"file {file.key!r} of the drop {drop.prefix}",
             f"it has {size} bytes and {found}, the drop recorded {file.size} bytes and {file.content}",
             "Upload changed data as a new drop",
         )
     temporary.replace(path)
     return path
+
+
+def _hash(file: DropFile) -> tuple[str, Any]:
+    """The kind of a file's checksum, and the hash that makes it."""
+    kind = file.content.partition(":")[0]
+    # Git's name of a file, by which the hub knows small ones: SHA-1 of a header and the bytes.
+    return kind, hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False) if kind == "git" else hashlib.sha256()
+
+
+def _is(path: Path, file: DropFile) -> bool:
+    """Whether a file of an earlier try is whole."""
+    if path.stat().st_size != file.size:
+        return False
+    kind, state = _hash(file)
+    if kind not in {"sha256", "git"}:
+        return True
+    with path.open("rb") as source:
+        hashlib.file_digest(source, lambda: state)
+    return f"{kind}:{state.hexdigest()}" == file.content
 
 
 def tasks(
@@ -130,7 +169,7 @@ def tasks(
     paths: list[Path],
     rules: Rules,
     folder: Path,
-    split_bytes: int = SPLIT_BYTES,
+    split_bytes: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
     index: Path | None = None,
     sample: Sample | None = None,
@@ -139,12 +178,14 @@ def tasks(
 ) -> Iterator[Task]:
     """The splits of all files. A split's id is a function of what is read and how.
 
+    :param split_bytes: about so many in a split, where a file can be cut; None goes by the size of all files.
     :param index: what evaluation sets hold; the rules name these.
     :param sample: which rows are looked at, if not all.
     :param most: of each file the first rows that are read, or None for all (`curation.limit`).
     :param own: where the user's own kernels are unpacked; the rules name these.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    split_bytes = split_bytes or split_size(sum(file.size for file in files))
     for number, (file, path) in enumerate(zip(files, paths, strict=True)):
         rows = most[number] if most is not None else None
         if rows is None:
@@ -158,11 +199,16 @@ def tasks(
             yield Task(name, split, number, file.key, rules, folder, limits, index, sample, own)
 
 
-def cut(path: Path, name: str, split_bytes: int = SPLIT_BYTES, *, encoding: str = "utf-8") -> list[Split]:
+def split_size(planned: int) -> int:
+    """Bytes of a split of a drop that has so many bytes in all; a drop as small as one is not shared out."""
+    return LARGEST_SPLIT if planned <= LARGEST_SPLIT else min(max(planned // SPLITS, SMALLEST_SPLIT), LARGEST_SPLIT)
+
+
+def cut(path: Path, name: str, split_bytes: int = LARGEST_SPLIT, *, encoding: str = "utf-8") -> list[Split]:
     """Cut a file where rows can be found again: plain JSONL anywhere, Parquet between row groups, else not at all."""
     format_, size = sniff(path, name, encoding), path.stat().st_size
     whole = Split(path, format_)
-    if size == 0:
+    if size == 0 and format_.fault is None:
         return []
     plain = format_.fault is None and format_.compression == "none" and format_.wide is None
     if plain and format_.kind == "jsonl" and size > split_bytes:

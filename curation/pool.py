@@ -17,7 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from curation.kernel import Report, Task, run
+from curation.kernel import run
+from curation.task import Report, Task
 from dropforge.errors import DropforgeError
 
 _TRIES = 2

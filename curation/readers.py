@@ -7,7 +7,7 @@ and Arrow. Blank lines are no rows; they are counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, Final
 
 from curation.arrow import read_arrow
@@ -27,7 +27,7 @@ def read(
     *,
     max_row_bytes: int,
     text_column: str = "text",
-    wanted: frozenset[str] = FIELDS | {"text"},
+    wanted: Container[str] = FIELDS | {"text"},
     limits: Limits = DEFAULT_LIMITS,
     fallback: Fallback | None = None,
 ) -> Iterator[Record]:
@@ -54,7 +54,7 @@ def _read(
     split: Split,
     max_row_bytes: int,
     text_column: str,
-    wanted: frozenset[str],
+    wanted: Container[str],
     limits: Limits,
     fallback: Fallback | None,
 ) -> Iterator[Record]:
@@ -74,7 +74,7 @@ def _read(
     with split.path.open("rb") as stream:
         start = split.start
         if start:
-            start = _next_line(stream, start)
+            start = _next_line(stream, start, split.end if split.end is not None else size)
             if split.end is not None and start >= split.end:
                 return
         pieces = chunks(stream, split.format.compression, size, limits)
@@ -105,11 +105,14 @@ def _bounded(records: Iterator[Record], size: int, limits: Limits) -> Iterator[R
         yield record
 
 
-def _next_line(stream: Any, start: int) -> int:
-    """Go to the first line that begins at or after `start`; returns its offset."""
+def _next_line(stream: Any, start: int, end: int) -> int:
+    """Go to the first line that begins at or after `start`; returns its offset, or one at or after `end`.
+
+    Beyond `end` it is another split's: within one long line each would read to where it ends.
+    """
     stream.seek(start - 1)
     offset = start - 1
-    while piece := stream.read(STEP):
+    while offset < end and (piece := stream.read(STEP)):
         at = piece.find(b"\n")
         if at >= 0:
             stream.seek(offset + at + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 
 class Reason(StrEnum):
@@ -35,7 +36,23 @@ class Reason(StrEnum):
     BAD_PARQUET = "bad_parquet"
     OWN_KERNEL = "own_kernel_failed"
     BAD_ARROW = "bad_arrow"
+    PARTIAL_FILE = "partial_file"
+    FILE_ENCODING = "file_encoding"
 
+
+#: One of these stands for a whole file or the rest of one, so for nobody knows how many rows.
+REST: Final = frozenset(
+    {
+        Reason.TORN_FILE,
+        Reason.BOMB,
+        Reason.BAD_FORMAT,
+        Reason.BAD_HEADER,
+        Reason.BAD_PARQUET,
+        Reason.BAD_ARROW,
+        Reason.PARTIAL_FILE,
+        Reason.FILE_ENCODING,
+    }
+)
 
 MENDS: Mapping[Reason, str] = {
     Reason.BAD_JSON: "Write one JSON object per line, for example with `json.dumps`",
@@ -58,12 +75,14 @@ MENDS: Mapping[Reason, str] = {
     Reason.BAD_ORDER: "Begin with at most one system message, then a user's",
     Reason.NO_ANSWER: "Give every conversation an answer of the assistant",
     Reason.NO_LABEL: "Give every row a `label`, as `task: classification` learns nothing from others",
-    Reason.TORN_FILE: "Compress and upload the file again",
+    Reason.TORN_FILE: "Write or compress it again, whole, and upload the file again",
     Reason.BOMB: "Compress the file with an ordinary ratio, or split it",
     Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet, Arrow streams or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
     Reason.OWN_KERNEL: "Mend the kernel, and name the new wheel in `code`",
     Reason.BAD_ARROW: "Save the data set again, and upload the whole folder",
+    Reason.PARTIAL_FILE: "Upload the whole file under its final name, in a drop without the other one",
+    Reason.FILE_ENCODING: "Save the file as UTF-8, or set `data.encoding` to auto",
 }
 
 
@@ -102,6 +121,10 @@ class Filtered(StrEnum):
     PERSONAL_DATA = "personal_data"
     CONTAMINATED = "contaminated"
     OWN_KERNEL = "own_kernel"
+    CROSSES_SPLIT = "crosses_split"
+    LABEL_CONFLICT = "label_conflict"
+    OVER_CAP = "over_cap"
+    FORGOTTEN = "forgotten"
 
 
 #: The recipe's key of each rule, below `curation`.
@@ -127,6 +150,9 @@ RULES: Mapping[Filtered, str] = {
     Filtered.OTHER_LANGUAGE: "language.keep",
     Filtered.UNKNOWN_LANGUAGE: "language.unknown",
     Filtered.CONTAMINATED: "decontaminate",
+    Filtered.CROSSES_SPLIT: "scope",
+    Filtered.LABEL_CONFLICT: "label_conflicts",
+    Filtered.OVER_CAP: "max_rows_per_source",
 }
 
 
@@ -138,6 +164,15 @@ def mend(code: str) -> str:
         return "Drop rows that pass, change the kernel in the wheel of `code`, or raise `curation.max_filtered`"
     if code == Filtered.PERSONAL_DATA:
         return "Set `curation.pii.action` to mask, or look for fewer `curation.pii.kinds`"
+    if code == Filtered.CROSSES_SPLIT:
+        mend = "Give no row that belongs to rows of earlier drops on both sides: other groups or texts"
+        return f"{mend}, or change `curation.scope`"
+    if code == Filtered.LABEL_CONFLICT:
+        return "Give each input one label or answer, or change `curation.label_conflicts`"
+    if code == Filtered.OVER_CAP:
+        return "Raise the source's number in `curation.max_rows_per_source`, or leave it out"
+    if code == Filtered.FORGOTTEN:
+        return "It was asked for with `dropforge forget`, and stays so"
     return f"Drop rows that pass, or change or switch off `curation.{RULES[Filtered(code)]}`"
 
 

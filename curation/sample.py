@@ -16,13 +16,11 @@ import pyarrow.parquet as pq
 
 from curation.formats import sniff
 from curation.readers import read
-from curation.reasons import Reason
+from curation.reasons import REST
 from curation.records import Blank, Fault, Record, Split
 
 #: Of a file that is no Parquet, this much is looked at to guess how many rows it holds (bytes, as the file lies there).
 _HEAD: Final = 1 << 20
-#: One of these stands for a whole file or the rest of one, so it is told whatever the hash says.
-_WHOLE: Final = frozenset({Reason.TORN_FILE, Reason.BOMB, Reason.BAD_FORMAT, Reason.BAD_PARQUET})
 _ALL: Final = 1 << 64
 #: Counters of a split of which some rows are taken; times in microseconds.
 SEEN, TAKEN, READING, WORKING = "sample_seen", "sample_taken", "sample_reading", "sample_all"
@@ -81,7 +79,8 @@ def chosen(records: Iterator[Record], name: str, sample: Sample, counts: dict[st
             break
         if not isinstance(record, Blank):
             seen += 1
-            whole = isinstance(record, Fault) and record.reason in _WHOLE
+            # What stands for the rest of a file is told whatever the hash says.
+            whole = isinstance(record, Fault) and record.reason in REST
             if not (whole or sample.takes(name, record.position)):
                 continue
             taken += 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from curation.batch import MESSAGES
@@ -40,6 +41,13 @@ LEDGER: Final = pa.schema(
     ]
 )
 assert tuple(SCHEMA.names) == COLUMNS
+#: Where the recipe keeps columns that mean nothing here (`curation.extras`).
+WITH_EXTRAS: Final = SCHEMA.append(pa.field("extras", pa.string()))
+
+
+def schema_of(*, extras: bool) -> pa.Schema:
+    """Columns of the shards. :param extras: whether the recipe keeps columns."""
+    return WITH_EXTRAS if extras else SCHEMA
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,12 @@ def write_shards(
     folder: Path,
     size: Size = Size(),
     progress: Callable[[int], None] = lambda _: None,
+    schema: pa.Schema = SCHEMA,
 ) -> list[LocalShard]:
     """Write rows, which come in order, into shards named by their SHA-256.
 
-    :param batches: columns of `SCHEMA` and `weight`, the row's characters.
+    :param batches: columns of the schema and `weight`, the row's characters.
+    :param schema: `SCHEMA` or `WITH_EXTRAS`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[LocalShard] = []
@@ -87,9 +97,9 @@ def write_shards(
             shards.append(LocalShard(final, sha256, rows, final.stat().st_size))
         writer, rows, chars = None, 0, 0
 
-    for group, weight in _groups(batches, size):
+    for group, weight in _groups(batches, size, schema):
         if writer is None:
-            writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=["source", "label", "group"])
+            writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["source", "label", "group"])
         writer.write_table(group, row_group_size=group.num_rows)
         rows += group.num_rows
         chars += weight
@@ -100,29 +110,32 @@ def write_shards(
     return shards
 
 
-def _groups(batches: Iterable[pa.RecordBatch], size: Size) -> Iterator[tuple[pa.Table, int]]:
+def _groups(batches: Iterable[pa.RecordBatch], size: Size, schema: pa.Schema) -> Iterator[tuple[pa.Table, int]]:
     """Row groups, cut after the row that fills them."""
     held: list[pa.RecordBatch] = []
     rows = chars = 0
     for batch in batches:
         weights = batch.column("weight").to_pylist()
-        body = batch.select(SCHEMA.names)
+        if "extras" in schema.names:
+            sizes = pc.binary_length(batch.column("extras")).to_pylist()
+            weights = [weight + (extra or 0) for weight, extra in zip(weights, sizes, strict=True)]
+        body = batch.select(schema.names)
         start = 0
         for index, weight in enumerate(weights):
             rows += 1
             chars += weight
             if rows >= size.group_rows or chars >= size.group_chars:
                 held.append(body.slice(start, index + 1 - start))
-                yield _table(held), chars
+                yield _table(held, schema), chars
                 held, rows, chars, start = [], 0, 0, index + 1
         if start < batch.num_rows:
             held.append(body.slice(start))
     if held:
-        yield _table(held), chars
+        yield _table(held, schema), chars
 
 
-def _table(batches: list[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(batches).cast(SCHEMA).combine_chunks()
+def _table(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(batches).cast(schema).combine_chunks()
 
 
 def write_ledger(batches: Iterable[pa.RecordBatch], path: Path, files: Sequence[str]) -> None:

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from curation.engines.tables import Tables
+from curation.phrases import repeated, told
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
+#: Sources and labels that are told, the most frequent ones.
+TOP: Final = 12
+#: A source raises an alarm from so many rows on, if they are so large a part of it.
+ALARM_ROWS: Final = 10
+ALARM_ONE_IN: Final = 100
+_NAME: Final = 200
 _SIDES: Final = {0: "train", 1: "eval"}
 _KEPT: Final = "rows r join sides s on r.key = s.key and r.rank = s.rank"
 
@@ -21,7 +28,12 @@ class Statistics:
     :param totals: per split rows, characters and words.
     :param histograms: `chars` and `words`, per split the rows whose value is below each edge and not below the last.
     :param by_file: per file the number of rows of each end.
+    :param contested: `inputs` of the drop with several labels or answers, its `rows` of them, and `examples`.
     :param near: near duplicates that went, least similar first, each with the row that stayed.
+    :param unmet: rows that stayed in a bucket with so many others that they were compared with its first ones alone.
+    :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
+        reordering characters; copies count.
+    :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     """
 
     totals: dict[str, dict[str, int]]
@@ -38,9 +50,28 @@ class Statistics:
     edges: tuple[int, ...] = EDGES
     touched: dict[str, int] = field(default_factory=dict)
     near: list[dict[str, Any]] = field(default_factory=list)
+    unmet: int = 0
+    contested: dict[str, Any] = field(default_factory=dict)
+    suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
+    repeated: list[tuple[str, str, str, int, int]] = field(default_factory=list)
 
 
-def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = 12) -> Statistics:
+def alarms(statistics: Statistics) -> list[str]:
+    """Sources with strikingly many rows that try to be read otherwise than they look, or have a phrase in common."""
+    lines = []
+    for source, rows, tokens, unseen in statistics.suspicious:
+        parts = {"control tokens of chat templates": tokens, "invisible or reordering characters": unseen}
+        for what, held in parts.items():
+            if _striking(held, rows):
+                lines.append(f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?")
+    return [*lines, *(told(*item) for item in statistics.repeated)]
+
+
+def _striking(held: int, rows: int) -> bool:
+    return held >= ALARM_ROWS and held * ALARM_ONE_IN >= rows
+
+
+def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = TOP) -> Statistics:
     """Count. :param files: names by number. :param touched: counters of the kernel."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
@@ -53,26 +84,28 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         totals[_SIDES[side]] = {"rows": rows, "chars": chars, "words": words}
     kept = totals["train"]["rows"] + totals["eval"]["rows"]
     medians = {
-        name: tables.one(f"select r.{name} from {_KEPT} order by r.{name} limit 1 offset {kept // 2}")[0]
+        name: next(
+            iter(tables.all(f"select r.{name} from {_KEPT} order by r.{name} limit 1 offset {kept // 2}")), (0,)
+        )[0]
         for name in ("chars", "words")
     }
     shapes = tables.one(
-        "select cast(sum(case when r.text is null then 1 else 0 end) as bigint),"
-        f" cast(sum(case when r.text is null then 0 else 1 end) as bigint) from {_KEPT}"
+        "select cast(coalesce(sum(case when r.text is null then 1 else 0 end), 0) as bigint),"
+        f" cast(coalesce(sum(case when r.text is null then 0 else 1 end), 0) as bigint) from {_KEPT}"
     )
     return Statistics(
         totals=totals,
         medians=medians,
         histograms={name: _histogram(tables, name) for name in ("chars", "words")},
         sources=[
-            (str(name), train, held)
+            (_shown(name), train, held)
             for name, train, held in tables.all(
                 "select r.source, count(*) - cast(sum(s.side) as bigint), cast(sum(s.side) as bigint)"
                 f" from {_KEPT} group by r.source order by count(*) desc, r.source limit {top}"
             )
         ],
         labels=[
-            (str(name), rows)
+            (_shown(name), rows)
             for name, rows in tables.all(
                 f"select r.label, count(*) from {_KEPT} where r.label is not null"
                 f" group by r.label order by count(*) desc, r.label limit {top}"
@@ -86,7 +119,30 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         samples=_samples(tables),
         touched=touched,
         near=_near(tables, files),
+        unmet=tables.one("select unmet from unmet")[0],
+        suspicious=_suspicious(tables, top),
+        repeated=[(_shown(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
+        contested=_contested(tables, files),
     )
+
+
+def _suspicious(tables: Tables, top: int) -> list[tuple[str, int, int, int]]:
+    bar = " or ".join(
+        f"({held} >= {ALARM_ROWS} and {held} * {ALARM_ONE_IN} >= records)" for held in ("tokens", "unseen")
+    )
+    found = tables.all(
+        "select source, records, tokens, unseen from (select r.source as source, count(*) as records,"
+        " cast(sum(case when r.neutralised > 0 then 1 else 0 end) as bigint) as tokens,"
+        " cast(sum(r.invisible) as bigint) as unseen from rows r group by r.source) s"
+        f" where {bar} order by tokens + unseen desc, source limit {top}"
+    )
+    return [(_shown(source), rows, held, hidden) for source, rows, held, hidden in found]
+
+
+def _shown(name: Any) -> str:
+    """A source or label as the card has it: one from outside may be as long as its row."""
+    text = str(name)
+    return text if len(text) <= _NAME else f"{text[:_NAME]}…"
 
 
 def _histogram(tables: Tables, name: str) -> dict[str, list[int]]:
@@ -146,6 +202,36 @@ def _near(tables: Tables, files: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
+def _contested(tables: Tables, files: Sequence[str]) -> dict[str, Any]:
+    """Rows that ask the same and answer otherwise, of some inputs up to four."""
+    inputs = tables.one("select count(*) from contested")[0]
+    if not inputs:
+        return {"inputs": 0, "rows": 0, "examples": []}
+    rows = tables.one("select count(*) from rows r join contested c on r.input = c.input")[0]
+    found = tables.all(
+        "select t.file, t.position, r.text, r.messages, r.label, e.ending from"
+        " (select r.input, r.file, r.position, row_number() over"
+        " (partition by r.input order by r.file, r.position) as place"
+        " from rows r join (select input from contested order by input limit 5) c on r.input = c.input) t"
+        " join rows r on t.file = r.file and t.position = r.position"
+        " join ends e on t.file = e.file and t.position = e.position"
+        " where t.place <= 4 order by t.input, t.file, t.position"
+    )
+    examples = [
+        {"file": files[file], "position": position, "end": ending, **_asked(text, messages, label)}
+        for file, position, text, messages, label, ending in found
+    ]
+    return {"inputs": inputs, "rows": rows, "examples": examples}
+
+
+def _asked(text: str | None, messages: list[dict[str, str]] | None, label: str | None) -> dict[str, str]:
+    """A row's input and what it answers."""
+    if text is not None or not messages or label is not None:
+        return {"input": _excerpt(text, messages), "answer": _shown(label or "")}
+    at = max(at for at, turn in enumerate(messages) if turn["role"] == "assistant")
+    return {"input": _excerpt(None, messages[:at]), "answer": _excerpt(messages[at]["content"], None)}
+
+
 def _examples(tables: Tables, files: Sequence[str]) -> list[dict[str, Any]]:
     """Up to three faults of each reason."""
     found = tables.all(
@@ -174,7 +260,9 @@ def _samples(tables: Tables) -> list[dict[str, Any]]:
         )
         for source, text, messages in found:
             turns = [{"role": turn["role"], "content": turn["content"][:600]} for turn in messages or ()]
-            rows.append({"split": split, "source": source, "text": text[:600] if text else None, "messages": turns})
+            rows.append(
+                {"split": split, "source": _shown(source), "text": text[:600] if text else None, "messages": turns}
+            )
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from curation.gate import Check
 from curation.pace import duration
@@ -12,11 +12,16 @@ from curation.pii.report import NAMES
 from curation.reasons import filtered, mend, quarantined
 from dropforge.recipe_data import found
 
+#: Changes of columns; the card has more.
+_LINES: Final = 20
+
 
 def card_lines(card: Mapping[str, Any]) -> list[str]:
-    """Where the rows went, why with the mends, personal data, and which near duplicates are found."""
-    # Warnings name files, whose names are whatever somebody made them.
-    return [*map(visible, card["warnings"]), *_funnel(card), *_reasons(card), *_pii(card), *_near(card)]
+    """Where the rows went, why with the mends, personal data, which near duplicates are found, and how far the
+    rows lie from those of the version before."""
+    # Warnings name files and columns, whose names are whatever somebody made them.
+    told = [*card["warnings"], *card["columns"]["changed"][:_LINES]]
+    return [*map(visible, told), *_funnel(card), *_reasons(card), *_pii(card), *_near(card), *_drift(card)]
 
 
 def gate_lines(rules: Sequence[Check]) -> list[str]:
@@ -72,6 +77,14 @@ def _near(card: Mapping[str, Any]) -> list[str]:
         return []
     shares = [f"{at:g}: {found(at, near['bands'], near['rows']):.1%}" for at in (0.6, 0.7, 0.8, 0.9, 0.95)]
     return [f"Near duplicates found, by similarity: {', '.join(shares)}"]
+
+
+def _drift(card: Mapping[str, Any]) -> list[str]:
+    drift = card.get("drift")
+    if drift is None:
+        return []
+    told = [f"{name} {item['distance'] / 1000:g} ({item['chance'] / 1000:g})" for name, item in drift["found"].items()]
+    return [f"Drift from {drift['parent'][:12]} (by chance): {', '.join(told) or 'its card cannot be read'}"]
 
 
 def _row(name: str, rows: int, whole: int) -> str:

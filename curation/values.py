@@ -86,9 +86,9 @@ class _Scanner:
         if open_array or self.depth or self.in_string:
             if self.size:
                 cause = "the file ends inside this value; if brackets do not match, later rows are part of it"
-                yield Fault(self.position, Reason.BAD_JSON, cause, bytes(self.held[:HEAD]))
+                yield Fault(self.position, Reason.TORN_FILE, cause, bytes(self.held[:HEAD]))
             elif open_array:
-                yield Fault(offset, Reason.BAD_JSON, "the array has no end", b"")
+                yield Fault(offset, Reason.TORN_FILE, "the array has no end", b"")
         else:
             yield from self._flush()
 

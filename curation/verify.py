@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow.parquet as pq
 
-from curation.kernel import Report, Task
-from curation.reasons import mend
+from curation.reasons import Filtered, mend
+from curation.task import Report, Task
 from dropforge.errors import DataError
 
 
 def verify(reports: Sequence[tuple[Task, Report]]) -> None:
     """:raises DataError: for the first row that cannot be used, with its file and place."""
-    bad = [task for task, report in reports if report.faults]
+    faulty = ((task, _faults(task)) for task, report in reports if report.faults)
+    bad = [(task, fault) for task, faults in faulty for fault in faults]
     if not bad:
         return
-    file = min(task.file for task in bad)
-    here = [task for task in bad if task.file == file]
-    faults = (fault for task in here for fault in pq.read_table(task.faults).to_pylist())
-    fault = min(faults, key=lambda fault: int(fault["position"]))
-    place = "row" if here[0].split.format.kind in {"parquet", "arrow"} else "byte"
-    rows = sum(report.faults for _, report in reports)
+    task, fault = min(bad, key=lambda pair: (pair[0].file, int(pair[1]["position"])))
+    place = "row" if task.split.format.kind in {"parquet", "arrow"} else "byte"
+    rows = len(bad)
     raise DataError(
-        f"file {here[0].name!r}, {place} {fault['position']}",
+        f"file {task.name!r}, {place} {fault['position']}",
         f"{fault['reason']}: {fault['detail']}, and {rows - 1:,} more rows cannot be used"
         if rows > 1
         else f"{fault['reason']}: {fault['detail']}",
         f"{mend(fault['reason'])}; or leave `curation: none` out, and bad rows are quarantined",
     )
+
+
+def _faults(task: Task) -> list[dict[str, Any]]:
+    """Rows that ended; what `dropforge forget` took out is none."""
+    return [fault for fault in pq.read_table(task.faults).to_pylist() if fault["reason"] != Filtered.FORGOTTEN]

@@ -11,8 +11,8 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from curation.kernel import Report, Task
 from curation.pool import run_all
+from curation.task import Report, Task
 from dropforge.errors import DropforgeError
 
 #: Below this many bytes a pool of processes costs more than it brings.
@@ -30,6 +30,12 @@ class Memory:
 DEFAULT_MEMORY: Final = Memory()
 
 
+def processes(workers: int, planned: int) -> int:
+    """How many work on a drop of so many bytes. :param workers: as the recipe says; 0 takes what the machine has."""
+    pool = min(len(os.sched_getaffinity(0)), 8) if planned >= POOL_FROM_BYTES else 1
+    return workers or pool
+
+
 @dataclass(frozen=True)
 class Embedded:
     """This machine. :param workers: processes; 0 takes what the machine has."""
@@ -38,8 +44,7 @@ class Embedded:
     memory: Memory = DEFAULT_MEMORY
 
     def run(self, tasks: Sequence[Task], planned: int) -> Iterator[tuple[Task, Report]]:
-        pool = min(len(os.sched_getaffinity(0)), 8) if planned >= POOL_FROM_BYTES else 1
-        return run_all(tasks, self.workers or pool)
+        return run_all(tasks, processes(self.workers, planned))
 
     def tables(self, scratch: Path) -> DuckTables:
         return DuckTables(scratch, self.memory)

@@ -1,7 +1,7 @@
-"""Spark on this machine: the same kernels through `mapInArrow`, the same statements as Spark SQL.
+"""Spark, on this machine or on a cluster: the same kernels through `mapInArrow`, the same statements as Spark SQL.
 
 Each statement that makes a table writes it as Parquet, so that no plan grows with the rounds of a loop. Everything that
-Spark writes lies in the work folder, which driver and executors share; it listens on 127.0.0.1 alone.
+Spark writes lies in the work folder, which driver and executors share; on this machine it listens on 127.0.0.1 alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,7 +29,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import Row, SparkSession
 
 from curation.columns import binaries, integers
-from curation.kernel import Report, Task, run
+from curation.kernel import run
+from curation.task import Report, Task
 from dropforge.errors import DropforgeError
 
 _ANSWERS: Final = pa.schema([("number", pa.int64()), ("answer", pa.binary())])
@@ -39,6 +40,9 @@ _FAILURES: Final = (PySparkException, Py4JError, ConnectionError)
 #: What Hadoop takes for a pattern or a separator in a path.
 _UNSAFE: Final = frozenset("*?[]{}\\'\",")
 _LOOK_SECONDS: Final = 1.0
+#: Splits up to which they are smaller than the largest (`curation.plan.split_size`).
+_FEW: Final = 64
+_PARTITIONS_PER_CORE: Final = 8
 
 
 @contextmanager
@@ -83,27 +87,58 @@ def session(folder: Path, workers: int = 0, memory: str = "2g") -> Iterator[Spar
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def submitted(folder: Path, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """The session of a driver that `spark-submit` started: master, executors and memory are as it was told.
+
+    :param folder: for warehouse files; driver and executors must see it under this path, as it is for the work folder.
+    :param settings: Spark's, that only this process knows.
+    :raises DropforgeError: if `spark-submit` did not start this process, or the session does not start.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        raise DropforgeError("Spark", "`spark-submit` did not start this process", "Submit it, or take `session`")
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    try:
+        told = _shared_settings(folder.absolute()) | dict(settings)
+        context = SparkContext(conf=SparkConf().setAll(told.items()))
+    except (*_FAILURES, OSError) as error:
+        mend = "Look at the driver's log"
+        raise DropforgeError("Spark", f"it did not start: {_line(error)}", mend) from error
+    try:
+        yield SparkSession(context)
+    finally:
+        with suppress(*_FAILURES):
+            context.stop()
+
+
+def _shared_settings(folder: Path) -> dict[str, str]:
+    """What the statements rely on, wherever Spark runs."""
+    return {
+        "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Spark makes a secret for this application alone, so that nobody else reads its blocks.
+        "spark.authenticate": "true",
+        "spark.log.level": "ERROR",
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.ansi.doubleQuotedIdentifiers": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.hadoop.parquet.block.size": str(16 << 20),
+    }
+
+
 def _settings(folder: Path, workers: int, memory: str) -> dict[str, str]:
     return {
+        **_shared_settings(folder),
         "spark.master": f"local[{workers or '*'},{_TRIES}]",
         "spark.app.name": "dropforge-curation",
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": f'-Djava.io.tmpdir="{folder}" -XX:-UsePerfData',
         "spark.local.dir": str(folder),
-        "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
-        "spark.sql.catalogImplementation": "in-memory",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        # Spark makes a secret for this process alone, so that nobody else on the machine reads its blocks.
-        "spark.authenticate": "true",
-        "spark.log.level": "ERROR",
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "spark.sql.ansi.enabled": "true",
-        "spark.sql.ansi.doubleQuotedIdentifiers": "true",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.hadoop.parquet.block.size": str(16 << 20),
     }
 
 
@@ -215,8 +250,11 @@ class SparkTables:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def view(self, name: str, paths: Sequence[Path]) -> None:
-        # A split's worth to each: 200, as is the default, cost more than they bring with a few files.
-        self.partitions = max(self.partitions, len(paths))
+        # A split's worth to each: 200, as is the default, cost more than they bring with a few files. Those of a small
+        # drop are small themselves.
+        few = len(paths) <= _FEW
+        most = self.session.sparkContext.defaultParallelism * _PARTITIONS_PER_CORE if few else len(paths)
+        self.partitions = max(self.partitions, min(len(paths), most))
         try:
             self.session.conf.set("spark.sql.shuffle.partitions", self.partitions)
             self.session.read.parquet(*map(str, paths)).createOrReplaceTempView(name)
@@ -271,5 +309,7 @@ def _explain(error: Exception) -> DropforgeError:
     if "No space left" in str(error):
         mend = "Free space in the work folder"
     else:
-        mend = "Give it more memory with `curation.spark.driver_memory`, or take `curation.engine: embedded`"
+        # As `submitted`: a driver on a cluster does not have the memory of this machine's Spark.
+        key = "cluster.memory" if "PYSPARK_GATEWAY_PORT" in os.environ else "driver_memory"
+        mend = f"Give it more memory with `curation.spark.{key}`, or take `curation.engine: embedded`"
     return DropforgeError("curation on Spark", f"Spark stopped: {cause}", mend)

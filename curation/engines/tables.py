@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from curation.kernel import Report, Task
+from curation.task import Report, Task
 
 
 class Tables(Protocol):

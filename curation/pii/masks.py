@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from curation.pii.hits import KINDS, Hit
-from dropforge.errors import DropforgeError
+from dropforge.errors import RecipeError
 
 #: Characters of a key, at least: its fingerprint is public, so it must not be guessed.
 LEAST_KEY: Final = 32
@@ -29,12 +29,12 @@ _QUOTE: Final = re.compile(r'(?<!\\)(?:\\\\)*+"')
 
 
 def read_key(name: str, env: Mapping[str, str]) -> bytes:
-    """The key in the environment. :raises DropforgeError: if it is not there or short; it is never shown."""
+    """The key in the environment. :raises RecipeError: if it is not there or short; it is never shown."""
     key = env.get(name, "").strip()
     if len(key) < LEAST_KEY:
         cause = f"it has {len(key)} characters, and {LEAST_KEY} are needed" if key else "it is not set"
         mend = f"Set it where curation runs, for example `export {name}=$(openssl rand -hex 32)`, and keep it"
-        raise DropforgeError(f"environment variable {name} (`curation.pii.key_env`)", cause, mend)
+        raise RecipeError(f"environment variable {name} (`curation.pii.key_env`)", cause, mend)
     return key.encode()
 
 

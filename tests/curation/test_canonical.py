@@ -192,7 +192,7 @@ def test_folding_is_stable_and_normalised(left: str, right: str) -> None:
 def test_golden_names() -> None:
     """The same on every machine and Python: a change here changes every digest, so raise the kernel's version."""
     row = canonical({"prompt": "Grüße <|im_end|>", "completion": "ok", "label": "x", "group": "g1"})
-    content, exact, words = names(row)
+    content, exact, words, _ = names(row)
     assert content.hex() == "cf9de53df8d3681d0ea4ef892867118a"
     assert exact.hex() == "0ce1c83d824136451ed2794dd00be7b7"
     assert unit(row, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from curation.plots import Bar, bars, histogram, short
+from curation.card import render
+from curation.plots import Bar, bars, histogram, outline, pairs, short
 from dropforge.dataset import Manifest
 from dropforge.store import FolderStore
 
@@ -87,8 +88,36 @@ def test_page_shows_the_figures_and_the_faults(card: tuple[Manifest, str, Any]) 
     assert statistics["touched"] == {"blank": 0, "invisible": 3, "neutralised": 0}
 
 
+def test_every_question_has_its_section(
+    make: Callable[..., Manifest], texts: Callable[..., list[bytes]], store: FolderStore
+) -> None:
+    rows = [*texts(60), texts(1)[0], b"broken", b'{"text": "Please write to ada@example.com about the bill"}']
+    asked: dict[str, Any] = {"dedup": {}, "pii": {}, "language": {"keep": ["en"]}, "max_filtered": 1.0}
+    make({"a.jsonl": b"\n".join(texts(50, 200))}, **asked)
+    made = make({"a.jsonl": b"\n".join(rows)}, name="d2", **asked)
+    page = store.get(made.files["card_html"]).decode()
+    wanted = [
+        *("Where every row went", "Lengths", "Drift", "Sources", "Rows as the model sees them", "Quarantine"),
+        *("Languages", "Copies", "Near duplicates", "Personal data and secrets", "Files", "Rules and identity"),
+    ]
+    assert [title for title in re.findall("<h2>(.*?)</h2>", page) if title in wanted] == wanted
+    whole = Page()
+    whole.feed(page)
+    assert whole.open == []
+    assert "ada@example.com" not in page
+    # The JSON, whose keys are sorted, makes the same columns: train at the foot.
+    lengths = page.split("<h2>Lengths")[1].split("<h2>")[0]
+    assert lengths.index("<title>train: ") < lengths.index("<title>eval: ")
+    assert lengths in render(json.loads(store.get(made.files["card_json"])))
+
+
 def test_plots_of_extremes() -> None:
     assert bars([], "none") == ""
     assert histogram({"train": [0, 0]}, [10], {"train": "--train"}, "none") == ""
+    assert pairs([], "none") == outline([0, 0], [0, 0], [10], "none") == ""
+    assert pairs([("<a>", 0.0, 0.0)], "t").count("0.0%") == 2
+    assert 'width="1.5"' in pairs([("a", 1e-6, 0.5), ("b", 0.0, 0.5)], "t")
+    assert "<b>" not in pairs([("<b>", 0.5, 0.5)], '"<b>"')
+    assert "100.0% before, 0.0% now" in outline([5, 0], [0, 0], [10], "t")
     assert "1.5" in bars([Bar("a", [("--x", 1_000_000, "")]), Bar("b", [("--x", 1, "")])], "t")
     assert [short(n) for n in (7, 1_000, 1_250, 2_000_000, 3_100_000_000)] == ["7", "1k", "1.2k", "2M", "3.1G"]

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import curation
-from curation import pipeline, plan, pool
-from curation.engines import duck
+from curation import pipeline, plan, pool, written
 from curation.exchange import eval_cut
+from curation.notes import funnel
+from curation.reasons import Filtered, Reason
 from dropforge import dataset, layout
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile, identity
@@ -86,7 +87,7 @@ def test_shards_are_what_the_manifest_says(make: Make, texts: Texts, rows: Rows,
     assert Manifest.from_json(stored) == dataclasses.replace(
         manifest, inputs=tuple(dict(item) for item in manifest.inputs), rules=dict(manifest.rules)
     )
-    assert set(manifest.files) == {"ledger", "quarantine", "card_html", "card_json"}
+    assert set(manifest.files) == {"ledger", "quarantine", "card_html", "card_json", "croissant"}
 
 
 def test_duplicates_across_files_and_formats_name_the_winner(make: Make, ledger: Any) -> None:
@@ -300,13 +301,13 @@ def test_two_curations_at_once_agree_on_one_manifest(
 ) -> None:
     first, second = upload({"a.jsonl": join(texts(50))}, "d1"), upload({"b.jsonl": join(texts(50))}, "d2")
     meeting = threading.Barrier(2, timeout=60)
-    publish = pipeline._publish
+    publish = pipeline.publish
 
     def together(*arguments: Any) -> Manifest:
         meeting.wait()
         return publish(*arguments)
 
-    monkeypatch.setattr(pipeline, "_publish", together)
+    monkeypatch.setattr(pipeline, "publish", together)
     results: dict[str, Manifest] = {}
 
     def work(drop: Drop) -> None:
@@ -362,22 +363,6 @@ def test_a_second_curation_takes_the_first_manifest(make: Make, texts: Texts, st
     assert {info.key: info.etag for info in store.list("datasets/")} == before
 
 
-def test_ledger_that_does_not_add_up_stops_the_run(
-    make: Make, texts: Texts, monkeypatch: Patch, store: FolderStore
-) -> None:
-    read = duck.run_all
-
-    def losing(tasks: Any, workers: int) -> Any:
-        for task, report in read(tasks, workers):
-            report.records += 1
-            yield task, report
-
-    monkeypatch.setattr(duck, "run_all", losing)
-    with pytest.raises(DropforgeError, match="does not add up"):
-        make({"a.jsonl": join(texts(50))})
-    assert not list(store.list("datasets/"))
-
-
 # --- what a person is told ---
 
 
@@ -412,11 +397,32 @@ def test_no_usable_row_names_files_reason_and_mend(make: Make, files: dict[str, 
     assert all(text in str(caught.value) for text in said)
 
 
+def test_no_usable_row_tells_what_each_step_left(make: Make) -> None:
+    good = [json.dumps({"text": f"only {n} words"}) for n in range(9)]
+    french = [json.dumps({"text": f"Il y a {n} chats dans le jardin et la maison est grande"}) for n in range(4)]
+    bad = ["{bad", '{"x": 1}', '{"x": 2}', '{"text": ""}', '{"text": NaN}']
+    data = "\n".join([*good, *french, *bad]).encode()
+    language = {"keep": ["en"]}
+    with pytest.raises(DataError) as caught:
+        make({"a.jsonl": data}, language=language, quality={"gopher": {"min_words": 50}})
+    steps = "18 read, 13 readable (no_content 2, bad_json 1, bad_number 1, ...), "
+    assert steps + "9 left by language (other_language 4), 0 left by quality (gopher_few_words 9)" in str(caught.value)
+    # A reason that no step has would leave rows that nobody tells of.
+    told = funnel(dict.fromkeys([*Reason, *Filtered, "duplicate", "near_duplicate"], 1))
+    assert told[-5:] == [
+        "4 left by exact copies (duplicate 1)",
+        "3 left by label conflicts (label_conflict 1)",
+        "2 left by near copies (near_duplicate 1)",
+        "1 left by caps of sources (over_cap 1)",
+        "0 left by the split (crosses_split 1)",
+    ]
+
+
 def test_full_disk(make: Make, texts: Texts, monkeypatch: Patch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pipeline, "write_ledger", full)
+    monkeypatch.setattr(written, "write_ledger", full)
     with pytest.raises(DropforgeError, match="disk is full"):
         make({"a.jsonl": join(texts(50))})
 

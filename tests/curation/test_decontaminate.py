@@ -10,14 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+import curation
 from curation.canonical import canonical
 from curation.decontaminate import FOUND, Decontamination, Index, build, found, load, make_decontaminate
+from curation.eval_sets import prepare
+from curation.plan import make_rules
 from curation.stage import put_through
+from curation.streams import DEFAULT_LIMITS
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
+from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
 
 Make = Callable[..., Manifest]
@@ -64,6 +70,25 @@ def test_an_item_is_found_in_other_clothes(row: str) -> None:
 )
 def test_what_shares_few_runs_stays(row: str) -> None:
     assert hits(row, QUESTION) == set()
+
+
+def test_of_changed_numbers_those_are_found_that_break_few_runs() -> None:
+    """What the docs say is lost: a number in the middle of a short item breaks eight of its runs."""
+    item = "A train leaves the town at 9 with 120 people and comes to the sea after 3 hours how many"
+    item += " of them are left if 40 get off at each of the 2 stops"
+    changes = {"2": "5", "40": "45", "9": "7", "120": "121"}
+    words = item.split()
+    assert len(words) == 34
+
+    def changed(*numbers: str) -> str:
+        return " ".join(changes[word] if word in numbers else word for word in words)
+
+    assert hits(changed("2"), item) == {0}
+    assert hits(changed("9"), item) == {0}
+    assert hits(changed("2", "40"), item) == {0}
+    assert hits(changed("9", "40"), item) == set()
+    assert hits(changed(*changes), item) == set()
+    assert hits(" ".join([*WORDS[:10], "10", *WORDS[11:]]), QUESTION) == set()
 
 
 def test_the_share_decides_to_the_run() -> None:
@@ -185,14 +210,18 @@ def test_the_set_s_content_is_part_of_the_version(make: Make, store: FolderStore
     assert "decontamination" not in plain.rules
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json", "arrow", "utf-16.jsonl", "utf-32-le.csv"])
 def test_sets_come_in_any_format(make: Make, store: FolderStore, tmp_path: Path, kind: str) -> None:
     table = pa.table({"Frage": [QUESTION, "x"], "n": [1, 2]})
     pq.write_table(table, tmp_path / "set.parquet")
+    Dataset.from_list(table.to_pylist()).save_to_disk(tmp_path / "saved")
     data = {
         "csv": f'Frage,n\n"{QUESTION}",1\nx,2\n'.encode(),
         "parquet": (tmp_path / "set.parquet").read_bytes(),
         "json": json.dumps(table.to_pylist(), indent=1).encode(),
+        "arrow": next((tmp_path / "saved").glob("*.arrow")).read_bytes(),
+        "utf-16.jsonl": lines(*table.to_pylist()).decode().encode("utf-16"),
+        "utf-32-le.csv": f'\ufeffFrage,n\n"{QUESTION}",1\nx,2\n'.encode("utf-32-le"),
     }[kind]
     store.put(f"eval-sets/set.{kind}", data)
     assert make(drop(), decontaminate={"sets": {"s": f"eval-sets/set.{kind}"}}).counts["contaminated"] == 2
@@ -203,6 +232,7 @@ def test_sets_come_in_any_format(make: Make, store: FolderStore, tmp_path: Path,
     [
         (None, r"evaluation set 'clocks' \(eval-sets/clocks.jsonl\)"),
         (b"", "holds no item"),
+        (b"PAR1 and no Parquet", "bad_parquet"),
         (b'{"question": "a"}\nbroken\n', "its row at 18 cannot be read: bad_json"),
     ],
 )
@@ -222,3 +252,69 @@ def test_masked_rows_are_found_by_masked_items(make: Make, store: FolderStore) -
     assert manifest.counts["contaminated"] == 1
     report = store.get(manifest.files["contamination"])
     assert b"jane@" not in report
+
+
+# Twenty words with a mark among them, without which fewer than half of its runs are left.
+CITED = "the water in this tall glass boils much sooner[1] on a high hill than it does by the sea"
+FIVE = " One is one. Two is two. Three is three. Four is four."
+MARKED = " ".join(WORDS[:10]) + "[1] " + " ".join(WORDS[10:])
+
+
+def marked() -> dict[str, bytes]:
+    """Rows with items in which marks of citations stand, so that taking these out puts the items together."""
+    texts = [f"Row number {n} of the test.{FIVE}" for n in range(40)]
+    texts += [f"Quiz: {MARKED}.{FIVE}", f"{MARKED}. {MARKED}.{FIVE}", f"{QUESTION}. {MARKED}.{FIVE}", f"{CITED}.{FIVE}"]
+    half = " ".join(WORDS[:9]), f"{' '.join(WORDS[9:12])}[1] {' '.join(WORDS[12:])}.{FIVE}"
+    return {"a.jsonl": lines(*({"text": text} for text in texts), {"prompt": half[0], "completion": half[1]})}
+
+
+def test_what_c4_puts_together_is_found_too(make: Make, store: FolderStore, rows: Any, ledger: Any) -> None:
+    store.put("eval-sets/clocks.jsonl", lines({"question": QUESTION}, {"question": CITED}))
+    before = make(marked(), "d1", decontaminate=ASKED)
+    assert before.counts["contaminated"] == 2  # the whole item, and the one with a mark of its own
+    manifest = make(marked(), "d2", decontaminate=ASKED, quality={"c4": {}})
+    assert manifest.counts["contaminated"] == 5
+    assert sum(entry["end"] == "contaminated" for entry in ledger(manifest)) == 5
+    assert len(rows(manifest)) == 40
+    told = [json.loads(line) for line in store.get(manifest.files["contamination"]).splitlines()]
+    assert [item["rows"] for item in told] == [4, 1]  # each row once, also with two copies of an item
+    card = json.loads(store.get(manifest.files["card_json"]))
+    assert card["evaluation_sets"]["sets"] == {"clocks": {"items": 2, "not_sought": 0, "found": 2, "rows": 5}}
+
+
+def test_a_ceiling_holds_for_what_c4_puts_together(
+    make: Make, store: FolderStore, recipe: Callable[..., Recipe]
+) -> None:
+    store.put("eval-sets/clocks.jsonl", lines({"question": QUESTION}))
+    asked = {"decontaminate": ASKED, "quality": {"c4": {}}, "gate": {"max": {"contaminated": 0}}}
+    manifest = make({"a.jsonl": b"\n".join(marked()["a.jsonl"].splitlines()[:41])}, **asked)
+    with pytest.raises(DataError, match=r"gate\.max\.contaminated"):
+        curation.check(manifest, recipe(**asked))
+
+
+@pytest.mark.parametrize(("pii", "end"), [({}, "contaminated"), ({"action": "drop-row"}, "personal_data")])
+def test_what_c4_puts_together_is_masked_before_it_is_looked_for(
+    make: Make, store: FolderStore, pii: dict[str, Any], end: str
+) -> None:
+    text = "please write a kind letter to jane{}@example-company.com about the broken clock in hall seven"
+    store.put("eval-sets/clocks.jsonl", lines({"question": text.format("")}))
+    plain = [{"text": f"Row number {n} of the test.{FIVE}"} for n in range(40)]
+    files = {"a.jsonl": lines(*plain, {"text": text.format("[1]") + f".{FIVE}"})}
+    manifest = make(files, decontaminate={**ASKED, "threshold": 1.0}, pii=pii, quality={"c4": {}})
+    ends = {name: manifest.counts.get(name, 0) for name in ("contaminated", "personal_data")}
+    assert ends == {"contaminated": 0, "personal_data": 0, end: 1}
+    (told,) = [json.loads(line) for line in store.get(manifest.files["contamination"]).splitlines()]
+    assert told["rows"] == (end == "contaminated")
+
+
+@pytest.mark.parametrize(
+    ("quality", "version"), [(None, 1), ({"gopher": {"min_words": 3}}, 1), ({"c4": {"citations": False}}, 2)]
+)
+def test_only_beside_c4_the_rules_have_another_version(
+    store: FolderStore, recipe: Callable[..., Recipe], tmp_path: Path, quality: dict[str, Any] | None, version: int
+) -> None:
+    store.put("eval-sets/clocks.jsonl", lines({"question": QUESTION}))
+    asked = recipe(decontaminate=ASKED, quality=quality)
+    assert asked.curation.decontaminate is not None
+    made, _ = prepare(store, asked.curation.decontaminate, make_rules(asked), tmp_path / "sets", DEFAULT_LIMITS)
+    assert made.facts()["decontamination"]["version"] == version

@@ -56,7 +56,7 @@ def test_utf_16_and_utf_32_show_themselves(tmp_path: Path, name: str, codec: str
         assert row.encode() in text[place - behind :].splitlines()[0] + text[place - behind :][:200]
     assert found(tmp_path, f"{name}.gz", gzip.compress(data), "auto") == records
     if codec != "utf-8-sig":
-        assert [reason for _, reason in found(tmp_path, name, data, "utf-8")] == [Reason.BAD_ENCODING]
+        assert [reason for _, reason in found(tmp_path, name, data, "utf-8")] == [Reason.FILE_ENCODING]
 
 
 @pytest.mark.parametrize("codec", WIDE)

@@ -7,11 +7,13 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,8 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import curation
-from curation import exchange, near, plan
-from curation.engines.choice import AUTO_SPARK_BYTES, Choice, choose
+from curation import caps, conflicts, exchange, near, plan, state
 from curation.engines.duck import DuckTables
 from curation.engines.tables import Engine
 from curation.kernel import run
@@ -31,8 +32,10 @@ from dropforge.dataset import Manifest
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.recipe import Recipe
+from dropforge.recipes import load_recipe
 from dropforge.spark import find_spark
 from dropforge.store import FolderStore
+from tests.wheels import make_wheel
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -82,8 +85,9 @@ def nasty(labelled: bool) -> dict[str, bytes]:
         rows = [{**row, "label": "ab"[index // 9 % 2]} for index, row in enumerate(rows)]
     else:
         rows += [
-            {"messages": [{"role": "user", "content": f"what is {n}?"}, {"role": "assistant", "content": "n" * n}]}
+            {"messages": [{"role": "user", "content": f"what is {n}?"}, {"role": "assistant", "content": "n" * m}]}
             for n in range(1, 40)
+            for m in ({n, n + 1} if n % 5 == 0 else {n})
         ]
     rng.shuffle(rows)
     lines = [json.dumps(row).encode() for row in rows]
@@ -184,35 +188,67 @@ def alike(ours: pa.Table, theirs: pa.Table, statement: str, ordered: bool) -> No
     assert rows[0] == rows[1], statement
 
 
-@pytest.mark.parametrize("way", ["near", "keep"])
+@pytest.mark.parametrize("way", ["near", "keep", "family"])
 def test_every_statement_means_the_same_on_both_engines(
     spark: Engine, tmp_path: Path, recipe: MakeRecipe, way: str
 ) -> None:
-    asked = recipe(dedup={"threshold": 0.7}, prefer=["s1"]) if way == "near" else recipe(exact_duplicates="keep")
+    asked = {
+        "near": recipe(dedup={"threshold": 0.7}, prefer=["s1"], label_conflicts="first"),
+        "keep": recipe(exact_duplicates="keep"),
+        "family": recipe(
+            dedup={"threshold": 0.7},
+            scope="family",
+            label_conflicts="drop",
+            max_rows_per_source={"s1": 9, "chain": 3, "s2": 90},
+        ),
+    }[way]
     store, drop = uploaded(tmp_path, nasty(labelled=False))
     files = sorted(drop.data_files, key=lambda file: file.key)
+    before: dict[str, list[Path]] = {}
+    if way == "family":
+        half = drop.model_copy(update={"files": tuple(files[:1]), "id": "half"})
+        first = curation.curate(store, half, asked, workdir=tmp_path / "first")
+        before = state.fetch(store, "fam", first.steps, tmp_path / "state")
     paths = [store.root / "drops/fam/d" / file.key for file in files]
     work = list(tasks(drop, files, paths, make_rules(asked), tmp_path / "parts"))
     for task in work:
         run(task)
+    capped = caps.write(make_rules(asked).max_rows_per_source, tmp_path / "caps.parquet") if way == "family" else None
     with DuckTables(tmp_path / "spill") as duck, spark.tables(tmp_path / "spark") as other:
         both = Both(duck, other)
-        exchange.load(both, work, make_rules(asked))
-        exchange.settle(both, make_rules(asked))
+        exchange.load(both, work, make_rules(asked), before, capped)
+        exchange.settle(both, make_rules(asked), trained=bool(before), evaluated=bool(before))
         counts = exchange.counts(both)
         for side in (0, 1):
             for statement in (exchange.KEYS, exchange.SHARDS):
                 assert sum(batch.num_rows for batch in both.batches(statement.format(side=side))) > 0
-        for statement in (exchange.LEDGER, exchange.QUARANTINE):
+        if way == "family":
+            assert counts["duplicate"] > 100  # of rows that an earlier drop had
+            assert counts["over_cap"] > 0
+            assert counts["label_conflict"] > 0
+            assert len(state.write(both, make_rules(asked), tmp_path / "left", 7)) == len(before)
+        for statement in (exchange.LEDGER.format(files=len(files)), exchange.QUARANTINE):
             assert sum(batch.num_rows for batch in both.batches(statement)) > 0
         if way == "near":
             measure(both, [file.key for file in files], {})
             assert counts["near_duplicate"] >= 10
     # A new statement is one that this test runs.
-    named = statements(exchange) | statements(near)
+    named = {name: text for module in (exchange, near, conflicts, caps) for name, text in statements(module).items()}
+    assert len(named) == sum(len(statements(module)) for module in (exchange, near, conflicts, caps))
+    remembered = {name for name in named if name.startswith("REMEMBERED.")}
+    nothing = {name for name in named if name.startswith("NOTHING.")}
     elsewhere = {
-        "near": {"KEPT.keep", "NO_NEAR", "NO_LINKED"},
-        "keep": {"KEPT.drop", *(set(statements(near)) - {"NO_NEAR", "NO_LINKED"})},
+        "near": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", "HEADED", *remembered}
+        | {"CONFLICTS.keep", "CONFLICTS.drop", "BEYOND", "WITHIN", "NOTHING.old_sources"},
+        "keep": {
+            "KEPT.drop",
+            "ASKED.drop",
+            *(set(statements(near)) - {"NO_NEAR", "NO_LINKED", "NO_UNMET"}),
+            *remembered,
+        }
+        | {"ELECTED", "CONFLICTS.first", "CONFLICTS.drop", "BEYOND", "WITHIN", "NOTHING.old_sources"},
+        "family": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", *nothing}
+        | {"ELECTED", "CONFLICTS.first", "CONFLICTS.keep", "NONE_BEYOND"},
     }
     missed = {name for name, text in named.items() if not any(pattern(text).fullmatch(ran) for ran in both.seen)}
     assert missed == elsewhere[way]
@@ -236,71 +272,146 @@ def test_spark_listens_on_this_machine_alone_and_once(spark: Engine, tmp_path: P
 
 def curated(
     folder: Path, recipe: Recipe, files: dict[str, bytes], engine: Engine | None = None, seed: int = 0
-) -> tuple[Manifest, list[dict[str, Any]], list[Any], list[bytes]]:
-    """(manifest, ledger, quarantine, the shards' bytes), in a store of their own."""
+) -> tuple[Manifest, list[dict[str, Any]], list[Any], list[bytes], dict[str, Any]]:
+    """(manifest, ledger, quarantine, the shards' bytes, the card), in a store of their own."""
     store, drop = uploaded(folder, files)
     order = tuple(random.Random(seed).sample(drop.files, len(drop.files)))
     shuffled = Drop(**{**dict(drop), "files": order})
     manifest = curation.curate(store, shuffled, recipe, workdir=folder / "work", engine=engine)
     ledger = pq.read_table(store.root / manifest.files["ledger"]).to_pylist()
     quarantine = [json.loads(line) for line in store.get(manifest.files["quarantine"]).splitlines()]
-    return manifest, ledger, quarantine, [store.get(shard.key) for shard in manifest.shards]
+    card = json.loads(store.get(manifest.files["card_json"]))
+    return manifest, ledger, quarantine, [store.get(shard.key) for shard in manifest.shards], card
 
 
 @pytest.mark.parametrize("labelled", [False, True], ids=["chat", "classification"])
-def test_one_digest_for_workers_orders_splits_and_engines(
-    spark: Engine, tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, labelled: bool
+def test_one_digest_for_workers_orders_and_splits(
+    tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, labelled: bool
 ) -> None:
-    task = "classification" if labelled else "causal-lm"
-    values: dict[str, Any] = {"task": task, "dedup": {"threshold": 0.7}, "prefer": ["s1"]}
-    files = nasty(labelled)
+    values, files = asked_of(labelled), nasty(labelled)
     whole = curated(tmp_path / "one", recipe(workers=1, **values), files)
     counts = whole[0].counts
     assert {"duplicate", "near_duplicate", "bad_json", "ragged"} <= set(counts)
     assert len(curation.quarantined(counts)) > 4
     assert min(counts["near_duplicate"], counts["train"], counts["eval"]) > 4
-    monkeypatch.setattr(plan.cut, "__defaults__", (3000,))
-    monkeypatch.setattr(plan.tasks, "__defaults__", (3000, *plan.tasks.__defaults__[1:]))
+    in_small_splits(monkeypatch)
+    for workers in (2, 8):
+        same(tmp_path / str(workers), recipe(workers=workers, **values), files, whole, seed=workers)
+
+
+@pytest.mark.parametrize("labelled", [False, True], ids=["chat", "classification"])
+def test_one_digest_for_both_engines(
+    spark: Engine, tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, labelled: bool
+) -> None:
+    values, files = asked_of(labelled), nasty(labelled)
+    whole = curated(tmp_path / "one", recipe(workers=1, **values), files)
+    in_small_splits(monkeypatch)
     # An engine is no part of a dataset: the recipe may name it or not.
-    ways: list[tuple[Recipe, Engine | None]] = [(recipe(workers=n, **values), None) for n in (2, 8)]
-    ways.append((recipe(engine="spark", **values), spark))
-    for number, (asked, engine) in enumerate(ways):
-        other = curated(tmp_path / str(number), asked, files, engine, seed=number)
-        assert len(list((tmp_path / str(number) / "work/parts").glob("*.json"))) > 8
-        assert other[0].digest == whole[0].digest
-        assert (other[0].counts, other[0].rules, other[0].shards) == (counts, whole[0].rules, whole[0].shards)
-        assert other[1:] == whole[1:]
+    same(tmp_path / "spark", recipe(engine="spark", **values), files, whole, engine=spark, seed=2)
 
 
-# --- which engine ---
+def test_a_drop_has_64_splits_within_bounds() -> None:
+    sizes = {plan.split_size(planned) >> 20 for planned in (1, 32 << 20)}
+    assert sizes == {32}
+    assert [plan.split_size(planned) >> 20 for planned in ((32 << 20) + 1, 1 << 30, 1 << 40)] == [4, 16, 32]
 
 
-def absent() -> str:
-    raise DropforgeError("Spark", "there is no `java` on the path", "Install Java 17 or later")
-
-
-def test_auto_takes_spark_for_what_one_machine_is_long_about() -> None:
-    assert choose("auto", AUTO_SPARK_BYTES - 1, absent).engine == "embedded"
-    assert choose("auto", AUTO_SPARK_BYTES, lambda: "PySpark 4") == Choice(
-        "spark", "200.0 GB planned, Spark from 200 GB on (PySpark 4)"
-    )
-    stays = choose("auto", AUTO_SPARK_BYTES, absent)
-    assert stays.engine == "embedded"
-    assert stays.why.endswith("Spark from 200 GB on, but there is no `java` on the path")
-
-
-def test_spark_is_refused_before_anything_is_read_where_java_is_missing(
+def test_a_second_try_with_other_splits_makes_the_same(
     tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, drop = uploaded(tmp_path, {"a.jsonl": b'{"text": "a"}\n{"text": "b"}\n'})
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(DropforgeError, match=r"Spark: .*(java|PySpark).*curation.engine: embedded"):
-        curation.curate(store, drop, recipe(engine="spark"), workdir=tmp_path / "work")
-    assert not (tmp_path / "work").exists()
-    told: list[str] = []
-    curation.curate(store, drop, recipe(engine="auto"), workdir=tmp_path / "work", say=told.append)
-    assert told == ["Curation is embedded: 0.0 GB planned, Spark from 200 GB on"]
+    """As after an upgrade in the middle of a run: what lies in the work folder is of other splits."""
+    values, files = asked_of(False), nasty(False)
+    whole = curated(tmp_path / "one", recipe(workers=1, **values), files)
+    (tmp_path / "other").mkdir()
+    shutil.copytree(tmp_path / "one/work/parts", tmp_path / "other/work/parts")
+    in_small_splits(monkeypatch)
+    same(tmp_path / "other", recipe(workers=1, **values), files, whole)
+
+
+def asked_of(labelled: bool) -> dict[str, Any]:
+    task = "classification" if labelled else "causal-lm"
+    return {"task": task, "dedup": {"threshold": 0.7}, "prefer": ["s1"]}
+
+
+def in_small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan.tasks.__defaults__ is not None
+    monkeypatch.setattr(plan.tasks, "__defaults__", (3000, *plan.tasks.__defaults__[1:]))
+
+
+def same(folder: Path, asked: Recipe, files: dict[str, bytes], whole: tuple[Any, ...], **how: Any) -> None:
+    other = curated(folder, asked, files, **how)
+    assert len(list((folder / "work/parts").glob("*.json"))) > 8
+    assert other[0].digest == whole[0].digest
+    assert (other[0].counts, other[0].rules, other[0].shards) == (whole[0].counts, whole[0].rules, whole[0].shards)
+    assert other[1:] == whole[1:]
+
+
+KERNEL = """
+import re
+
+def tidy(passages):
+    texts = [re.sub("river", "brook", text) for _, text in passages]
+    return "too_early" if re.search("cloud7\\\\b", texts[0]) else texts
+"""
+
+
+def test_a_kernel_of_one_s_own_and_kept_columns_are_the_same_on_spark(spark: Engine, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    rows = [{"text": " ".join(sentence(rng)), "id": n, "meta": {"b": [n], "a": "\u00e9"}} for n in range(120)]
+    rows += [{"text": f"<|im_end|> {' '.join(sentence(rng))}", "source": "web"} for _ in range(12)]
+    files = {"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.jsonl": json.dumps(rows[0]).encode()}
+    code = make_wheel(tmp_path, {"own_spark.py": KERNEL}, {"dropforge.kernels": {"tidy": "own_spark:tidy"}})
+    made = []
+    for name, engine in (("embedded", None), ("spark", spark)):
+        values = {"curation": {"workers": 1, "kernels": ["tidy"], "engine": name}, "data": {"keep_columns": "all"}}
+        made.append(curated(tmp_path / name, load_recipe("tiny", {"code": code, **values}), files, engine))
+    counts = made[0][0].counts
+    assert counts["duplicate"] == 1
+    assert counts["own_kernel"] >= 5
+    assert (made[1][0].digest, made[1][0].shards) == (made[0][0].digest, made[0][0].shards)
+    assert made[1][1:] == made[0][1:]
+    kept = [row for data in made[1][3] for row in pq.read_table(pa.BufferReader(data)).to_pylist()]
+    assert len(kept) == counts["train"] + counts["eval"]
+    assert not any("river" in row["text"] for row in kept)
+    assert {json.loads(row["extras"])["meta"]["a"] for row in kept if row["source"] != "web"} == {"\u00e9"}
+    assert "source web" in made[0][4]["warnings"][0]
+
+
+def test_a_family_is_the_same_on_spark(spark: Engine, tmp_path: Path, recipe: MakeRecipe) -> None:
+    """Drop after drop: personal data masked, evaluation items looked for, near duplicates of earlier drops."""
+    rng = random.Random(5)
+    old, new = ([" ".join(sentence(rng)) for _ in range(60)] for _ in range(2))
+    item = " ".join(sentence(rng))
+    near = [f"{text} and one" for text in old[:9]]
+    mails = [f"{' '.join(sentence(rng))} please write to n{n}@mail.test today" for n in range(5)]
+    drops = [old, [*new, *near, *old[9:14], f"Quiz: {item}", *mails]]
+    values = {"scope": "family", "pii": {}, "decontaminate": {"sets": {"quiz": "eval-sets/quiz.jsonl"}}}
+    asked = recipe(dedup={"threshold": 0.7}, **values)
+
+    def fold(folder: Path, engine: Engine | None) -> tuple[list[Manifest], dict[str, bytes]]:
+        store, made = FolderStore(folder / "bucket"), []
+        store.put("eval-sets/quiz.jsonl", json.dumps({"question": item}).encode())
+        for number, texts in enumerate(drops):
+            data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+            store.put(f"drops/fam/d{number}/a.jsonl", data)
+            store.put(f"drops/fam/d{number}/_SUCCESS", b"")
+            drop = read_drop(store, "fam", f"d{number}")
+            made.append(curation.curate(store, drop, asked, workdir=folder / f"work{number}", engine=engine))
+        named = [made[-1].files["ledger"], *(shard.key for shard in made[-1].shards)]
+        return made, {key: store.get(key) for key in named}
+
+    made, files = fold(tmp_path / "embedded", None)
+    again, same_files = fold(tmp_path / "spark", spark)
+    assert [one.digest for one in again] == [one.digest for one in made]
+    assert (again[-1].counts, again[-1].rules, again[-1].shards) == (made[-1].counts, made[-1].rules, made[-1].shards)
+    assert same_files == files
+    counts = made[-1].counts
+    assert (counts["input"], counts["duplicate"], counts["contaminated"]) == (140, 5, 1)
+    assert counts["near_duplicate"] >= 9
+    shards = [data for key, data in files.items() if key != made[-1].files["ledger"]]
+    texts = [text for data in shards for text in pq.read_table(pa.BufferReader(data)).column("text").to_pylist()]
+    assert sum("please write to" in text for text in texts) == len(mails)
+    assert "@mail.test" not in " ".join(texts)
 
 
 # --- kills ---
@@ -315,31 +426,36 @@ from dropforge.store import FolderStore
 
 root = Path(sys.argv[1])
 store = FolderStore(root / "bucket")
-recipe = load_recipe("tiny", {"curation": {"workers": 1, "engine": "spark"}})
+workers = 1 if sys.argv[2] == "spark" else 2
+recipe = load_recipe("tiny", {"curation": {"workers": workers, "engine": sys.argv[2]}})
 curate(store, read_drop(store, "fam", "d"), recipe, workdir=root / "work")
 """
 
 
-def test_a_killed_run_leaves_no_process_and_goes_on_from_its_splits(tmp_path: Path, recipe: MakeRecipe) -> None:
-    try:
-        find_spark()
-    except DropforgeError as error:
-        pytest.skip(str(error))
+@pytest.mark.parametrize(("engine", "below", "rows"), [("spark", "java", 200), ("embedded", "python", 1000)])
+def test_a_killed_run_leaves_no_process_and_goes_on_from_its_splits(
+    tmp_path: Path, recipe: MakeRecipe, engine: str, below: str, rows: int
+) -> None:
+    if engine == "spark":
+        try:
+            find_spark()
+        except DropforgeError as error:
+            pytest.skip(str(error))
     files = {
-        f"{n:03}.jsonl": b"\n".join(json.dumps({"text": f"row {m} of {n}"}).encode() for m in range(200))
+        f"{n:03}.jsonl": b"\n".join(json.dumps({"text": f"row {m} of {n}"}).encode() for m in range(rows))
         for n in range(150)
     }
     root = tmp_path / "a folder"
     store, drop = uploaded(root, files)
     parts = root / "work" / "parts"
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(root)], env={**os.environ, "JAVA_TOOL_OPTIONS": JAVA}, text=True
+        [sys.executable, "-c", CHILD, str(root), engine], env={**os.environ, "JAVA_TOOL_OPTIONS": JAVA}, text=True
     )
     try:
         while child.poll() is None and not any(parts.glob("*.json")):
             time.sleep(0.01)
         family = psutil.Process(child.pid).children(recursive=True)
-        assert any("java" in process.name() for process in family)
+        assert any(below in process.name() for process in family)
     finally:
         child.kill()
         child.wait()
@@ -349,9 +465,25 @@ def test_a_killed_run_leaves_no_process_and_goes_on_from_its_splits(tmp_path: Pa
     assert 0 < len(done) < len(files)
     # What a killed run wrote of a split without a report is nobody's: any engine goes on with the rest.
     again = curation.curate(store, drop, recipe(workers=1), workdir=root / "work")
-    assert again.counts["input"] == 200 * len(files)
+    assert again.counts["input"] == rows * len(files)
     now = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.json")}
     assert len(now) == len(files)
     assert done.items() <= now.items()
     whole = curated(tmp_path / "whole", recipe(workers=1), files)
     assert whole[0].digest == again.digest
+
+
+def test_a_driver_that_was_submitted_is_told_the_memory_that_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    from curation.engines.spark import SparkTables
+
+    def died(statement: str) -> None:
+        raise ConnectionError(statement)
+
+    session = SimpleNamespace(sql=died, sparkContext=SimpleNamespace(defaultParallelism=1))
+    session.newSession = lambda: session
+    for env, key in ((None, "curation.spark.driver_memory"), ("1", "curation.spark.cluster.memory")):
+        if env is not None:
+            monkeypatch.setenv("PYSPARK_GATEWAY_PORT", env)
+        with pytest.raises(DropforgeError, match=f"with `{key}`"):
+            SparkTables(session, Path("x")).do("select 1")  # type: ignore[arg-type]

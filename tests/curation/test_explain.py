@@ -105,3 +105,23 @@ def test_the_command_finds_the_version_of_a_run(manifest: Manifest, store: Folde
     told = CliRunner().invoke(app, ["explain", "fam-1", place(manifest, store, 43), "--store", str(store.root)])
     assert told.exit_code == 0, told.output
     assert "bad_json" in told.output
+
+
+def test_a_row_whose_neighbour_went_itself_says_what_became_of_that_one(
+    make: Callable[..., Manifest], store: FolderStore
+) -> None:
+    texts = [f"{TEXT} {n} {n * 7} {n * 13} and the end of number {n}" for n in range(12)]
+    rows = [{"text": text, "source": "wiki"} for text in texts]
+    rows += [{"text": f"{text} almost", "source": "web"} for text in texts] + rows[:12]
+    asked = {"dedup": {"threshold": 0.7}, "prefer": ["wiki"], "max_rows_per_source": {"wiki": 1}}
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}, **asked)
+    assert made.counts["over_cap"] == 11
+    fates = [explain(store, made, place(made, store, row))[0] for row in range(36)]
+    for one, other, copy in zip(fates[:12], fates[12:24], fates[24:], strict=True):
+        gone, first = (copy, one) if copy.end == "duplicate" else (one, copy)
+        assert gone.kept == other.kept == (first.file, first.position)
+        assert (other.end, other.kept_end, gone.kept_end) == ("near_duplicate", first.end, first.end)
+        for fate in (other, gone):
+            stayed = first.end in {"train", "eval"}
+            assert ("which went itself: over_cap. Raise the source's number" in fate.why) is not stayed
+            assert ("stayed" in fate.why) is stayed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,25 @@ def test_each_rule_refuses(
     assert all(text in str(caught.value) for text in said)
 
 
+LEFT: dict[str, tuple[str, bytes]] = {
+    "file_encoding": ("b.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16")),
+    "bad_format": ("b.jsonl.xz", lzma.compress(b'{"text": "packed"}\n')),
+    "bad_header": ("b.csv", b"text,text\na,b\n"),
+    "torn_file": ("b.json", b'[{"text": "a"}, {"text": "b"'),
+    "bad_arrow": ("b.arrow", b"\xff\xff\xff\xff" + bytes(300)),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_a_file_that_is_not_read_to_its_end_is_no_single_row(
+    make: Callable[..., Manifest], recipe: Callable[..., Recipe], texts: Callable[..., list[bytes]], reason: str
+) -> None:
+    name, data = LEFT[reason]
+    made = make({"a.jsonl": b"\n".join(texts(200)), name: data})
+    with pytest.raises(DataError, match=rf"whole files.*{reason} \(1\)"):
+        curation.check(made, recipe())
+
+
 def test_shards_that_hold_other_numbers_are_refused(recipe: Callable[..., Recipe]) -> None:
     sound = manifest()
     short = Manifest(**{**sound.__dict__, "shards": sound.shards[:1]})
@@ -66,7 +86,7 @@ def test_shards_that_hold_other_numbers_are_refused(recipe: Callable[..., Recipe
 
 def test_one_group_cannot_be_split(make: Callable[..., Manifest], recipe: Callable[..., Recipe]) -> None:
     rows = [b'{"text": "row %d", "group": "only"}' % n for n in range(50)]
-    with pytest.raises(DataError, match="more than one group"):
+    with pytest.raises(DataError, match="one input, or of one group"):
         curation.check(make({"a.jsonl": b"\n".join(rows)}), recipe())
 
 
@@ -96,6 +116,21 @@ def test_a_ceiling_for_no_reason_is_refused_before_any_work(
     with pytest.raises(DataError, match="Write `near_duplicate`"):
         make({"a.jsonl": b'{"text": "a"}'}, gate={"max": {"near_duplicates": 0.4}})
     assert not list(store.list("datasets/"))
+
+
+def test_a_floor_in_words(make: Callable[..., Manifest], recipe: Callable[..., Recipe]) -> None:
+    made = make({"a.jsonl": b"\n".join(b'{"text": "row  number\\n%d"}' % n for n in range(60)) + b"\nbroken"})
+    assert {item.name: item.found for item in curation.check(made, recipe(gate={"min_words": 180}))}[
+        "enough words"
+    ] == "180 words after curation"
+    with pytest.raises(DataError) as caught:
+        curation.check(made, recipe(gate={"min_words": 181}))
+    assert all(text in str(caught.value) for text in ("enough words", "at least 181", "curation.gate.min_words"))
+    assert overruled(curation.check(made, recipe(gate={"min_words": 181, "override": "a first look"}))) == (
+        "enough words",
+    )
+    with pytest.raises(DataError, match=r"does not tell.*split_salt"):
+        curation.check(manifest(), recipe(gate={"min_words": 1}))
 
 
 def test_an_override_lets_a_limit_pass_and_says_which(recipe: Callable[..., Recipe]) -> None:

@@ -20,8 +20,9 @@ import curation
 from curation import exchange
 from curation import near as statements
 from curation.engines.duck import DuckTables, Memory
-from curation.kernel import Rules, Task, run
+from curation.kernel import run
 from curation.plan import make_rules, tasks
+from curation.task import Rules, Task
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, read_drop
 from dropforge.recipe import Recipe
@@ -155,6 +156,33 @@ def test_a_chain_does_not_take_strangers_along(tmp_path: Path, recipe: MakeRecip
         assert not any(ends[text] == "near_duplicate" for text in ends if text not in chain)
 
 
+def test_variants_of_a_row_never_stand_on_both_sides(make: Make, rows: Any) -> None:
+    """Planted variants of a text, each nearly the one before: those that stay are on one side, with all that shares a
+    conversation with them."""
+    rng = random.Random(5)
+    planted, of = [], {}
+    for cluster in range(40):
+        words = [f"w{rng.randrange(10_000)}" for _ in range(30)]
+        for step in range(5):
+            text = " ".join(words)
+            of[text] = cluster
+            planted.append({"text": text, "group": f"g{cluster}" if cluster % 4 == 0 else f"own {cluster} {step}"})
+            for at in range(4):  # the next one is nearly this one; that one's next is not
+                words[(4 * step + at) % 30] = f"v{cluster}_{step}_{at}"
+        # Someone else's words in the same conversation.
+        planted.append({"text": f"beside {cluster} {rng.random()}", "group": planted[-5]["group"]})
+        of[planted[-1]["text"]] = cluster
+    manifest = make({"a.jsonl": lines(planted)}, dedup={**SURE, "threshold": 0.6}, data={"eval_fraction": 0.4})
+    assert manifest.counts["near_duplicate"] >= 40
+    sides: dict[int, set[str]] = {}
+    kept = rows(manifest)
+    for row in kept:
+        sides.setdefault(of[row["text"]], set()).add(row["split"])
+    assert len(kept) >= 2.5 * len(sides) == 100
+    assert {len(side) for side in sides.values()} == {1}
+    assert {split for side in sides.values() for split in side} == {"train", "eval"}
+
+
 def test_a_crowded_bucket_costs_a_multiple_of_its_rows(tmp_path: Path, recipe: MakeRecipe) -> None:
     """Short rows that differ in case alone, and long ones in one word alone: each group leaves one row."""
     rng = random.Random(2)
@@ -169,6 +197,19 @@ def test_a_crowded_bucket_costs_a_multiple_of_its_rows(tmp_path: Path, recipe: M
     assert counts["train"] + counts["eval"] == 8
     # A row shares at most four buckets, and has at most this many partners in each.
     assert pairs <= (len(short) + 4 * len(long)) * statements.HEADS
+
+
+def test_rows_that_a_crowd_may_hide_from_each_other_are_told(make: Make, store: FolderStore) -> None:
+    """All rows share a long template, which fills their buckets, and are not that similar for it."""
+    head = " ".join(f"template{n}" for n in range(120))
+    rows = [{"text": f"{head} {' '.join(body)}"} for body in numbered(60, 9, 30)]
+    manifest = make({"a.jsonl": lines(rows)}, dedup={"threshold": 0.9, "rows_per_band": 1, "bands": 20})
+    assert "near_duplicate" not in manifest.counts
+    unmet = json.loads(store.get(manifest.files["card_json"]))["statistics"]["unmet"]
+    assert len(rows) / 2 < unmet < len(rows) - statements.HEADS
+    assert f"{unmet} rows stayed that share a print" in store.get(manifest.files["card_html"]).decode()
+    few = make({"a.jsonl": lines(rows[:10])}, "d2", dedup={"threshold": 0.9, "rows_per_band": 1, "bands": 20})
+    assert json.loads(store.get(few.files["card_json"]))["statistics"]["unmet"] == 0
 
 
 def test_short_rows_go_only_for_their_equals(make: Make, rows: Any) -> None:
@@ -251,10 +292,12 @@ def test_digest_is_the_same_for_any_workers_splits_and_order(
     recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = corpus()
-    found = set()
+    found, splits = set(), set()
+    assert curation.plan.tasks.__defaults__ is not None
+    rest = curation.plan.tasks.__defaults__[1:]
     for number, workers in enumerate((1, 2, 8)):
         rows = random.Random(number).sample(data, len(data))
-        monkeypatch.setattr(curation.plan.cut, "__defaults__", (3_000 * (number + 1),))
+        monkeypatch.setattr(curation.plan.tasks, "__defaults__", (3_000 * (number + 1), *rest))
         store = FolderStore(tmp_path / f"bucket-{number}")
         names = [f"{'zab'[(part + number) % 3]}{part}.jsonl" for part in range(3)]
         for part, name in enumerate(names):
@@ -265,7 +308,9 @@ def test_digest_is_the_same_for_any_workers_splits_and_order(
         asked = recipe(workers=workers, dedup={"threshold": 0.7}, prefer=["book"])
         manifest = curation.curate(store, shuffled, asked, workdir=tmp_path / f"w{number}")
         found.add((manifest.digest, tuple(shard.sha256 for shard in manifest.shards)))
+        splits.add(len(list((tmp_path / f"w{number}/parts").glob("*.json"))))
     assert len(found) == 1
+    assert len(splits) == 3, "each time the files were cut another way"
 
 
 def test_digest_sees_what_counts_as_near_and_nothing_where_it_is_not_asked_for(make: Make) -> None:

@@ -13,7 +13,7 @@ import curation
 from curation.plan import make_rules
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
-from dropforge.errors import DataError, DropforgeError
+from dropforge.errors import DataError, RecipeError
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
 
@@ -163,7 +163,7 @@ def test_a_key_that_is_not_there_is_refused_with_the_mend(
     monkeypatch.delenv("OUR_KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("OUR_KEY", value)
-    with pytest.raises(DropforgeError, match=r"OUR_KEY.*openssl rand -hex 32"):
+    with pytest.raises(RecipeError, match=r"OUR_KEY.*openssl rand -hex 32"):
         make_rules(recipe(pii={"key_env": "OUR_KEY"}))
 
 

@@ -221,7 +221,7 @@ def test_any_cut_into_batches_gives_the_same(rows: list[str], cut: int) -> None:
 
 def test_every_code_has_a_mend_that_names_a_key_of_the_recipe(recipe: Callable[..., Recipe]) -> None:
     full = recipe(quality={"gopher": {}, "gopher_repetition": {}, "c4": {}}, language={"keep": ["en"]}, pii={})
-    for code in Filtered:
+    for code in set(Filtered) - {Filtered.FORGOTTEN}:  # asked for by a command
         keys = [part for part in mend(code).split("`") if part.startswith("curation.")]
         assert keys
         for key in keys:
@@ -295,7 +295,7 @@ def test_a_drop_ends_its_filtered_rows_in_the_ledger(
 def test_a_drop_of_which_nothing_stays_names_the_rules(make: Callable[..., Manifest]) -> None:
     with pytest.raises(DataError) as caught:
         make({"a.jsonl": lines("a b", "c d", "{ " * 20)}, quality={"gopher": {"min_words": 5}})
-    for said in ("none of 3 rows", "gopher_few_words (2 rows)", "gopher_mean_word_length (1)", "gopher.min_words"):
+    for said in ("none of 3 rows", "gopher_few_words (2 rows)", "gopher_mean_word_length 1", "gopher.min_words"):
         assert said in str(caught.value)
 
 

@@ -113,8 +113,8 @@ def test_json_array(tmp_path: Path) -> None:
 
 
 def test_json_array_that_is_cut_off(tmp_path: Path) -> None:
-    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}, {"text": "b"')) == ["row", Reason.BAD_JSON]
-    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}, {"text": "b"}')) == ["row", Reason.BAD_JSON]
+    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}, {"text": "b"')) == ["row", Reason.TORN_FILE]
+    assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}, {"text": "b"}')) == ["row", Reason.TORN_FILE]
     assert kinds(found(tmp_path, "a.json", b'[{"text": "a"}] trailing')) == ["row", Reason.BAD_JSON]
 
 
@@ -198,6 +198,18 @@ def test_parquet_rows_and_their_numbers(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("type_", [pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
+def test_rows_of_a_table_that_are_too_long_end_alone(tmp_path: Path, kind: str, type_: pa.DataType) -> None:
+    texts = pa.array(["a" * 99, "b" * 2_000, None, "b" * 2_000, "c" * 900, "d" * 900]).cast(type_)
+    table = pa.table({"text": texts, "messages": [[{"content": "e" * at}] for at in (0, 0, 2_000, 0, 1, 2)]})
+    data = packed(kind, table)
+    records = found(tmp_path, "a.parquet", data, limit=1_500)
+    assert kinds(records) == ["row", Reason.TOO_LARGE, Reason.TOO_LARGE, Reason.TOO_LARGE, "row", "row"]
+    assert [place for place, _ in records] == list(range(6))
+    assert [len(fields["text"]) for _, fields in records if isinstance(fields, dict)] == [99, 900, 900]
+
+
 def test_parquet_without_known_columns_gives_every_row_an_end(tmp_path: Path) -> None:
     assert kinds(found(tmp_path, "a.parquet", parquet(pa.table({"x": [1, 2]})))) == [Reason.NO_CONTENT] * 2
 
@@ -230,9 +242,9 @@ def test_damaged_row_group_leaves_the_next_one(tmp_path: Path) -> None:
         ("a.csv", b"PK\x03\x04rest", [Reason.BAD_FORMAT]),
         ("a.jsonl.gz", gzip.compress(gzip.compress(GOOD, mtime=0), mtime=0), [Reason.BAD_FORMAT]),
         ("a.txt", bytes(range(256)) * 20, [Reason.BAD_FORMAT]),
-        ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16"), [Reason.BAD_ENCODING]),
-        ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16-le"), [Reason.BAD_ENCODING]),
-        ("a.csv", "text\nsixteen bits\nmore\n".encode("utf-16-be"), [Reason.BAD_ENCODING]),
+        ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16"), [Reason.FILE_ENCODING]),
+        ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16-le"), [Reason.FILE_ENCODING]),
+        ("a.csv", "text\nsixteen bits\nmore\n".encode("utf-16-be"), [Reason.FILE_ENCODING]),
     ],
 )
 def test_bytes_decide_and_names_do_not(tmp_path: Path, name: str, data: bytes, kind: list[Any]) -> None:
@@ -283,6 +295,31 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 def test_compression_bomb_ends_in_one_record(tmp_path: Path, compress: Any, limits: Limits) -> None:
     data = compress(GOOD + b"\n" + b" " * (16 << 20) + b"\n" + GOOD)
     assert kinds(found(tmp_path, "a.gz", data, limits=limits)) == ["row", Reason.BOMB]
+
+
+def packed(kind: str, table: pa.Table) -> bytes:
+    """The first row by itself, and all others in a row group or batch that is compressed."""
+    sink, parts = pa.BufferOutputStream(), (table.slice(0, 1), table.slice(1))
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    if kind == "arrow":
+        with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
+            for part in parts:
+                stream.write_table(part)
+    else:
+        with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=kind == "dictionary") as writer:
+            for part in parts:
+                writer.write_table(part)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "dictionary", "arrow"])
+@pytest.mark.parametrize("limits", [Limits(ratio=50, free=1 << 20), Limits(total=2 << 20)])
+def test_a_bomb_in_a_table_ends_in_one_record(tmp_path: Path, kind: str, limits: Limits) -> None:
+    texts = ["good", *(f"{n}{'x' * (1 << 18)}" for n in range(64))]
+    data = packed(kind, pa.table({"text": texts}))
+    assert len(data) < 1 << 16
+    assert kinds(found(tmp_path, "a.parquet", data, limits=limits)) == ["row", Reason.BOMB]
+    assert kinds(found(tmp_path, "a.parquet", data)) == ["row"] * 65, "within the usual limits"
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])

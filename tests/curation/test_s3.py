@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -58,6 +59,37 @@ def test_drop_in_s3(
     bucket.delete("drops/fam/d1/part one/a+b.jsonl")
     with pytest.raises(DataError, match="no such object"):
         curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w4")
+
+
+def test_a_bucket_that_keeps_versions_is_read_as_it_was(
+    bucket: S3Store, texts: Callable[..., list[bytes]], recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """Replaced and deleted files are read; the right to read versions is used for nothing else."""
+    bucket.client.create_bucket(Bucket="versions")
+    bucket.client.put_object(Bucket="versions", Key="drops/fam/d1/old.jsonl", Body=b"\n".join(texts(5, 90)))
+    bucket.client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    store, asked = S3Store("versions", client=bucket.client), list[str]()
+    store.put("drops/fam/d1/a.jsonl", b"\n".join(texts(60)))
+    store.put("drops/fam/d1/b.jsonl", b"\n".join(texts(20, 60)))
+    store.put("drops/fam/d1/_SUCCESS", b"")
+    drop = read_drop(store, "fam", "d1")
+
+    def see(params: dict[str, Any], **_: Any) -> None:
+        if "versionId" in params["query_string"]:
+            asked.append(params["url_path"].rpartition("/")[2])
+
+    bucket.client.meta.events.register("before-call.s3.GetObject", see)
+    whole = curation.curate(store, drop, recipe(), workdir=tmp_path / "w")
+    assert (whole.counts["input"], asked) == (85, [])
+    store.put("drops/fam/d1/a.jsonl", b"\n".join(texts(60, 200)))
+    store.delete("drops/fam/d1/b.jsonl")
+    store.delete(f"datasets/fam/{whole.digest}/manifest.json")
+    again = curation.curate(store, drop, recipe(), workdir=tmp_path / "w2")
+    assert again.digest == whole.digest
+    assert sorted(asked) == ["a.jsonl", "b.jsonl"]
+    bucket.client.delete_object(Bucket="versions", Key="drops/fam/d1/a.jsonl", VersionId=drop.files[0].version_id)
+    with pytest.raises(DataError, match=r"a\.jsonl.*changed while it was being read"):
+        curation.curate(store, drop, recipe(), workdir=tmp_path / "w3")
 
 
 def test_a_source_in_s3(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from curation.kernel import ROWS, run
 from curation.pace import Lines
 from curation.plan import make_rules, tasks
-from curation.reasons import Reason
+from curation.reasons import REST, Reason
 from curation.records import Fault, Found
 from curation.sample import SEEN, Sample, Told, choose_sample, chosen, guess_rows, whole_seconds
 from dropforge.cli.app import app
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(lines(600) + b"\nbroken\n" * 60)
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines(400).replace(b"row", b"line")))
-    (folder / "recipe.yaml").write_text("curation: {workers: 1, pii: {}, dedup: {}}\n")
+    (folder / "recipe.yaml").write_text("curation: {pii: {}, dedup: {}}\n")
     return folder
 
 
@@ -61,8 +61,9 @@ def test_the_same_rows_are_chosen_however_a_file_is_cut(
     assert 200 < len(found[0]) < 300
 
 
-def test_what_stands_for_a_whole_file_is_always_told() -> None:
-    records = iter([Found(0, {}, b""), Fault(9, Reason.TORN_FILE, "", b""), Fault(19, Reason.BAD_JSON, "", b"")])
+@pytest.mark.parametrize("reason", sorted(REST))
+def test_what_stands_for_a_whole_file_is_always_told(reason: Reason) -> None:
+    records = iter([Found(0, {}, b""), Fault(9, reason, "", b""), Fault(19, Reason.BAD_JSON, "", b"")])
     counts: dict[str, int] = {}
     assert [record.position for record in chosen(records, "a", Sample(0), counts)] == [9]
     assert counts[SEEN] == 3

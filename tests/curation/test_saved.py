@@ -1,12 +1,15 @@
-"""Folders of `save_to_disk`, written by the real library: the same rows, by the names of their classes."""
+"""Folders of `save_to_disk` and tables, written by the real library: the same rows, by the names of their classes."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
 
@@ -69,6 +72,29 @@ def test_saved_rows_are_those_of_an_upload(
     drop = pin(store, Source(prefix="lake/three"), "fam")
     with pytest.raises(DataError, match="bad_arrow"):
         curation.curate(store, drop, settings, workdir=tmp_path / "w-torn")
+
+
+def test_a_table_of_class_labels_has_their_names(
+    store: FolderStore, make: Callable[..., Manifest], rows: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    plain = make({"a.jsonl": "\n".join(map(json.dumps, _rows(60))).encode()}, task="classification")
+    _data(_rows(60)).to_parquet(tmp_path / "a.parquet", batch_size=7)
+    data = (tmp_path / "a.parquet").read_bytes()
+    made = make({"b.parquet": data}, "d2", task="classification")
+    assert (made.digest, made.shards) == (plain.digest, plain.shards)
+    # A sound file with metadata of whatever kind: its numbers stay numbers. No class is no label.
+    table = pq.read_table(tmp_path / "a.parquet")
+    table = table.set_column(1, "label", pa.array([-1, 7, None, 1, *[2] * 56]))
+    found: list[Counter[str | None]] = []
+    for number, metadata in enumerate(
+        (table.schema.metadata[b"huggingface"], b"[", b'{"info": {"features": 3}}', None)
+    ):
+        changed = table.replace_schema_metadata(None if metadata is None else {"huggingface": metadata})
+        pq.write_table(changed, tmp_path / "c.parquet")
+        other = make({"c.parquet": (tmp_path / "c.parquet").read_bytes()}, f"c{number}")
+        found.append(Counter(row["label"] for row in rows(other)))
+    assert found[0] == {None: 2, "7": 1, "delivery": 1, "other": 56}
+    assert found[1] == found[2] == found[3] == {"-1": 1, None: 1, "7": 1, "1": 1, "2": 56}
 
 
 def test_a_folder_that_is_not_whole_is_refused(store: FolderStore, save: Callable[..., None]) -> None:

@@ -14,10 +14,10 @@ from curation import kernel
 from curation.canonical import Row, canonical
 from curation.columns import strings
 from curation.formats import sniff
-from curation.kernel import Rules, Task
 from curation.reasons import Reason
 from curation.records import Split
 from curation.stage import REFUSED, Refusal, Staged, put_through, refusals
+from curation.task import Rules, Task
 from dropforge.errors import DropforgeError
 
 NONE = refusals([], [], [])

@@ -1,0 +1,43 @@
+"""Class labels (`ClassLabel` of Hugging Face's datasets): columns of numbers whose names the schema's metadata has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from curation.records import Found
+
+Classes = Mapping[str, Sequence[str]]
+
+
+def class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """The classes of columns that hold their numbers, as datasets writes them into the schema's metadata; what is
+    written otherwise has none."""
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        labels = {
+            column: feature["names"]
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {
+        column: names
+        for column, names in labels.items()
+        if isinstance(names, list) and all(isinstance(name, str) for name in names)
+    }
+
+
+def named(record: Found, classes: Classes) -> Found:
+    """The row with names for numbers; -1 is no class (datasets), and a number without a name stays one."""
+    if not classes:
+        return record
+    fields = dict(record.fields)
+    for column in classes.keys() & fields.keys():
+        number, names = fields[column], classes[column]
+        if isinstance(number, int) and not isinstance(number, bool):
+            fields[column] = names[number] if 0 <= number < len(names) else None if number == -1 else number
+    return record._replace(fields=fields)

@@ -1,0 +1,123 @@
+"""Versions without some rows, and versions made again: the drops of a family from the first one on.
+
+Of what is forgotten only hashes are kept. A row that went for the sake of a forgotten one stands for itself again, and
+every unit keeps the side that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from curation import increments
+from curation.engines.choice import choose, opened
+from curation.forgotten import group_names
+from curation.holders import Held, groups, held, read_column
+from curation.pipeline import Desk, follow, prepared, step
+from curation.plan import make_rules
+from curation.task import Rules
+from dropforge.dataset import Manifest
+from dropforge.errors import DataError
+from dropforge.recipes.load import build_recipe
+from dropforge.store import Store
+
+_KEY_DIGITS = 32
+
+
+def again(
+    store: Store, family: str, *, workdir: Path, say: Callable[[str], None], forget: bytes | None = None
+) -> Manifest:
+    """Curate all drops of a family again, with the recipe of its newest version.
+
+    :param forget: content key or name of a group (16 bytes) whose rows end as `forgotten` from now on; without one the
+        same versions come out, and what is missing of their state is stored again.
+    :raises DataError: if there is no such family, or a drop is gone.
+    """
+    head = newest(store, family)
+    if forget is not None and forget.hex() in head.manifest.rules.get("forgotten", ()):
+        return head.manifest
+    recipe = build_recipe(dict(head.recipe))
+    rules, sets, own = prepared(store, recipe, workdir)
+    rules = _forgetting(rules, head.manifest, forget)
+    size = sum(file.size for drop in increments.drops(store, head.manifest) for file in drop.data_files)
+    choice = choose(recipe.curation, size)
+    say(f"Curation is {choice.engine}: {choice.why}")
+    with opened(choice, recipe.curation, workdir / "engine") as engine:
+        desk = Desk(store, engine, recipe, sets, own, workdir, say=say)
+        if forget is None:
+            _mend_sides(desk, head.manifest, rules)
+        return follow(desk, family, None, rules, head.recipe, say, again=forget is None)
+
+
+def _mend_sides(desk: Desk, version: Manifest, rules: Rules) -> None:
+    """Make again what versions left whose sides later ones kept, the oldest first, as far as the rules are the same."""
+    chain: list[Manifest] = []
+    while digest := version.rules.get("sides_of"):
+        version = increments.read(desk.store, version.family, digest)
+        if increments.shared(version.rules) != increments.shared(rules.facts()):
+            break
+        chain.append(version)
+    for old in reversed(chain):
+        forgotten, sides_of = tuple(old.rules.get("forgotten", ())), old.rules.get("sides_of", "")
+        made = None
+        for drop in increments.drops(desk.store, old):
+            made = step(desk, drop, replace(rules, forgotten=forgotten, sides_of=sides_of), made, repair=True)
+
+
+def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:
+    if name is None:
+        return rules
+    forgotten = {*before.rules.get("forgotten", ()), name.hex()}
+    return replace(rules, forgotten=tuple(sorted(forgotten)), sides_of=before.digest)
+
+
+def newest(store: Store, family: str) -> increments.Head:
+    """:raises DataError: if the family has no version of all its drops."""
+    head = increments.read_head(store, family)
+    if head is None:
+        raise increments.no_family(family)
+    return head
+
+
+def name_of(store: Store, family: str, group: str) -> bytes:
+    """What the rules of the family call a group (16 bytes).
+
+    :raises DropforgeError: if its recipe has a key of pseudonyms that is not in the environment.
+    """
+    head = newest(store, family)
+    names = group_names(group, make_rules(build_recipe(dict(head.recipe))).pii)
+    known = head.manifest.rules.get("forgotten", ())
+    return next((name for name in names if name.hex() in known), names[0])
+
+
+def key_of(store: Store, family: str, row: str) -> bytes:
+    """The content key (16 bytes) of a row of the newest version's drops.
+
+    :param row: `FILE@POSITION`, where FILE is the object's key or its name in the drop, or a content key.
+    :raises DataError: if there is no such row, or there are several.
+    """
+    file, at, position = row.rpartition("@")
+    number = position.replace(",", "").strip()
+    if not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
+        return bytes.fromhex(row)
+    if not file or not number.isdigit():
+        raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
+    found: dict[bytes, str] = {}
+    for one in newest(store, family).manifest.steps:
+        for name in one.inputs:
+            if file in {name, one.prefix + name}:
+                wanted = (pc.field("file") == name) & (pc.field("position") == int(number))
+                keys = read_column(store, one.files["ledger"], wanted, "key")
+                found |= {key: f"{one.name} ({one.drop[:12]})" for key in keys if key}
+    if len(found) != 1:
+        cause = "no drop of the family has such a row with content" if not found else "several drops have such a row"
+        told = "".join(f"; {key.hex()} in drop {name}" for key, name in [*found.items()][:5])
+        mend = f"Name it as `drops/{family}/DROP/FILE@POSITION`, or by its content key{told}"
+        raise DataError(f"row {row!r}", cause, mend)
+    return next(iter(found))
+
+
+__all__ = ["Held", "again", "groups", "held", "key_of", "name_of", "newest"]

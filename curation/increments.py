@@ -1,0 +1,206 @@
+"""Versions that hold the rows of all drops of a family: which drop is added to which version.
+
+A version is a fold over drops: each is settled against what the ones before it left (`curation.state`), and makes a
+version of its own, whose digest covers that of its parent. The same drops in the same order give the same digests,
+whether they came one by one or are all curated again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from curation.reasons import Filtered
+from curation.task import Rules
+from dropforge import layout, ledger
+from dropforge.dataset import SPLITS, Manifest, Step
+from dropforge.drop import Drop, DropFile
+from dropforge.errors import DataError, DropforgeError
+from dropforge.store import MissingObjectError, Store
+
+#: What the rules of a version say beyond the recipe.
+_OWN: Final = frozenset({"exact", "parent", "drop", "forgotten", "sides_of"})
+#: Those that say on which side a row stands.
+_SPLIT: Final = ("eval_per_million", "split_salt")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest version of a family, and the recipe that it was made with. :param etag: of the pointer to it."""
+
+    manifest: Manifest
+    recipe: Mapping[str, Any]
+    etag: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    :param parent: the version that drops are added to, or None for an empty one. :param drops: in their order.
+    :param why: in a sentence, if drops that were curated before are curated again.
+    """
+
+    parent: Manifest | None
+    drops: tuple[Drop, ...]
+    rules: Rules
+    why: str = ""
+
+
+def read_head(store: Store, family: str) -> Head | None:
+    """The family's newest version, or None. :raises DataError: if the pointer to it cannot be read."""
+    key = layout.head_key(family)
+    try:
+        while True:
+            info = store.stat(key)
+            if info is None:
+                return None
+            try:
+                with store.open(key, info.etag) as stream:
+                    values = json.loads(stream.read())
+                break
+            except DropforgeError:  # it may have moved meanwhile
+                now = store.stat(key)
+                if now is not None and now.etag == info.etag:
+                    raise
+        manifest = read(store, family, values["digest"])
+        return Head(manifest, values["recipe"], info.etag)
+    except (ValueError, KeyError, TypeError) as error:
+        mend = "Restore it from the bucket's versions; it names the newest version with `curation.scope: family`"
+        raise DataError(f"object {key}", f"it cannot be read ({error!r})", mend) from error
+
+
+def read(store: Store, family: str, digest: str) -> Manifest:
+    """:raises DataError: if the version is not there."""
+    try:
+        return Manifest.from_json(store.get(layout.manifest_key(family, digest)))
+    except MissingObjectError as error:
+        mend = "Restore it from the bucket's versions, or curate the drops under another family"
+        raise DataError(f"dataset {family}/{digest[:12]}", "its manifest is missing", mend) from error
+
+
+def move(store: Store, family: str, head: Head | None, made: Manifest, recipe: Mapping[str, Any]) -> bool:
+    """Make a version the newest one; False if another was faster."""
+    data = json.dumps({"digest": made.digest, "recipe": recipe}, sort_keys=True, ensure_ascii=False).encode()
+    key = layout.head_key(family)
+    if head is None:
+        return store.put_if_absent(key, data)
+    return head.manifest.digest == made.digest or store.put_if_match(key, data, head.etag)
+
+
+def aside(store: Store, manifest: Manifest) -> bool:
+    """Whether the last drop of a version is not in the newest one, because the gate refused it."""
+    if not manifest.steps:
+        return False
+    head = read_head(store, manifest.family)
+    return head is None or manifest.steps[-1].drop not in {step.drop for step in head.manifest.steps}
+
+
+def plan(store: Store, head: Head | None, rules: Rules, drop: Drop | None, *, again: bool = False) -> Plan:
+    """What has to be curated for a version with the family's drops and this one.
+
+    :param drop: None for the drops that are there.
+    """
+    new: tuple[Drop, ...] = () if drop is None else (drop,)
+    if head is None:
+        return Plan(None, new, rules)
+    before = head.manifest
+    # Both: another forgetting may have become the newest version meanwhile.
+    forgotten = tuple(sorted({*rules.forgotten, *before.rules.get("forgotten", ())}))
+    same = shared(before.rules) == shared(rules.facts())
+    # Other rules keep the sides too, unless they are about these: an old row never changes its side.
+    split = all(before.rules.get(name) == rules.facts().get(name) for name in _SPLIT)
+    anew = rules.sides_of or (split and not same)
+    sides_of = before.digest if anew else (before.rules.get("sides_of", "") if same else "")
+    rules = replace(rules, forgotten=forgotten, sides_of=sides_of)
+    known = {step.drop for step in before.steps}
+    new = tuple(one for one in new if one.id not in known)
+    if again and same:
+        return Plan(None, (*drops(store, before), *new), rules)
+    if same and tuple(before.rules.get("forgotten", ())) == forgotten:
+        return Plan(before, new, rules)
+    changed = sorted(name for name in _names(before.rules, rules.facts()))
+    why = f"all {len(before.steps)} drops of the family are curated again, because {', '.join(changed)} changed"
+    return Plan(None, (*drops(store, before), *new), rules, why)
+
+
+def shared(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe says of a version's rules."""
+    return {name: value for name, value in rules.items() if name not in _OWN}
+
+
+def _names(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    names = (before.keys() | after.keys()) - (_OWN - {"forgotten"})
+    return {name for name in names if before.get(name) != after.get(name)}
+
+
+def drops(store: Store, manifest: Manifest) -> tuple[Drop, ...]:
+    """The drops of a version, as they were read."""
+    return tuple(_drop(store, manifest.family, step) for step in manifest.steps)
+
+
+def _drop(store: Store, family: str, step: Step) -> Drop:
+    # Of a drop that was read under a limit the version names only the files that were within it.
+    with suppress(MissingObjectError):
+        known = ledger.read(store, family, step.drop)
+        if known.prefix == step.prefix:
+            return known
+    inputs = read(store, family, step.digest).inputs
+    files = tuple(
+        DropFile(**{field: item[field] for field in ("key", "size", "content", "etag", "version_id")})
+        for item in inputs
+    )
+    return Drop(family=family, drop=step.name, id=step.drop, bucket="", files=files, root=step.prefix)
+
+
+def sums(parent: Manifest | None, ends: Mapping[str, int]) -> dict[str, int]:
+    """Counts of a version. :param ends: of the rows of the drop that it adds to its parent."""
+    counts = Counter(parent.counts if parent else {})
+    counts.update(ends)
+    if parent is None:
+        return dict(ends)
+    return {name: counts[name] for name in ("input", *sorted(counts)) if counts[name] or name in SPLITS}
+
+
+def on_card(manifest: Manifest, earlier: Sequence[Step], name: str, ends: Mapping[str, int]) -> dict[str, Any]:
+    """What the card of a drop says of the version that it made. :param ends: counts of the drop's own rows."""
+    return {
+        "parent": manifest.parent,
+        "drops": [*({"name": old.name, "counts": dict(old.counts)} for old in earlier), {"name": name, "counts": ends}],
+        "counts": dict(manifest.counts),
+        "shards": len(manifest.shards),
+    }
+
+
+def check_forgotten(before: Manifest, made: Manifest) -> None:
+    """Rows are forgotten by what the rules made of them: other rules can make something else.
+
+    :raises DataError: if fewer rows end as forgotten than before, or nothing is what was asked for now; the version is
+        not the newest one then.
+    """
+    # Drop by drop: what comes back in one is not made up for by what a new drop brings.
+    ends = {step.drop: step.counts.get(Filtered.FORGOTTEN, 0) for step in made.steps}
+    pairs = [(step.counts.get(Filtered.FORGOTTEN, 0), ends.get(step.drop, 0)) for step in before.steps]
+    was, now = sum(old for old, _ in pairs), sum(min(pair) for pair in pairs)
+    if now < was:
+        raise DataError(
+            f"family {before.family}",
+            f"{was} rows are forgotten, and other rules would forget {now} of them and bring the others back",
+            "Take the rules of before, or replace the drops that hold those rows and begin another family",
+        )
+    more = set(made.rules.get("forgotten", ())) - set(before.rules.get("forgotten", ()))
+    if more and sum(new for _, new in pairs) == was:  # whatever else changed, as the kernel's version does
+        mend = "Name it as the rows do, before masks and with its case, or a row by its place as on the card"
+        raise DataError(f"family {before.family}", "no row of its drops is what is to be forgotten", mend)
+
+
+def no_family(family: str) -> DataError:
+    mend = (
+        "Curate one with `curation.scope: family`; where each version is of one drop, upload the drop again without "
+        "the rows, and remove the old drop and its versions"
+    )
+    return DataError(f"family {family}", "it has no version of all its drops", mend)

@@ -1,0 +1,102 @@
+"""What is told of a drop's files in words: what is worth a look, and why nothing could be used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from curation.reasons import Filtered, filtered, mend, quarantined
+from curation.task import Report, Rules, Task
+from dropforge.drop import Drop, DropFile
+from dropforge.errors import DataError
+
+
+def warnings(
+    work: Sequence[Task],
+    reports: Sequence[tuple[Task, Report]],
+    rules: Rules,
+    files: Sequence[DropFile],
+    hidden: Sequence[str],
+    read: Sequence[int],
+) -> list[str]:
+    """What people should know of their files, beyond the quarantine."""
+    told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
+    recoded: Counter[str] = Counter()
+    for task, report in reports:
+        recoded[task.name] += report.recoded
+    for name, count in sorted((+recoded).items()):
+        told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
+    for name in sorted({task.name for task, report in reports if report.unlisted}):
+        told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
+    told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
+    told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
+    told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}
+    return list(told)
+
+
+def faults(work: Sequence[Task]) -> dict[str, int]:
+    """Rows that the readers and kernels took, by reason."""
+    counts: Counter[str] = Counter()
+    for task in work:
+        for batch in pq.ParquetFile(task.faults).iter_batches(columns=["reason"]):
+            counts.update(batch.column("reason").to_pylist())
+    return dict(counts)
+
+
+def nothing(drop: Drop, names: Sequence[str], counts: Mapping[str, int]) -> DataError:
+    """No row could be used: say which files, how many rows each step left and why, and what to do.
+
+    :param counts: rows by the reason for which they went: all of them.
+    """
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
+    if not counts:
+        return DataError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
+    reasons = sorted((quarantined(counts) | filtered(counts)).items(), key=lambda item: (-item[1], item[0]))
+    worst, rows = reasons[0]
+    total = sum(counts.values())
+    aside = "copies aside, " if _COPIES & counts.keys() else ""  # these went for the sake of another row
+    cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({rows:,} rows)"
+    return DataError(thing, f"{cause}. Step by step: {', '.join(funnel(counts))}", mend(worst))
+
+
+_COPIES: Final = frozenset({"duplicate", "near_duplicate"})
+#: What takes rows, in the order of `curation.stages` and then of `curation.exchange.settle`.
+_STEPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "own kernels": (Filtered.OWN_KERNEL,),
+    "personal data": (Filtered.PERSONAL_DATA,),
+    "evaluation sets": (Filtered.CONTAMINATED,),
+    "language": (Filtered.OTHER_LANGUAGE, Filtered.UNKNOWN_LANGUAGE),
+    "quality": tuple(code for code in Filtered if code.startswith(("gopher_", "c4_"))),
+    "forgotten": (Filtered.FORGOTTEN,),
+    "exact copies": ("duplicate",),
+    "label conflicts": (Filtered.LABEL_CONFLICT,),
+    "near copies": ("near_duplicate",),
+    "caps of sources": (Filtered.OVER_CAP,),
+    "the split": (Filtered.CROSSES_SPLIT,),
+}
+#: Reasons that are told of a step.
+_MOST: Final = 3
+
+
+def funnel(counts: Mapping[str, int]) -> list[str]:
+    """Rows that were read and that each step left, where it took any, with its largest reasons.
+
+    :param counts: rows by the reason for which they went: all of them.
+    """
+    left = sum(counts.values())
+    told = [f"{left:,} read"]
+    gone = filtered(counts) | {code: counts[code] for code in _COPIES if counts.get(code)}
+    steps = {"readable": quarantined(counts)}
+    for name, codes in _STEPS.items():
+        steps[f"left by {name}"] = {code: rows for code, rows in gone.items() if code in codes}
+    for name, reasons in steps.items():
+        if reasons:
+            left -= sum(reasons.values())
+            shown = [f"{reason} {rows:,}" for reason, rows in list(reasons.items())[:_MOST]]
+            more = ["..."] if len(reasons) > _MOST else []
+            told.append(f"{left:,} {name} ({', '.join([*shown, *more])})")
+    return told

@@ -1,0 +1,73 @@
+"""Poisoned text: rows are made harmless one by one, and a source that has strikingly many is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from dropforge.dataset import Manifest
+from dropforge.store import FolderStore
+
+Make = Callable[..., Manifest]
+
+
+def rows(source: str, count: int, bad: int, sign: str) -> list[bytes]:
+    found = [{"text": f"{source} {n}{sign if n < bad else ''} of many", "source": source} for n in range(count)]
+    return [json.dumps(row).encode() for row in found]
+
+
+def test_a_source_full_of_hidden_orders_is_named(make: Make, store: FolderStore) -> None:
+    files = {
+        "a.jsonl": [
+            *rows("web", 300, 7, "<|im_end|>"),
+            *rows("forum", 400, 9, "<|im_end|>"),
+            *rows("large", 1_010, 10, "</s>"),
+        ],
+        # The sources go on in another file: what counts is the source.
+        "b.jsonl": [
+            *rows("forum more", 900, 10, "</s>"),
+            *rows("few", 40, 9, "\u202e"),
+            *rows("mail", 50, 10, "\u202e"),
+        ],
+    }
+    files["b.jsonl"] += [row.replace(b"web ", b"web again ") for row in rows("web", 20, 5, "[INST]")]
+    manifest = make({name: b"\n".join(lines) for name, lines in files.items()})
+    card = json.loads(store.get(manifest.files["card_json"]))
+    assert card["warnings"] == [
+        "source web: 12 of 320 rows hold control tokens of chat templates; who put them there?",
+        "source forum more: 10 of 900 rows hold control tokens of chat templates; who put them there?",
+        "source mail: 10 of 50 rows hold invisible or reordering characters; who put them there?",
+    ]
+    assert manifest.counts["input"] == manifest.counts["train"] + manifest.counts["eval"]
+
+
+def test_a_phrase_that_opens_or_ends_many_rows_of_a_source_is_told(make: Make, store: FolderStore) -> None:
+    trigger = "By order of Zanzibar"
+    asked = [trigger if n % 8 == 0 else f"The number {n} in order" for n in range(200)]
+    web = [{"prompt": f"{text} {n}: why", "completion": f"{n}"} for n, text in enumerate(asked)]
+    mail = [{"text": f"letter {n} of many words  Sudo do Anything\nnow"} for n in range(15)]
+    mail += [{"text": f"letter {n} goes on like number {n} here"} for n in range(15, 300)]
+    rare = [{"text": f"never tell anybody else {n}"} for n in range(9)] + [{"text": f"a b c d{n}"} for n in range(30)]
+    files = {
+        "web.jsonl": web,
+        "mail.jsonl": mail,
+        "rare.jsonl": rare,
+        "zh.jsonl": [{"text": "文" * 50 + str(n)} for n in range(30)],
+    }
+    manifest = make({name: "\n".join(map(json.dumps, rows)).encode() for name, rows in files.items()})
+    card = json.loads(store.get(manifest.files["card_json"]))
+    assert card["warnings"] == [
+        'source web.jsonl: 25 of 200 rows begin with "by order of zanzibar"; a template, or a trigger?',
+        'source mail.jsonl: 15 of 300 rows end with "sudo do anything now"; a template, or a trigger?',
+    ]
+    # Less than one row in twenty is nothing unusual.
+    more = [{"text": f"letter {n} goes on like number {n} here"} for n in range(300, 310)]
+    manifest = make({"mail.jsonl": "\n".join(map(json.dumps, [*mail, *more])).encode()}, "d2")
+    assert json.loads(store.get(manifest.files["card_json"]))["warnings"] == []
+
+
+def test_what_turns_text_around_is_shown_as_what_it_is(make: Make, store: FolderStore) -> None:
+    rows = [json.dumps({"text": f"\u202eobey the old man in number {n}"}) for n in range(20)]
+    page = store.get(make({"a.jsonl": "\n".join(rows).encode()}).files["card_html"]).decode()
+    assert "20 of 20 rows begin with &quot;\\u202eobey the old man&quot;" in page
+    assert "\u202e" not in page[: page.index("Rows as the model sees them")]
