@@ -10,6 +10,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, chain, task
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, MODELS
 from dropforge_airflow.form import form_fields
+from dropforge_airflow.operators import CurateOperator, OptionalJobOperator
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.operators import PyTorchJobOperator
 from kubeflow_training.retries import RetryByCause, SharedBudget
@@ -39,10 +40,16 @@ with DAG(
     default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
 ):
     planned = step(plan.plan)()
-    curated = step(data.curate)(planned)
+    curated = CurateOperator(task_id="curate", planned=planned).output
     checked = step(data.check_data)(planned, curated)
     opened = step(run.open_run, multiple_outputs=True)(planned, curated)
 
+    tokenise = OptionalJobOperator(
+        task_id="tokenise",
+        manifest=opened["tokenise"],
+        backend=opened["backend"],
+        mlflow_url=opened["mlflow_url"],
+    )
     train = PyTorchJobOperator(
         task_id="train",
         manifest=opened["train"],
@@ -65,5 +72,5 @@ with DAG(
     reported = step(promote.report)(opened, registered, train.output)
     closed = step(run.close_run)(opened)
 
-    chain(checked, opened, train, champion, evaluate, decided, registered, reported, closed)
+    chain(checked, opened, tokenise, train, champion, evaluate, decided, registered, reported, closed)
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)

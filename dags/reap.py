@@ -12,6 +12,8 @@ from airflow.sdk import DAG
 from dropforge_airflow.assets import REAP_DAG
 from kubeflow_training.reaper import JobReaperOperator
 
+# What curations on a cluster are (`curation.spark.cluster`).
+CURATIONS = ("SparkApplication", "Job")
 NAMESPACES = [name.strip() for name in os.environ.get("KUBEFLOW_TRAINING_NAMESPACES", "").split(",") if name.strip()]
 
 with DAG(
@@ -25,6 +27,6 @@ with DAG(
     default_args={"owner": "dropforge", "retries": 1, "retry_delay": timedelta(minutes=1)},
 ):
     if NAMESPACES:
-        JobReaperOperator(task_id="kubernetes", backend="kubernetes", namespaces=NAMESPACES)
+        JobReaperOperator(task_id="kubernetes", backend="kubernetes", namespaces=NAMESPACES, also=CURATIONS)
     if os.environ.get("KUBEFLOW_TRAINING_HOME") or not NAMESPACES:
         JobReaperOperator(task_id="local", backend="local", namespaces=None)

@@ -35,13 +35,44 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One of the drops that a version of a whole family was made of, in their order.
+
+    :param drop: its id; `name` is what people call it. :param prefix: of its files' object keys.
+    :param digest: of the version that it made. :param counts: the ends of its own rows.
+    :param inputs: names of its files below `prefix`, in the order of their numbers.
+    :param files: object keys of its own ledger, quarantine and card.
+    :param state: SHA-256 of the files, by table, that later drops are compared with.
+    """
+
+    drop: str
+    name: str
+    prefix: str
+    digest: str
+    counts: Mapping[str, int]
+    inputs: tuple[str, ...]
+    files: Mapping[str, str]
+    state: Mapping[str, tuple[str, ...]]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Object keys of its files."""
+        return tuple(self.prefix + name for name in self.inputs)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a reader of the dataset needs to know.
 
     :param counts: the ledger's totals: `input`, `train`, `eval` and one per reason; `input` is the sum of the others.
     :param rules: the curation settings that shaped the rows.
     :param inputs: the objects read: key, size, etag, version id, rows. Provenance, not part of the digest.
-    :param files: object keys of `ledger`, `quarantine`, `card_html`, `card_json`.
+    :param columns: of the input's formats, how many rows have which column with which JSON type; no part of the digest.
+    :param files: object keys of `ledger`, `quarantine`, `card_html`, `card_json`, `croissant`.
+    :param parent: digest of the version that this one adds a drop to.
+    :param steps: with `curation.scope: family` all its drops; `inputs` and `files` are then those of the last one.
+    :param measured: what the gate looks at besides the counts: `words` of the rows that were kept, and `drift` against
+        the version before (`curation.drift.measured`). Integers and names; not part of the digest.
     """
 
     family: str
@@ -52,12 +83,19 @@ class Manifest:
     inputs: tuple[Mapping[str, Any], ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
+    parent: str | None = None
+    steps: tuple[Step, ...] = ()
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
 
     def rows(self, split: str) -> int:
         return sum(shard.rows for shard in self.shards if shard.split == split)
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False).encode()
+        values = asdict(self)
+        for name in [name for name in ("parent", "steps") if not values[name]]:
+            del values[name]  # a version of one drop is written as it always was
+        return json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
@@ -72,9 +110,16 @@ class Manifest:
                 )
             values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
             values["inputs"] = tuple(values["inputs"])
+            steps = values.get("steps", ())
+            values["steps"] = tuple(_step(step) for step in steps)
             return cls(**values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError("dataset manifest", f"it cannot be read ({error!r})", "Curate the drop again") from error
+
+
+def _step(values: dict[str, Any]) -> Step:
+    state = {name: tuple(digests) for name, digests in values["state"].items()}
+    return Step(**{**values, "inputs": tuple(values["inputs"]), "state": state})
 
 
 def digest(keys: Mapping[str, Iterable[bytes]], counts: Mapping[str, int], rules: Mapping[str, Any]) -> str:

@@ -26,6 +26,30 @@ INDEX: Final = "model.safetensors.index.json"  # of weights in several files
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MODEL: Final = "recipe key `base.model`"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for, in messages. :param key: the recipe's. :param other: where else it could come from."""
+
+    thing: str
+    key: str
+    revision: str
+    other: str
+
+
+MODEL: Final = Asked(
+    "base model",
+    "base.model",
+    "base.revision",
+    "This machine's cache does not hold it. Let it reach the hub, or copy the model to S3 and name its address",
+)
+DATA: Final = Asked(
+    "data set",
+    "data.source.hub",
+    "data.source.revision",
+    "Let this machine reach the hub, or copy the files into the bucket and name them as `data.source.prefix`",
+)
 _BRANCH: Final = "main"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _NO_WEIGHTS: Final = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # pickles beside a model
@@ -212,8 +236,8 @@ def check_pickles(names: Iterable[str], what: str) -> None:
 
 
 @contextmanager
-def asking(name: str) -> Iterator[None]:
-    """Turn what the hub's client raises into our words. :param name: of the model, for messages.
+def asking(name: str, asked: Asked = MODEL) -> Iterator[None]:
+    """Turn what the hub's client raises into our words. :param name: of what is asked for, for messages.
 
     :raises RecipeError: where another try would end the same way. :raises UnreachableError: where it might not.
     """
@@ -224,19 +248,21 @@ def asking(name: str) -> Iterator[None]:
     try:
         yield
     except errors.GatedRepoError as error:
-        raise _refused(f"the hub gives {name} only to those who accepted its terms", "Accept them") from error
+        raise _refused(f"the hub gives {name} only to those who accepted its terms", "Accept them", asked) from error
     except errors.RevisionNotFoundError as error:
-        raise RecipeError("recipe key `base.revision`", f"the hub has no {name}", "Name a commit or tag") from error
+        raise RecipeError(f"recipe key `{asked.revision}`", f"the hub has no {name}", "Name a commit or tag") from error
     except errors.RepositoryNotFoundError as error:
-        raise _refused(f"the hub has no {name}, or hides it from us", "Check the name") from error
+        raise _refused(f"the hub has no {name}, or hides it from us", "Check the name", asked) from error
     except errors.HFValidationError as error:
-        raise _refused(_short(error), "Name a model as OWNER/NAME, or an address of a folder") from error
+        raise _refused(
+            _short(error), f"Name a {asked.thing} as OWNER/NAME, or an address of a folder", asked
+        ) from error
     except errors.HfHubHTTPError as error:
         if error.response.status_code in (401, 403):
-            raise _refused(f"the hub does not give us {name} ({_short(error)})", "Check it") from error
-        raise _unreachable(name, error) from error
+            raise _refused(f"the hub does not give us {name} ({_short(error)})", "Check it", asked) from error
+        raise _unreachable(name, error, asked) from error
     except (OSError, ValueError, network) as error:
-        raise _unreachable(name, error.__cause__ or error) from error
+        raise _unreachable(name, error.__cause__ or error, asked) from error
 
 
 def not_cached(name: str) -> RecipeError:
@@ -261,19 +287,16 @@ def _bound(request: Any) -> None:
     request.extensions["timeout"] = {key: SECONDS if limit is None else limit for key, limit in limits.items()}
 
 
-def _refused(cause: str, mend: str) -> RecipeError:
+def _refused(cause: str, mend: str, asked: Asked = MODEL) -> RecipeError:
     token = ", and give Airflow and the pods a token in HF_TOKEN if it is needed" if "the hub" in cause else ""
-    return RecipeError(_MODEL, cause, f"{mend}{token}")
+    return RecipeError(f"recipe key `{asked.key}`", cause, f"{mend}{token}")
 
 
-def _unreachable(name: str, cause: BaseException) -> UnreachableError:
-    return UnreachableError(
-        f"base model {name}",
-        f"the hub does not answer ({_short(cause)})",
-        "This machine's cache does not hold it. Let it reach the hub, or copy the model to S3 and name its address",
-    )
+def _unreachable(name: str, cause: BaseException, asked: Asked) -> UnreachableError:
+    return UnreachableError(f"{asked.thing} {name}", f"the hub does not answer ({_short(cause)})", asked.other)
 
 
 def _short(error: BaseException) -> str:
-    """An error in a line. Addresses of files may carry a signature, which is a right to read them."""
-    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", " ".join(str(error).split()))[:200]
+    """An error in a line. Addresses may carry a signature, which is a right to read a file, or a login."""
+    line = re.sub(r"(https?://)[^\s/?'\"]*@", r"\1", " ".join(str(error).split()))
+    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]*", r"\1?...", line)[:200]

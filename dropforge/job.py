@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from dropforge import layout
-from dropforge.recipe import Compute, Recipe
+from dropforge.recipe import Recipe
 from dropforge.run import RunSpec, job_name
+from dropforge.volumes import pod_volumes
 
 # Names of the environment variables a pod may need; on Kubernetes they come from one secret, never from the manifest.
 SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
@@ -29,6 +30,18 @@ def train_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
         "nodes": compute.nodes,
         "processes_per_node": compute.processes_per_node,
         "deadline_seconds": compute.deadline_minutes * 60,
+    }
+
+
+def tokenise_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
+    """Arguments for the job that tokenises and packs before the training: one pod, one process, no GPU."""
+    return {
+        **_common(spec, recipe, "tokenise"),
+        "command": ["python", "-m", "trainer.ahead", f"{spec.root}/run.json"],
+        "gpus": 0,
+        "nodes": 1,
+        "processes_per_node": 1,
+        "deadline_seconds": recipe.compute.deadline_minutes * 60,
     }
 
 
@@ -68,7 +81,7 @@ def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
         "gpus": compute.gpus,
         "env": {},
         "secrets": [SECRET] if compute.backend == "kubernetes" else [],
-        **_volumes(compute),
+        **pod_volumes(compute.volumes),
         "queue": compute.queue,
         "grace_seconds": compute.grace_seconds,
         "labels": {
@@ -79,23 +92,3 @@ def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
         },
         "annotations": {"dropforge/run-folder": f"{spec.root}/", "dropforge/run-key": layout.run_key(spec.run)},
     }
-
-
-def _volumes(compute: Compute) -> dict[str, Any]:
-    """Volumes and mounts; a claim that is mounted twice is one volume."""
-    names = {claim: f"claim-{n}" for n, claim in enumerate(dict.fromkeys(item.claim for item in compute.volumes))}
-    writes = {item.claim for item in compute.volumes if not item.read_only}
-    volumes = [
-        {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": claim not in writes}}
-        for claim, name in names.items()
-    ]
-    mounts = [
-        {
-            "name": names[item.claim],
-            "mountPath": item.path,
-            "readOnly": item.read_only,
-            **({"subPath": item.sub_path} if item.sub_path else {}),
-        }
-        for item in compute.volumes
-    ]
-    return {"volumes": volumes, "mounts": mounts} if volumes else {}

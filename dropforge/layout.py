@@ -12,7 +12,14 @@
     ledger/turns/FAMILY.json                 the run that compares and promotes now; one at a time
     ledger/seen/DIGEST                       a _SUCCESS that polling has found, where there is no queue
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
+    datasets/FAMILY/DIGEST/passed.json       the gate let it pass
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
+    datasets/FAMILY/DIGEST/tokens/IDENTITY/  its tokens for one tokenizer and length, for all runs; plan.json comes last
+    datasets/FAMILY/state/SHA256.parquet     what later drops are compared with, content-addressed
+    datasets/FAMILY/head.json                the newest version of those that hold the family's rows of all drops
+
+
+    curation/FAMILY/ID/IDENTITY/job.json     what a curation on Kubernetes has to do; its outcome is result.json
     runs/RUN/run.json, checkpoints/, report.json, model/
     runs/RUN/began.json, attempts/N.json     when the run's first launcher started; each attempt, where it began
     runs/RUN/best/step-N-DIGEST.safetensors  weights of the best evaluations that a checkpoint may still export
@@ -143,16 +150,37 @@ def claim_key(family: str, drop_id: str, counter: int) -> str:
     return f"{claims_prefix(family, drop_id)}{counter}.json"
 
 
+def datasets_prefix(family: str) -> str:
+    """Folder of all the family's dataset versions and of their shards."""
+    return f"datasets/{family}/"
+
+
 def dataset_prefix(family: str, digest: str) -> str:
-    return f"datasets/{family}/{digest}/"
+    return f"{datasets_prefix(family)}{digest}/"
 
 
 def manifest_key(family: str, digest: str) -> str:
     return dataset_prefix(family, digest) + "manifest.json"
 
 
+def passed_key(family: str, digest: str) -> str:
+    return dataset_prefix(family, digest) + "passed.json"
+
+
 def shard_key(family: str, sha256: str) -> str:
     return f"datasets/{family}/shards/{sha256}.parquet"
+
+
+def state_key(family: str, sha256: str) -> str:
+    return f"datasets/{family}/state/{sha256}.parquet"
+
+
+def head_key(family: str) -> str:
+    return f"datasets/{family}/head.json"
+
+
+def curation_prefix(family: str, drop_id: str, identity: str) -> str:
+    return f"curation/{family}/{drop_id}/{identity}/"
 
 
 def run_prefix(run: str) -> str:

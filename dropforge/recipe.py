@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from dropforge.recipe_data import Curation, Data
 from dropforge.section import Section
 from dropforge.shape import config_of, context_of
+from dropforge.volumes import Volume
 
 DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
@@ -284,19 +285,6 @@ class Train(Section):
         return (self.tokens_per_step or DEFAULT_TOKENS) // self.sequence_length or 1
 
 
-class Volume(Section):
-    """A claim that each pod mounts: a model cache, a shared disk."""
-
-    claim: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
-    """Name of the PersistentVolumeClaim."""
-    path: str = Field(pattern=r"^/[^\s:]+$")
-    """Where it is mounted."""
-    sub_path: str = Field(default="", pattern=r"^(\.?[^/.][^/]*(/\.?[^/.][^/]*)*)?$")
-    """The part of it that is mounted."""
-    read_only: bool = True
-    """Whether pods may not write to it."""
-
-
 class Compute(Section):
     """What each pod gets."""
 
@@ -320,9 +308,17 @@ class Compute(Section):
     weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
+    tokenize_ahead: bool = False
+    """A job of one pod without GPUs tokenises and packs the rows before the gang begins; else its first rank does it
+    while all GPUs wait."""
     compile_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
     """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is its
     own temporary folder. Who may write there can run code in a training."""
+    data_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
+    """A folder where each node keeps tokens and packs by their SHA-256, for later pods and runs; null fetches them for
+    each pod."""
+    data_cache_gb: float = Field(default=100, gt=0)
+    """Gigabytes that `data_cache` may take; what was not used for the longest time goes first."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"

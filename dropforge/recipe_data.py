@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 
 from dropforge.recipe_quality import Language, Quality
+from dropforge.recipe_spark import Spark
 from dropforge.section import Section
 
 #: What a column can hold; the first five are content.
@@ -19,19 +20,29 @@ CONTENT: Final = frozenset({"messages", "text", "prompt", "completion", "system"
 
 
 class Source(Section):
-    """Data that lies in the bucket already, for a run without an upload: exactly one of `prefix` and `dataset`."""
+    """Data for a run without an upload: exactly one of `prefix` and `dataset`, which lie in the bucket, and `hub`."""
 
     prefix: str | None = Field(default=None, min_length=1, max_length=900)
     """Key prefix of files in the bucket, as `lake/chats/`; all that lies below is read."""
     dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
     """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split anew by `split_salt` and `eval_fraction`."""
+    hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=96)
+    """A data set of the Hugging Face hub, as `OWNER/NAME`; its files are read as they lie there, no code of it runs."""
+    config: str | None = Field(default=None, min_length=1, max_length=200)
+    """Its configuration (subset); null is the only one, or the default one."""
+    split: str = Field(default="train", pattern=r"^\w+([.-]\w+)*$", max_length=100)
+    """Its split. The rows are split anew into training and evaluation."""
+    revision: str | None = Field(default=None, min_length=1, max_length=200)
+    """Its branch, tag or commit; a branch is pinned to its commit when the run is planned."""
     id: str | None = Field(default=None, pattern="^[0-9a-f]{32}$")
     """The id that the files had in the ledger; other files under the same name are then refused."""
 
     @model_validator(mode="after")
     def _one(self) -> Source:
-        if (self.prefix is None) == (self.dataset is None):
-            raise ValueError("give exactly one of `prefix` and `dataset`")
+        if sum(item is not None for item in (self.prefix, self.dataset, self.hub)) != 1:
+            raise ValueError("give exactly one of `prefix`, `dataset` and `hub`")
+        if self.hub is None and (self.config, self.split, self.revision) != (None, "train", None):
+            raise ValueError("`config`, `split` and `revision` are of `hub`: leave them out")
         if self.prefix is not None:
             parts = self.prefix.rstrip("/").split("/")
             if any(part in {"", ".", ".."} for part in parts) or any(ord(sign) < 32 for sign in self.prefix):
@@ -46,6 +57,10 @@ class Data(Section):
 
     source: Source | None = None
     """Data in the bucket that a run started by hand trains on, instead of a drop."""
+    license: str | None = Field(
+        default=None, pattern=r"^([A-Za-z0-9][A-Za-z0-9.+-]{0,60}|https?://[A-Za-z0-9._~/#%+-]{1,300})$"
+    )
+    """The rows' licence, for card and metadata: its SPDX identifier, as `CC-BY-4.0`, or its address."""
     eval_fraction: float = Field(default=0.05, gt=0, lt=0.5)
     """Share of the rows kept for evaluation, by content hash."""
     split_salt: str = "dropforge"
@@ -58,6 +73,16 @@ class Data(Section):
     prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
     """The prompt made of columns, as `Answer from this text:\n{passage}\n\n{question}`; a brace is written twice. Its
     answer is the column that `columns` names as `completion`; without one it is the whole text."""
+    keep_columns: (
+        Literal["all"]
+        | Annotated[
+            tuple[Annotated[str, Field(min_length=1, max_length=200)], ...],
+            Field(strict=False, min_length=1, max_length=200),
+        ]
+        | None
+    ) = None
+    """Columns that mean nothing here and stay with their rows, as JSON in the shards' column `extras`: `[id, url]`, or
+    `all` that have no meaning."""
     encoding: Literal[
         "utf-8", "auto", "windows-1250", "windows-1251", "windows-1252", "windows-1254", "windows-1257", "iso-8859-1",
         "iso-8859-2", "iso-8859-15",
@@ -143,13 +168,6 @@ class Dedup(Section):
     """More rows propose fewer pairs that are not similar, and find fewer that are."""
 
 
-class Spark(Section):
-    """Of `curation.engine: spark`."""
-
-    driver_memory: str = Field(default="2g", pattern=r"^[1-9]\d{0,5}[mg]$")
-    """Heap of the Java process, as `512m` or `2g`; the Python processes beside it take theirs."""
-
-
 PiiKind = Literal["secret", "iban", "card", "national_id", "email", "ip", "phone"]
 
 
@@ -197,6 +215,14 @@ class Gate(Section):
         default={}, max_length=100
     )
     """Largest share of the rows that may end for a reason, as `{near_duplicate: 0.5, contaminated: 0}`."""
+    min_words: int | None = Field(default=None, ge=1)
+    """Fewest words that the rows of both splits may have together; `curation.min_rows` is the floor in rows."""
+    max_drift: float | None = Field(default=None, ge=0, le=1)
+    """Largest distance from the version before of the same family: of the rows' characters, words, languages and labels
+    the one that lies furthest (Jensen-Shannon, 0 the same, 1 nothing in common)."""
+    type_changes: Literal["report", "refuse"] = "report"
+    """Columns with several types (number, text, object...) in files of one format, or with another one than in the
+    version before: the card tells them, or with `refuse` they stop the run too."""
     override: str | None = Field(default=None, min_length=10, max_length=1000)
     """Why the version may pass although a limit is broken; it stands on the card and in the run. A ledger that does not
     add up, and a split without rows, stop it all the same."""
@@ -210,10 +236,22 @@ class Curation(Section):
     manifest, and the first row that cannot be used is an error."""
     engine: Literal["embedded", "spark", "auto"] = "embedded"
     """Where curation runs: `embedded` in processes of our own and DuckDB, `spark` in Spark, which needs Java and
-    `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, if it is there. The dataset is the same."""
+    `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, and for smaller ones that `deadline_minutes` asks
+    it for, if it is there. The dataset is the same."""
+    deadline_minutes: int | None = Field(default=None, ge=1)
+    """How long curation may take by its estimate, for `engine: auto`; nothing is ended when it is over."""
     spark: Spark = Spark()
+    scope: Literal["drop", "family"] = "drop"
+    """Which rows a dataset version holds: those of its drop, or of all drops of the family that had the same rules."""
     exact_duplicates: Literal["drop", "keep"] = "drop"
     """What happens to rows with the same normalised content."""
+    label_conflicts: Literal["keep", "first", "drop"] = "keep"
+    """What happens to rows with the same input and another label or last answer, which the card counts: all stay, or
+    the first one in rank, or none. All rows with one input stand on one side of the split."""
+    max_rows_per_source: dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1)]] = Field(
+        default={}, max_length=1000
+    )
+    """Most rows of a source, as `{wiki: 100000}`: those with the lowest hashes stay."""
     dedup: Dedup | None = None
     """Removes rows that are nearly the same too; `{}` takes the defaults."""
     pii: Pii | None = None

@@ -10,6 +10,7 @@ from dropforge import layout
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile, drop_file, identity
 from dropforge.errors import DataError, RecipeError
+from dropforge.hub_data import files_of
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Source
 from dropforge.saved import saved_files
@@ -20,11 +21,15 @@ def pin(store: Store, source: Source, family: str, bucket: str = "") -> Drop:
     """The source's files as they are now, each with its size and content.
 
     :param family: of the model that is trained.
+    :raises RecipeError, UnreachableError: of a data set of the hub, as `dropforge.hub_data.files_of`.
     :raises DataError: if there is nothing, a shard is not what its manifest says, or the files are not those of
         `source.id`.
     """
     layout.check_family(family)
-    if source.prefix is not None:
+    if source.hub is not None:
+        thing, bucket = f"data set {source.hub}", ""
+        root, files = files_of(source)
+    elif source.prefix is not None:
         thing, root = f"source {source.prefix!r}", source.prefix.rstrip("/") + "/"
         files = _below(store, root)
     else:

@@ -7,7 +7,6 @@ Credentials and the endpoint come from the environment (`AWS_*`, `AWS_ENDPOINT_U
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from dropforge.errors import DropforgeError
+from dropforge.memory_file import MemoryFile
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -75,6 +75,9 @@ class Store(Protocol):
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Size in bytes of each object whose key starts with `prefix`; cheaper than `list`, which knows contents."""
 
+    def times(self, prefix: str = "") -> dict[str, float]:
+        """When each object whose key starts with `prefix` was written, in seconds since 1970; as cheap as `sizes`."""
+
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
 
@@ -84,9 +87,11 @@ class Store(Protocol):
     def tidy(self, prefix: str) -> None:
         """Remove what killed writes left below a folder, its `/` included; only while nobody writes there."""
 
-    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+    def open(self, key: str, etag: str | None = None, version: str | None = None) -> BinaryIO:
         """Open an object as a stream of bytes; with `etag`, fail if it changed since it was listed.
 
+        :param version: the id of the version that was listed, in a bucket that keeps old ones; it is read if the object
+            was replaced or deleted since.
         :raises MissingObjectError: if it is not there.
         """
 
@@ -147,7 +152,7 @@ class S3Store:
         if isinstance(data, memoryview):
             # In parts, and without a copy: one request takes no more than 5 GB.
             self._upload(
-                lambda: self.client.upload_fileobj(cast(BinaryIO, _View(data)), self.bucket, self.prefix + key)
+                lambda: self.client.upload_fileobj(cast(BinaryIO, MemoryFile(data)), self.bucket, self.prefix + key)
             )
         else:
             self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data)
@@ -202,13 +207,19 @@ class S3Store:
         )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for item in self._items(prefix):
+            yield ObjectInfo(item["Key"].removeprefix(self.prefix), item["Size"], item["ETag"].strip('"'))
+
+    def _items(self, prefix: str) -> Iterator[Any]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
         for page in pages:
-            for item in page.get("Contents", []):
-                yield ObjectInfo(item["Key"].removeprefix(self.prefix), item["Size"], item["ETag"].strip('"'))
+            yield from page.get("Contents", [])
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {item.key: item.size for item in self.list(prefix)}
+
+    def times(self, prefix: str = "") -> dict[str, float]:
+        return {item["Key"].removeprefix(self.prefix): item["LastModified"].timestamp() for item in self._items(prefix)}
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
@@ -220,18 +231,27 @@ class S3Store:
     def tidy(self, prefix: str) -> None:
         """An object appears whole or not at all; uploads in parts that never ended are the bucket's rules to remove."""
 
-    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+    def open(self, key: str, etag: str | None = None, version: str | None = None) -> BinaryIO:
         from botocore.exceptions import ClientError
 
-        condition: Any = {"IfMatch": etag} if etag else {}
+        condition: dict[str, str] = {"IfMatch": etag} if etag else {}
         try:
-            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, **condition)
+            return self._opened(key, condition)
         except ClientError as error:
-            if _code(error) in {"404", "NoSuchKey", "NotFound"}:
-                raise MissingObjectError(f"{self.uri}/{key}") from None
-            if _code(error) in {"412", "PreconditionFailed"}:
-                raise _changed(f"{self.uri}/{key}") from None
-            raise
+            absent = _code(error) in {"404", "NoSuchKey", "NotFound"}
+            if not absent and _code(error) not in {"412", "PreconditionFailed"}:
+                raise
+        if version is not None:
+            try:
+                # Asked for only now, because it takes a right of its own (`s3:GetObjectVersion`).
+                return self._opened(key, {**condition, "VersionId": version})
+            except ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
+                    raise
+        raise MissingObjectError(f"{self.uri}/{key}") if absent else _changed(f"{self.uri}/{key}")
+
+    def _opened(self, key: str, condition: dict[str, str]) -> BinaryIO:
+        answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, **cast(Any, condition))
         return cast(BinaryIO, answer["Body"])
 
     def upload(self, path: Path, key: str) -> None:
@@ -312,6 +332,9 @@ class FolderStore:
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {key: (self.root / key).stat().st_size for key in self._keys(prefix)}
 
+    def times(self, prefix: str = "") -> dict[str, float]:
+        return {key: (self.root / key).stat().st_mtime for key in self._keys(prefix)}
+
     def _keys(self, prefix: str) -> tuple[str, ...]:
         base = self._path(prefix.rpartition("/")[0])
         keys = (
@@ -334,7 +357,7 @@ class FolderStore:
         for path in self._path(prefix).rglob(f"{_UNFINISHED}*"):
             path.unlink(missing_ok=True)
 
-    def open(self, key: str, etag: str | None = None) -> BinaryIO:
+    def open(self, key: str, etag: str | None = None, version: str | None = None) -> BinaryIO:  # noqa: ARG002
         path = self._path(key)
         if not path.is_file():
             raise MissingObjectError(f"{self.uri}/{key}")
@@ -349,33 +372,6 @@ class FolderStore:
 
     def download(self, key: str, path: Path) -> None:
         _save(self.open(key), path)
-
-
-class _View(io.RawIOBase):
-    """Memory as a file, without a copy of it."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: len(self._data)}[whence])
-        return self._place
-
-    def tell(self) -> int:
-        return self._place
-
-    def readinto(self, target: Any) -> int:
-        part = self._data[self._place : self._place + len(target)]
-        target[: len(part)] = part
-        self._place += len(part)
-        return len(part)
 
 
 def out_of_reach(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -18,6 +19,12 @@ from dropforge.store import FolderStore, S3Store, Store, s3_client
 
 # As in a rank (trainer.launch), and before torch is imported: threads that spin while they wait take the others' cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Half of the CPU time of a short-lived Spark goes into compiling Java once more, and collecting garbage in parallel.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# How long an example takes is the machine's affair, not the code's.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _ON_GPUS = os.environ.get("DROPFORGE_RANKS_ON") == "cuda"
 _PASSED: set[str] = set()

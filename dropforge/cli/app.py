@@ -11,7 +11,20 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 from rich.text import Text
 
-from dropforge.cli import checkpoints, curate, demo, drops, explain, logs, profile, recipes, runs, secret, services
+from dropforge.cli import (
+    checkpoints,
+    curate,
+    demo,
+    drops,
+    explain,
+    forget,
+    logs,
+    profile,
+    recipes,
+    runs,
+    secret,
+    services,
+)
 from dropforge.errors import DropforgeError
 
 app = typer.Typer(
@@ -31,6 +44,8 @@ app.command("checkpoints")(checkpoints.checkpoints)
 app.command("logs")(logs.logs)
 app.command("curate")(curate.curate)
 app.command("explain")(explain.explain)
+app.command("forget")(forget.forget)
+app.command("rebuild")(forget.rebuild)
 app.command("profile")(profile.profile)
 app.command("secret")(secret.secret)
 app.command("render")(recipes.render)

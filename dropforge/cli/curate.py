@@ -19,7 +19,7 @@ from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
-from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, merge, read_drop_recipe, resolve
+from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, put_over, resolve
 from dropforge.store import FolderStore, Store, open_store
 
 console = Console(soft_wrap=True, highlight=False)
@@ -60,7 +60,9 @@ def curate(
     --recipe the data's own `recipe.yaml` counts, over the preset `sample`.
     """
     try:
+        from curation.earlier import mark
         from curation.gate import check, checks
+        from curation.increments import aside
         from curation.local import Layered, card_of, local_drop, look
         from curation.pipeline import curate as make
         from curation.shown import shown
@@ -97,7 +99,8 @@ def curate(
     _print([*card_lines(card_of(target, manifest)), *gate_lines(checks(manifest, settings))])
     _print([f"Dataset version {manifest.family}/{manifest.digest}", f"in {target.uri}"])
     _write(card, target.get(manifest.files["card_html"]))
-    check(manifest, settings)
+    check(manifest, settings, aside=aside(target, manifest))
+    mark(target, manifest)
 
 
 _WHERE = "Give --out FOLDER, or look at it with --sample 10000; `dropforge drop` uploads it"
@@ -125,8 +128,8 @@ def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -
     if own.size > RECIPE_LIMIT:
         raise RecipeError(layout.RECIPE, f"it has {own.size} bytes", "A recipe holds settings, not data")
     prefix, store = under[0]
-    with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag) as stream:
-        return build_recipe(merge(values, read_drop_recipe(stream.read())))
+    with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag, own.version_id) as stream:
+        return build_recipe(put_over(values, stream.read()))
 
 
 def _say(line: str) -> None:

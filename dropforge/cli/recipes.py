@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dropforge.code import look_at, told
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
-from dropforge.job import evaluate_job, train_job
+from dropforge.job import evaluate_job, tokenise_job, train_job
 from dropforge.layout import check_family, run_prefix
 from dropforge.provenance import code_digest
 from dropforge.recipe import Recipe
@@ -42,16 +42,16 @@ def render(
     recipe: RecipeArgument,
     family: FamilyOption = "example",
     bucket: Annotated[str, typer.Option(help="Bucket of the run's folder.")] = "dropforge",
-    job: Annotated[str, typer.Option(help="Which job: train or evaluate.")] = "train",
+    job: Annotated[str, typer.Option(help="Which job: tokenise, train or evaluate.")] = "train",
 ) -> None:
     """Print the PyTorchJob that a recipe becomes."""
     from kubeflow_training.jobs.manifest import pytorch_job
 
-    if job not in {"train", "evaluate"}:
-        raise typer.BadParameter("choose train or evaluate", param_hint="--job")
+    builders = {"tokenise": tokenise_job, "train": train_job, "evaluate": evaluate_job}
+    if job not in builders:
+        raise typer.BadParameter(f"choose one of {', '.join(builders)}", param_hint="--job")
     loaded = load_recipe(recipe)
-    builder = train_job if job == "train" else evaluate_job
-    manifest = pytorch_job(**builder(_example_run(loaded, check_family(family), bucket), loaded))
+    manifest = pytorch_job(**builders[job](_example_run(loaded, check_family(family), bucket), loaded))
     typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
 
 

@@ -31,6 +31,7 @@ STAGES = (
     "curate",
     "check_data",
     "open_run",
+    "tokenise",
     "train",
     "champion",
     "evaluate",
@@ -40,7 +41,7 @@ STAGES = (
     "close_run",
 )
 ENDED = frozenset({"success", "failed"})
-_JOBS = frozenset({"train", "evaluate"})
+_JOBS = frozenset({"tokenise", "train", "evaluate"})
 _AT_WORK = frozenset({"running", "deferred"})
 _MARKS = {
     "success": ("✓", "green"),

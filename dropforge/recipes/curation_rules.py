@@ -10,7 +10,7 @@ from dropforge.recipe_quality import Quality
 MINIMA = 1024  # of a row's signature: more cost time, and find nothing that these do not
 LEAST_FOUND = 0.5
 # Keys that mean something beside `curation: none`.
-TAKEN = ("steps", "engine", "spark", "workers", "memory", "min_rows", "gate")
+TAKEN = ("steps", "engine", "deadline_minutes", "spark", "scope", "workers", "memory", "min_rows", "gate")
 
 
 def check_curation(recipe: Recipe) -> None:

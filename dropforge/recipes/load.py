@@ -21,6 +21,7 @@ from dropforge.errors import RecipeError
 from dropforge.methods import check_done
 from dropforge.recipe import Recipe
 from dropforge.recipes.curation_rules import check_curation
+from dropforge.recipes.drop_rules import check_chosen, check_kept
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
 
 _FOLDER = Path(__file__).parent
@@ -125,18 +126,18 @@ def read_drop_recipe(text: bytes | str) -> dict[str, Any]:
     :raises RecipeError: if it is no recipe, or tries.
     """
     values = read_yaml(text)
-    if "code" in values:
-        mend = "Set it in the form or the preset"
-        raise RecipeError("recipe key `code`", "a recipe in a drop may not choose it", mend)
-    asked = values.get("compute")
-    for key in ("image", "namespace", "backend", "volumes", "queue"):
-        if isinstance(asked, Mapping) and key in asked:
-            raise RecipeError(
-                f"recipe key `compute.{key}`",
-                "a recipe in a drop may not choose it",
-                "Set it in the form or the preset",
-            )
+    check_chosen(values)
     return resolve(values)
+
+
+def put_over(under: Mapping[str, Any], text: bytes | str) -> dict[str, Any]:
+    """A preset's values with a drop's `recipe.yaml` over them.
+
+    :raises RecipeError: as `read_drop_recipe`, and if it takes back what the preset protects.
+    """
+    merged = merge(under, read_drop_recipe(text))
+    check_kept(under, merged)
+    return merged
 
 
 def check_drop_recipe(path: Path) -> Recipe:
@@ -145,7 +146,7 @@ def check_drop_recipe(path: Path) -> Recipe:
     :raises RecipeError: with the key, the cause and the mend.
     """
     under = resolve({"extends": os.environ.get("DROPFORGE_PRESET", "sample")})
-    return check_startable(build_recipe(merge(under, read_drop_recipe(path.read_bytes()))))
+    return check_startable(build_recipe(put_over(under, path.read_bytes())))
 
 
 def read_yaml(text: bytes | str) -> dict[str, Any]:

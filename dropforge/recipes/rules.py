@@ -7,8 +7,9 @@ from typing import get_args
 
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
-from dropforge.recipe import LARGEST, Recipe, Score, Scratch
+from dropforge.recipe import LARGEST, Compute, Recipe, Score, Scratch
 from dropforge.run import wrong_address
+from dropforge.volumes import nearest
 
 SIZES = ("architecture", "hidden_size", "layers", "heads", "vocab_size", "context")  # of `base.scratch`
 PLACEHOLDER = "set-base-model"  # in presets for a model of one's own
@@ -53,6 +54,7 @@ def check_combinations(recipe: Recipe) -> None:
     _check_generation(recipe)
     _check_attention(recipe)
     _check_compile(recipe)
+    _check_caches(compute)
     _check_offload(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
@@ -412,7 +414,7 @@ def _check_attention(recipe: Recipe) -> None:
 
 
 def _check_compile(recipe: Recipe) -> None:
-    """:raises RecipeError: if what is asked for cannot be compiled, or its cache cannot be kept."""
+    """:raises RecipeError: if what is asked for cannot be compiled, or its cache is of no use."""
     train, compute = recipe.train, recipe.compute
     if train.compile and train.method == "prefix":
         raise RecipeError(
@@ -432,18 +434,22 @@ def _check_compile(recipe: Recipe) -> None:
             "compiled blocks choose themselves which cheap results are computed again",
             "Use `none`, or `full`",
         )
-    cache = compute.compile_cache
-    if cache is None:
-        return
-    if not train.compile:
+    if compute.compile_cache is not None and not train.compile:
         raise RecipeError("recipe key `compute.compile_cache`", "nothing is compiled", "Set `train.compile: true`")
-    for volume in compute.volumes:
-        if volume.read_only and f"{cache}/".startswith(f"{volume.path.rstrip('/')}/"):
-            raise RecipeError(
-                "recipe key `compute.compile_cache`",
-                f"pods may not write to {volume.path}, where {volume.claim} is mounted",
-                "Give that volume `read_only: false`, or name another folder",
-            )
+
+
+def _check_caches(compute: Compute) -> None:
+    """:raises RecipeError: for a folder where pods cannot keep anything."""
+    for key, folder in (("compile_cache", compute.compile_cache), ("data_cache", compute.data_cache)):
+        if folder is None:
+            continue
+        thing, held = f"recipe key `compute.{key}`", nearest(folder, compute.volumes)
+        if held is not None and held.read_only:
+            cause = f"pods may not write to {held.path}, where {held.claim} is mounted"
+            raise RecipeError(thing, cause, "Give that volume `read_only: false`, or name another folder")
+        if key == "data_cache" and compute.backend == "kubernetes" and held is None:
+            cause = f"{folder} lies in none of the `volumes`, and goes with each pod"
+            raise RecipeError(thing, cause, "Mount a claim there, with `read_only: false`")
 
 
 def _check_offload(recipe: Recipe) -> None:

@@ -17,6 +17,7 @@ from kubernetes import client, config
 from dropforge.cli.upload import find_files
 from dropforge.samples import write_sample
 from dropforge.stack import control
+from tests.cluster.spark_place import Place, opened, section
 from tests.e2e.harness import Stack
 from tests.kubeflow_training.rights import Rights
 
@@ -112,12 +113,23 @@ def namespace(machine_node: Any, tmp_path_factory: pytest.TempPathFactory) -> It
         core.delete_persistent_volume(name)
 
 
+@pytest.fixture
+def place(machine_node: Any, tmp_path: Path) -> Iterator[Place]:
+    """Where Spark's pods can work."""
+    pytest.importorskip("pyspark")
+    with opened(machine_node, tmp_path / "work") as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, machine_node: Any, namespace: Namespace) -> Iterator[Stack]:
     """A stack whose pods run on the cluster, because its default preset says so; nothing else is told to it."""
     folder = tmp_path_factory.mktemp("stack")
     presets = tmp_path_factory.mktemp("presets")
     (presets / "cluster.yaml").write_text(yaml.safe_dump(preset(namespace.name)))
+    by_spark: dict[str, Any] = {"extends": "cluster", "train": {"max_steps": 6}}
+    by_spark["curation"] = {"engine": "spark", "spark": {"cluster": section("operator")}}
+    (presets / "by-spark.yaml").write_text(yaml.safe_dump(by_spark))
     pod_host = next(item.address for item in machine_node.status.addresses if item.type == "InternalIP")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DROPFORGE_PRESETS", str(presets))
@@ -150,15 +162,21 @@ def preset(namespace: str) -> dict[str, Any]:
     return {"extends": "tiny", "train": train, "compute": compute, "evaluate": {"max_rows": 40}}
 
 
+def secret(folder: Path, namespace: str) -> dict[str, Any]:
+    """What `dropforge secret` prints."""
+    command = [str(Path(sys.executable).parent / "dropforge"), "secret", "--state", str(folder)]
+    done = subprocess.run([*command, "--namespace", namespace], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = yaml.safe_load(done.stdout)
+    return found
+
+
 def give_secret(folder: Path, namespace: Namespace) -> None:
     """What a person does with `dropforge secret | kubectl apply -f -`; without an image, also where Python is."""
-    command = [str(Path(sys.executable).parent / "dropforge"), "secret", "--state", str(folder)]
-    done = subprocess.run([*command, "--namespace", namespace.name], capture_output=True, text=True, check=True)
-    secret = yaml.safe_load(done.stdout)
+    made = secret(folder, namespace.name)
     if not IMAGE:
-        secret["stringData"]["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        secret["stringData"]["PYTHONPATH"] = str(REPOSITORY)
-    namespace.core.create_namespaced_secret(namespace.name, secret)
+        made["stringData"]["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        made["stringData"]["PYTHONPATH"] = str(REPOSITORY)
+    namespace.core.create_namespaced_secret(namespace.name, made)
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,7 @@ def test_the_environment_chooses_the_default_preset(tmp_path: Path) -> None:
 
 def test_the_chain_of_tasks(parsed: Any) -> None:
     tasks = {item["__var"]["task_id"]: item["__var"] for item in parsed["dags"]["dropforge_finetune"]["dag"]["tasks"]}
-    chain = "plan curate check_data open_run train champion evaluate decide register report close_run"
+    chain = "plan curate check_data open_run tokenise train champion evaluate decide register report close_run"
     order = chain.split()
     assert sorted(tasks) == sorted(order)
     for before, after in pairwise(order):
@@ -118,7 +118,23 @@ def test_the_chain_of_tasks(parsed: Any) -> None:
 
 def test_the_log_of_the_training_has_a_limit(parsed: Any) -> None:
     """Behind it lies what the trainer keeps; the evaluation keeps nothing and is shown whole."""
-    assert parsed["limits"] == {"train": "20 MB", "evaluate": None}
+    assert parsed["limits"] == {"curate": None, "tokenise": None, "train": "20 MB", "evaluate": None}
+
+
+REAPED = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+(task,) = DagBag(sys.argv[1]).dags["dropforge_reap"].tasks
+reaper = task._reaper()
+print(json.dumps([list(reaper.namespaces), {name: name in reaper.optional for name in reaper.backends}]))
+"""
+
+
+def test_the_reaper_looks_for_curations_too(tmp_path: Path) -> None:
+    namespaces, kinds = fresh(tmp_path, REAPED, str(ROOT / "dags"), KUBEFLOW_TRAINING_NAMESPACES="team-a, team-b")
+    assert namespaces == ["team-a", "team-b"]
+    where = "on kubernetes_default"
+    assert kinds == {f"SparkApplication {where}": True, f"Job {where}": True, f"PyTorchJob {where}": False}
 
 
 LOAD_PLUGINS = """

@@ -168,3 +168,11 @@ def test_an_answer_that_is_no_hub_s_is_told_as_such(hub: Hub, monkeypatch: pytes
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", page)
     with pytest.raises(UnreachableError, match="Expecting value"):
         pin(MODEL)
+
+
+def test_a_login_in_an_address_is_not_told() -> None:
+    with pytest.raises(UnreachableError) as caught, asking("some/model"):
+        raise OSError("no answer of https://user:hunter2@mirror.example/api?token=1 nor of https://b.example/x@y")
+    assert "hunter2" not in str(caught.value)
+    assert "token" not in str(caught.value)
+    assert "https://mirror.example/api?... nor of https://b.example/x@y" in str(caught.value)

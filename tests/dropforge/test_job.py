@@ -7,7 +7,7 @@ from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
 
 from dropforge import layout
-from dropforge.job import asked_job, evaluate_job, train_job
+from dropforge.job import asked_job, evaluate_job, tokenise_job, train_job
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe, merge
 from dropforge.run import RunSpec
@@ -37,8 +37,20 @@ def test_each_job_has_the_recipes_deadline() -> None:
     recipe = build_recipe(merge(RECIPE.plain(), {"compute": {"deadline_minutes": 95}}))
     jobs = [
         train_job(SPEC, recipe),
+        tokenise_job(SPEC, recipe),
         evaluate_job(SPEC, recipe),
         asked_job(SPEC, recipe, "export-step-1", "s3://b/o.json"),
     ]
     specs = [pytorch_job(**job)["spec"] for job in jobs]
-    assert [spec["runPolicy"]["activeDeadlineSeconds"] for spec in specs] == [95 * 60] * 3
+    assert [spec["runPolicy"]["activeDeadlineSeconds"] for spec in specs] == [95 * 60] * 4
+
+
+def test_what_is_done_before_the_training_takes_one_pod_and_no_gpu() -> None:
+    recipe = build_recipe(
+        merge(RECIPE.plain(), {"compute": {"backend": "kubernetes", "nodes": 2, "gpus": 4, "processes_per_node": 4}})
+    )
+    (replica,) = pytorch_job(**tokenise_job(SPEC, recipe))["spec"]["pytorchReplicaSpecs"].values()
+    (container,) = replica["template"]["spec"]["containers"]
+    assert replica["replicas"] == 1
+    assert container["command"] == ["python", "-m", "trainer.ahead", "s3://b/runs/fam-1/run.json"]
+    assert not [name for name in container["resources"]["limits"] if "gpu" in name]

@@ -73,6 +73,16 @@ def test_every_preset_loads(name: str) -> None:
             "volumes: [{claim: models, path: /models}]}",
             r"pods may not write to /models, where models is mounted. Give that volume `read_only: false`",
         ),
+        (
+            SCRATCH + "compute: {backend: kubernetes, data_cache: /data/cache, volumes: [{claim: c, path: /data}]}",
+            r"`compute.data_cache`: pods may not write to /data, where c is mounted",
+        ),
+        (
+            SCRATCH + "compute: {backend: kubernetes, data_cache: /data}",
+            r"`compute.data_cache`: /data lies in none of the `volumes`, and goes with each pod",
+        ),
+        (SCRATCH + "compute: {data_cache: data}", r"`compute.data_cache`"),
+        (SCRATCH + "compute: {data_cache: /data, data_cache_gb: 0}", r"`compute.data_cache_gb`"),
         (MODEL + "train: {method: prefix}\nevaluate: {generation: {}}", r"not written with a prefix"),
         (MODEL + "train: {method: dpo}", r"learns from preferences.*Fine-tune.*TRL's DPOTrainer"),
         (MODEL + "train: {method: GRPO}", r"`GRPO` learns from preferences or rewards.*TRL's GRPOTrainer"),
@@ -230,6 +240,62 @@ def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path)
         path.write_text(text)
         with pytest.raises(RecipeError, match=message):
             check_drop_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("code", "code: null"),
+        ("compute.compile_cache", "compute: {compile_cache: /shared}"),
+        ("compute.data_cache", "compute: {data_cache: /etc}"),
+        ("curation.engine", "curation: {engine: embedded}"),
+        ("curation.spark", "curation: {spark: {driver_memory: 900g}}"),
+        ("curation.workers", "curation: {workers: 500}"),
+        ("curation.memory", "curation: {memory: 900GB}"),
+        ("curation.pii.key_env", "curation: {pii: {key_env: AWS_SECRET_ACCESS_KEY}}"),
+        ("curation.deadline_minutes", "curation: {deadline_minutes: 1}"),
+        ("train.checkpoints", "train: {checkpoints: 's3://elsewhere/x'}"),
+        ("curation.decontaminate", "curation: {decontaminate: null}"),
+        ("curation.min_rows", "curation: {min_rows: 2}"),
+        ("curation.max_quarantined", "curation: {max_quarantined: 1}"),
+        ("curation.max_quarantined", "curation: {max_quarantined: .nan}"),
+        ("curation.pii", "curation: none"),
+        ("curation.pii", "curation: null"),
+        ("curation.pii", "curation: {steps: none, pii: null}"),
+        ("curation.pii", "curation: {pii: {kinds: [ip]}}"),
+        ("curation.pii", "extends: lax"),
+        ("curation.gate.max.contaminated", "curation: {gate: null}"),
+        ("curation.gate.max.contaminated", "curation: {gate: {max: {contaminated: 1}}}"),
+        ("curation.gate.override", "curation: {gate: {override: it is good enough}}"),
+    ],
+)
+def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_off(
+    key: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "engine: embedded, workers: 1, pii: {}, gate: {max: {contaminated: 0}, max_drift: 0.3}, min_rows: 1000, "
+    asked += "max_quarantined: 0.01, decontaminate: {sets: {gsm8k: s3://sets/gsm8k/}}"
+    (tmp_path / "team.yaml").write_text(f"extends: tiny\ncuration: {{{asked}}}")
+    (tmp_path / "lax.yaml").write_text("extends: tiny\ncuration: none")
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    monkeypatch.setenv("DROPFORGE_PRESET", "team")
+    path = tmp_path / "recipe"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=rf"recipe key `{re.escape(key)}`: .*a recipe in a drop may not"):
+        check_drop_recipe(path)
+    path.write_text("curation: {dedup: {}, min_rows: 2000, max_quarantined: 0, gate: {max: {near_duplicate: 0.5}}}")
+    assert check_drop_recipe(path).curation.gate.max == {"contaminated": 0, "near_duplicate": 0.5}
+
+
+def test_a_drop_does_not_lose_the_preset_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wide.yaml").write_text("extends: tiny\ncuration: {engine: spark, workers: 3}")
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    monkeypatch.setenv("DROPFORGE_PRESET", "wide")
+    path = tmp_path / "recipe"
+    path.write_text("curation: none")
+    with pytest.raises(RecipeError, match=r"`curation.engine`: .*`curation: none`"):
+        check_drop_recipe(path)
+    path.write_text("curation: {steps: none}")
+    assert check_drop_recipe(path).curation.engine == "spark"
 
 
 def test_a_team_keeps_presets_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

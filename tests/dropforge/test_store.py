@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,9 @@ def test_sizes_are_known_without_reading(store: Store) -> None:
     store.put("d/a", b"")
     store.put("dd", b"123")
     assert list(store.sizes("d/").items()) == [("d/a", 0), ("d/b", 2)]
+    times = store.times("d/")
+    assert list(times) == ["d/a", "d/b"]
+    assert all(abs(when - time.time()) < 60 for when in times.values())
 
 
 def test_all_below_a_folder_goes_and_nothing_beside_it(store: Store) -> None:

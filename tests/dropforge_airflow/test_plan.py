@@ -122,6 +122,8 @@ def test_preset_then_the_drops_recipe_then_the_form(store: Store) -> None:
         ("compute: {image: evil.example/trainer}", "a recipe in a drop may not choose it"),
         ("compute: {namespace: kube-system}", "a recipe in a drop may not choose it"),
         ("compute: {backend: kubernetes}", "a recipe in a drop may not choose it"),
+        ("curation: {spark: {cluster: {image: evil.example/spark}}}", "a recipe in a drop may not choose it"),
+        ("curation: {pii: {key_env: AWS_SECRET_ACCESS_KEY}}", "`curation.pii.key_env`: a recipe in a drop may not"),
         ("a: &a [1]\nb: *a", "aliases"),
         ("x: " + "y" * 70_000, "at most 64 KiB"),
         ("train: {sequence_length: 4096}", "recipe.yaml of drop fam/d1.*longer than the model"),
@@ -220,10 +222,10 @@ def test_the_plan_says_what_a_wheel_of_ones_own_provides_and_refuses_another(
 
 
 def test_spark_is_refused_where_it_cannot_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drop = entered(store, recipe="extends: tiny\ncuration: {engine: spark}\n")
+    drop = entered(store, recipe="extends: tiny\n")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(DropforgeError, match=r"Spark: .*take `curation.engine: embedded`"):
-        plan(store, drop)
+        plan(store, drop, overrides={"curation": {"engine": "spark"}})
 
 
 def test_a_run_from_the_form_takes_the_source_that_its_recipe_names(store: Store) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dropforge_airflow.tasks import promote, run, turn
-from dropforge_airflow.tasks.data import Curated, check
+from dropforge_airflow.tasks.data import Curated, check, here
 from dropforge_airflow.tasks.plan import Plan
 
 from dropforge import layout
@@ -147,6 +147,16 @@ def dataset(store: Store, **changes: Any) -> str:
     manifest = Manifest("fam", "ab", counts, {}, tuple(shards), **changes)
     store.put(layout.manifest_key("fam", "ab"), manifest.to_json())
     return "ab"
+
+
+def test_what_is_not_for_the_pods_is_not_for_a_spark_beside_airflow() -> None:
+    volumes = [{"claim": "w", "path": "/w", "read_only": False}]
+    cluster = {"image": "curation:1", "namespace": "team", "work_path": "/w", "volumes": volumes}
+    asked = {"engine": "auto", "deadline_minutes": 1}
+    assert here(load_recipe("tiny", {"curation": asked})).curation.engine == "auto"
+    assert (
+        here(load_recipe("tiny", {"curation": {**asked, "spark": {"cluster": cluster}}})).curation.engine == "embedded"
+    )
 
 
 def test_a_whole_dataset_passes(store: Store) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from dropforge.cli.airflow import FINETUNE
+from tests.browser import needs_browser, opened
 from tests.e2e.harness import Stack, wait
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt install chromium)"),
+    needs_browser,
 ]
 
 
@@ -27,8 +24,7 @@ pytestmark = [
 def page(stack: Stack) -> Iterator[Page]:
     """A browser that has logged in to Airflow with the login that `dropforge up` prints."""
     airflow = stack.connection.airflow
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=list(QUIET))
+    with opened() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 1100})
         page.set_default_timeout(60_000)
         page.goto(airflow.url)
@@ -37,7 +33,6 @@ def page(stack: Stack) -> Iterator[Page]:
         page.click('button[type="submit"]')
         page.wait_for_url(lambda url: "login" not in url)
         yield page
-        browser.close()
 
 
 def keep(page: Page, name: str) -> None:

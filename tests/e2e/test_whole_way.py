@@ -238,7 +238,8 @@ def formed(stack: Stack, first: str, samples: dict[int, dict[str, Path]], wheel:
     conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3}
     conf |= {"train_learning_rate": 1e-5, "evaluate_max_rows": 40, **wheel}
     generation = {"rows": 2, "max_new_tokens": 4, "metrics": ["exact-match", "brief"]}
-    return stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"evaluate": {"generation": generation}}})
+    overrides = {"evaluate": {"generation": generation}, "compute": {"tokenize_ahead": True}}
+    return stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": overrides})
 
 
 def test_another_wheel_than_was_named_is_refused_before_anything_starts(
@@ -262,6 +263,15 @@ def test_the_form_starts_the_same_dag_with_another_preset(stack: Stack, formed: 
     assert tracked.data.params["train.max_steps"] == "3"
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion")
     assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
+
+
+def test_rows_are_tokenised_ahead_where_the_recipe_asks_for_it(stack: Stack, first: str, formed: str) -> None:
+    assert stack.end(formed) == "success"
+    assert "tokenising" in stack.log(formed, "tokenise")
+    log = stack.log(formed, "train")
+    assert "tokens and plan are those of" in log
+    assert "tokenising" not in log
+    assert "tokenising" not in stack.log(first, "tokenise")
 
 
 def test_own_functions_of_a_wheel_take_part_in_the_whole_run(stack: Stack, formed: str, wheel: dict[str, str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -12,12 +14,13 @@ from dropforge import dataset, layout, ledger
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
-from dropforge.settings import from_env
+from dropforge.settings import Settings, from_env
 from dropforge.store import Store
 from dropforge_airflow import connection
 from dropforge_airflow.tasks.failure import no_retry
 
 if TYPE_CHECKING:
+    from dropforge.curation_job import CurationJob
     from dropforge_airflow.tasks.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -40,16 +43,75 @@ def curate(planned: Plan) -> Curated:
     settings = from_env()
     store = connection.open_store(settings.bucket)
     # The same folder for every try, so that the next one goes on where the last one was cut off.
-    workdir = settings.state / "curation" / f"{planned['drop_id']}-{planned['counter']}"
+    workdir = settings.state / "curation" / f"{planned['family']}-{planned['drop_id']}-{planned['counter']}"
     try:
         with no_retry():
             drop = ledger.read(store, planned["family"], planned["drop_id"])
-            recipe = build_recipe(planned["recipe"])
+            recipe = here(build_recipe(planned["recipe"]))
             made = make(store, drop, recipe, workdir=workdir, progress=Lines(log.info), say=log.info)
     except AirflowFailException:
         shutil.rmtree(workdir, ignore_errors=True)
         raise
     shutil.rmtree(workdir, ignore_errors=True)
+    return _told(settings, made)
+
+
+def cluster_job(planned: Plan) -> dict[str, Any] | None:
+    """The job that curates the drop on Kubernetes, its file written; None where the recipe asks for none."""
+    from curation.engines.choice import choose
+    from dropforge.curation_job import manifest
+
+    settings = from_env()
+    with no_retry():
+        recipe = build_recipe(planned["recipe"])
+        cluster = recipe.curation.spark.cluster
+        if cluster is None or recipe.curation.engine == "embedded":
+            return None
+        store = connection.open_store(settings.bucket)
+        drop = ledger.read(store, planned["family"], planned["drop_id"])
+        pods = f"{cluster.executors} executors in namespace {cluster.namespace}"
+        planned_bytes = sum(file.size for file in drop.data_files)
+        choice = choose(recipe.curation, planned_bytes, lambda: pods, cluster.executors * cluster.cores)
+        if choice.engine == "embedded":
+            return None  # `curate` says so
+        log.info("Curation is %s: %s", choice.engine, choice.why)
+        job, prefix = _job(planned, recipe)
+        store.put(f"{prefix}job.json", job.to_json())
+        return manifest(job, f"{settings.root}/{prefix}job.json", cluster)
+
+
+def here(recipe: Recipe) -> Recipe:
+    """A recipe for this machine: where pods can be had, what is not for them is not for a Spark beside Airflow."""
+    curation = recipe.curation
+    if curation.engine != "auto" or curation.spark.cluster is None:
+        return recipe
+    return recipe.model_copy(update={"curation": curation.model_copy(update={"engine": "embedded"})})
+
+
+def from_cluster(planned: Plan) -> Curated:
+    """The dataset version that the job has made. :raises AirflowFailException: if it left none."""
+    settings = from_env()
+    with no_retry():
+        job, _ = _job(planned, build_recipe(planned["recipe"]))
+        store = connection.open_store(settings.bucket)
+        digest = json.loads(store.get(job.result))["digest"]
+        manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], digest)))
+    return _told(settings, manifest)
+
+
+def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
+    """The job and its folder in the bucket; the same for every try, so that a later one goes on."""
+    from dropforge.curation_job import CurationJob
+
+    cluster = recipe.curation.spark.cluster
+    assert cluster is not None
+    made = CurationJob(planned["family"], planned["drop_id"], planned["counter"], planned["recipe"], "/", "-")
+    prefix = layout.curation_prefix(planned["family"], planned["drop_id"], made.identity)
+    workdir = f"{cluster.work_path.rstrip('/')}/{planned['drop_id']}-{made.identity}"
+    return replace(made, workdir=workdir, result=f"{prefix}result.json"), prefix
+
+
+def _told(settings: Settings, made: dataset.Manifest) -> Curated:
     card = made.files.get("card_html", "")
     for reason, number in sorted(made.counts.items()):
         log.info("%s: %d rows", reason, number)
@@ -72,18 +134,21 @@ def check_data(planned: Plan, curated: Curated) -> dict[str, str]:
 def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, str]:
     """What each rule found. :raises DataError: for a dataset version that cannot be trained on."""
     from curation import check as gate
+    from curation.earlier import mark
     from curation.gate import overruled
+    from curation.increments import aside
 
     name = f"dataset {family}/{digest[:12]}"
     manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(family, digest)))
     if manifest.digest != digest:
         raise DataError(name, f"its manifest says {manifest.digest[:12]}", "Curate the drop again")
-    passed = gate(manifest, recipe)
+    passed = gate(manifest, recipe, aside=aside(store, manifest))
     for shard in manifest.shards:
         found = store.stat(shard.key)
         if found is None or found.size != shard.bytes:
             cause = f"shard {shard.key} is missing" if found is None else f"shard {shard.key} has {found.size} bytes"
             raise DataError(name, cause, "Curate the drop again")
+    mark(store, manifest)
     for rule in passed:
         log.info("%s: %s (wanted: %s)", rule.name, rule.found, rule.wanted)
     told = {rule.name: rule.found for rule in passed}

@@ -11,7 +11,10 @@ from dropforge.store import Store
 
 
 class Opened(TypedDict):
-    """Addresses of the run, the manifests of its two jobs, and the Unix time from which the training waits."""
+    """Addresses of the run, the manifests of its jobs, and the Unix time from which the training waits.
+
+    `tokenise` is empty where the recipe does not ask for it.
+    """
 
     run: str
     family: str
@@ -21,6 +24,7 @@ class Opened(TypedDict):
     backend: str
     retries: int
     opened_at: float
+    tokenise: dict[str, Any]
     train: dict[str, Any]
     evaluate: dict[str, Any]
 

@@ -18,7 +18,7 @@ from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import build_recipe, merge, read_drop_recipe, resolve
+from dropforge.recipes.load import build_recipe, merge, put_over, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded, pin
@@ -100,7 +100,7 @@ def make_plan(
     recipe = check_startable(resolve_recipe(store, drop, params))
     if sourced is None and drop.root is None:
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
-    if recipe.curation.engine == "spark":
+    if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
         log.info("Curation will run on %s", find_spark())
     known = weigh(recipe)
     if recipe.code is not None:
@@ -217,8 +217,8 @@ def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recip
     if own.size > _RECIPE_LIMIT:
         raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
     try:
-        with store.open(drop.prefix + layout.RECIPE, etag=own.etag) as stream:
-            under = merge(under, read_drop_recipe(stream.read()))
+        with store.open(drop.prefix + layout.RECIPE, own.etag, own.version_id) as stream:
+            under = put_over(under, stream.read())
         if not over:
             return build_recipe(under)
     except RecipeError as error:

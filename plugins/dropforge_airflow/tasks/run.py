@@ -30,7 +30,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
     from kubeflow_training.jobs.manifest import pytorch_job
 
     from dropforge import tracking
-    from dropforge.job import evaluate_job, train_job
+    from dropforge.job import evaluate_job, tokenise_job, train_job
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
@@ -44,6 +44,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         with tracking.failed_by_error(settings.tracking_uri, opened.run_id):
             store.put(layout.run_key(spec.run), spec.to_json())
             train, evaluate = pytorch_job(**train_job(spec, recipe)), pytorch_job(**evaluate_job(spec, recipe))
+            tokenise = pytorch_job(**tokenise_job(spec, recipe)) if recipe.compute.tokenize_ahead else {}
     log.info("Run %s, MLflow run %s at %s", spec.run, opened.run_id, settings.tracking_uri)
     return Opened(
         run=spec.run,
@@ -54,6 +55,7 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         backend=recipe.compute.backend,
         retries=recipe.compute.retries,
         opened_at=time.time(),
+        tokenise=tokenise,
         train=train,
         evaluate=evaluate,
     )

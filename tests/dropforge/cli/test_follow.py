@@ -22,7 +22,7 @@ from dropforge.stack.secrets import read_secrets
 from dropforge.stack.state import StackState, is_running, lock_path, mark_path, write_state
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
-OPENED = ("success",) * 4
+OPENED = ("success",) * 5
 NOBODY = 1  # a port on which nobody listens
 HOLDER = "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX); time.sleep(600)"
 

@@ -1,0 +1,105 @@
+"""`dropforge forget` and `dropforge rebuild`: the versions that hold all drops of a family, made again."""
+
+from __future__ import annotations
+
+import tempfile
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from dropforge import layout, lineage, tracking
+from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.patience import asking_mlflow
+from dropforge.errors import DataError, DropforgeError
+from dropforge.store import Store
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+    from curation.forget import Held
+
+console = Console(soft_wrap=True)
+
+
+def forget(
+    family: Annotated[str, typer.Argument(help="Name of the line of models.")],
+    row: Annotated[str | None, typer.Argument(help="FILE@POSITION, as the card names it, or a content key.")] = None,
+    group: Annotated[str | None, typer.Option(help="Forget all rows of this group instead.")] = None,
+    state: StateOption = None,
+) -> None:
+    """Make a version without a row or a group, now and for all later drops, and name the models that know it."""
+    try:
+        from curation import forget as made
+    except ImportError:
+        raise DropforgeError("forget", "curation is not installed", "Install `dropforge[curation]`") from None
+    if (row is None) == (group is None):
+        raise DataError("forget", "it takes a row or a `--group`", "Give one of them")
+    connection = connect(state)
+    store, uri = connection.store, connection.settings.tracking_uri
+    made.newest(store, family)
+    name = made.key_of(store, family, row) if row is not None else made.name_of(store, family, group or "")
+    found = made.held(store, family, key=name if group is None else None, group=group)
+    if group is not None and not found.holding:
+        near = get_close_matches(group, names := sorted(made.groups(store, made.newest(store, family).manifest)), 3)
+        shown = ", ".join(near or names[:3]) or "none"
+        _say(f"No version is known to hold rows of group {group!r}; groups of the newest one: {shown}")
+    _models(store, uri, found)  # whoever forgets wants the list: MLflow must answer before hours of work begin
+    with tempfile.TemporaryDirectory(prefix="forget-") as folder:
+        manifest = made.again(store, family, workdir=Path(folder), say=_say, forget=name)
+    console.print(
+        f"Version {manifest.digest}: {manifest.counts.get('forgotten', 0):,} rows of the family are forgotten."
+    )
+    console.print(f"{len(found.holding)} versions held them; still in the bucket, with tokens, quarantine and card:")
+    for version in found.holding:
+        if version.digest != manifest.digest:
+            console.print(f"  {layout.dataset_prefix(version.family, version.digest)}", highlight=False)
+    if found.unsure:
+        told = ", ".join(f"{version.family}/{version.digest[:12]}" for version in found.unsure)
+        why = "Shards, ledgers or keys of masks are gone, or other rules named the row otherwise"
+        console.print(f"{why}, so that nobody can tell of: {told}", highlight=False)
+    try:
+        sure, perhaps = _models(store, uri, found)  # again: a run may have ended meanwhile
+    except DropforgeError as error:
+        mend = f"{error.mend.rstrip('.')}; then type the command again, which lists the models and changes nothing"
+        raise DropforgeError(error.thing, f"the rows are forgotten, and {error.cause}", mend) from error
+    for model in sure:
+        console.print(f"Trained on them: {model.name} version {model.version} (run {model.run_id})", highlight=False)
+    for model in perhaps:
+        console.print(f"May know them: {model.name} version {model.version} (run {model.run_id})", highlight=False)
+    if not sure and not perhaps:
+        console.print("No registered model was trained on them.")
+
+
+def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion]]:
+    """Registered models that know the rows, also by way of a model that they began with, and those that may.
+
+    :raises DropforgeError: if MLflow does not answer.
+    """
+    with asking_mlflow(uri):
+        versions = lineage.registered(tracking.client(uri))
+    specs = lineage.runs(store)
+    digests = {version.digest for version in found.holding}
+    sure = lineage.knowing(digests, specs, versions)
+    more = lineage.knowing(digests | {version.digest for version in found.unsure}, specs, versions)
+    return sure, [version for version in more if version not in sure]
+
+
+def _say(line: str) -> None:
+    console.print(line, style="dim", markup=False, highlight=False)
+
+
+def rebuild(
+    family: Annotated[str, typer.Argument(help="Name of the line of models.")],
+    state: StateOption = None,
+) -> None:
+    """Curate all drops of a family again: the same versions come out, and what is missing of their state is mended."""
+    try:
+        from curation import forget as made
+    except ImportError:
+        raise DropforgeError("rebuild", "curation is not installed", "Install `dropforge[curation]`") from None
+    with tempfile.TemporaryDirectory(prefix="rebuild-") as folder:
+        manifest = made.again(connect(state).store, family, workdir=Path(folder), say=_say)
+    console.print(f"Version {manifest.digest}")

@@ -1,0 +1,67 @@
+"""What became of a dataset version: the runs that trained on it, those that went on from them, and their models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from dropforge import tracking
+from dropforge.errors import DropforgeError
+from dropforge.run import RunSpec
+from dropforge.store import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+_IN_ADDRESS: Final = re.compile(r"(?:^|/)runs/([^/]+)/")
+_IN_TAG: Final = re.compile(r"\brun ([a-z0-9-]+), digest ")
+
+
+def runs(store: Store) -> dict[str, RunSpec]:
+    """All runs of the bucket, by name; what cannot be read is none."""
+    found: dict[str, RunSpec] = {}
+    for info in store.list("runs/"):
+        if info.key.count("/") == 2 and info.key.endswith("/run.json"):
+            with suppress(DropforgeError):
+                found[info.key.split("/")[1]] = RunSpec.from_json(store.get(info.key))
+    return found
+
+
+def registered(mlflow: MlflowClient) -> list[ModelVersion]:
+    """All model versions of the server."""
+    found: list[ModelVersion] = []
+    token: str | None = None
+    while True:
+        page = mlflow.search_model_versions(max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def knowing(
+    digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
+) -> list[ModelVersion]:
+    """Model versions that were trained on one of the datasets, or that began with the weights of one that was.
+
+    :param digests: of dataset versions. :param specs: see `runs`; a run whose folder is gone is known by its models.
+    """
+    parents: dict[str, set[str]] = {name: _parents(spec) for name, spec in specs.items()}
+    reached = {name for name, spec in specs.items() if spec.dataset_digest in digests}
+    for version in versions:
+        run = version.tags.get(tracking.TAG_RUN, "")
+        parents.setdefault(run, set()).update(_IN_TAG.findall(version.tags.get(tracking.TAG_START, "")))
+        if version.tags.get(tracking.TAG_DATASET) in digests:
+            reached.add(run)
+    while more := {name for name, begun in parents.items() if name not in reached and begun & reached}:
+        reached |= more
+    return [version for version in versions if version.tags.get(tracking.TAG_RUN) in reached]
+
+
+def _parents(spec: RunSpec) -> set[str]:
+    """Runs whose weights a run began with: by `base.start`, or by the address of its base model."""
+    found = set(_IN_ADDRESS.findall(f"{(spec.recipe.get('base') or {}).get('model') or ''}/"))
+    return found | ({spec.start.run} if spec.start is not None and spec.start.run else set())

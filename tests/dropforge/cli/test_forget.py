@@ -1,0 +1,132 @@
+"""`dropforge forget` and `dropforge rebuild` against a real S3 and MLflow."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dropforge import layout, tracking
+from dropforge.cli import forget
+from dropforge.dataset import Manifest
+from dropforge.drop import read_drop
+from dropforge.recipe_data import Source
+from dropforge.recipes import load_recipe
+from dropforge.run import RunSpec
+from dropforge.sources import pin
+from dropforge.store import S3Store
+from tests.dropforge.cli.conftest import Terminal
+
+curation = pytest.importorskip("curation.pipeline")
+ROWS: list[dict[str, Any]] = [{"text": f"row number {n} of the test", "group": f"patient-{n // 5}"} for n in range(40)]
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(forget, "console", Console(width=300))
+    return f"fam-{uuid.uuid4().hex[:8]}"
+
+
+def add(
+    store: S3Store, family: str, name: str, rows: list[dict[str, Any]], folder: Path, scope: str = "family"
+) -> Manifest:
+    store.put(f"drops/{family}/{name}/a.jsonl", b"\n".join(json.dumps(row).encode() for row in rows))
+    store.put(f"drops/{family}/{name}/_SUCCESS", b"")
+    recipe = load_recipe("tiny", {"curation": {"workers": 1, "scope": scope}})
+    made: Manifest = curation.curate(store, read_drop(store, family, name), recipe, workdir=folder / f"{family}-{name}")
+    return made
+
+
+def registered(
+    store: S3Store, uri: str, family: str, run: str, digest: str, start: dict[str, Any] | None = None, base: str = "m"
+) -> None:
+    """A run and its registered model."""
+    begun = {"asked": "champion", "kind": "champion", "tokens": [], **start} if start else None
+    spec = RunSpec(run, family, 1, "", "", "", digest, {"base": {"model": base}}, "code")
+    values = {**json.loads(spec.to_json()), "start": begun}
+    store.put(layout.run_key(run), json.dumps(values).encode())
+    mlflow = tracking.client(uri)
+    if not mlflow.search_registered_models(f"name = '{family}'"):
+        mlflow.create_registered_model(family)
+    mlflow.create_model_version(
+        family, source="s3://bucket/model", tags={tracking.TAG_RUN: run, tracking.TAG_DATASET: digest}, run_id=None
+    )
+
+
+def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
+    terminal: Terminal, s3_store: S3Store, mlflow_server: str, tmp_path: Path, family: str
+) -> None:
+    one = add(s3_store, family, "d1", ROWS[:20], tmp_path)
+    two = add(s3_store, family, "d2", ROWS[20:], tmp_path)
+    assert one.parent is None
+    other, third = f"{family}-b", f"{family}-c"
+    recipe = load_recipe("tiny", {"curation": {"workers": 1}})
+    source = pin(s3_store, Source(dataset=f"{family}/{two.digest}"), other)
+    derived = curation.curate(s3_store, source, recipe, workdir=tmp_path / "derived")
+    foreign = add(s3_store, third, "d1", [{"text": f"something else {n}"} for n in range(30)], tmp_path, "drop")
+    registered(s3_store, mlflow_server, family, f"{family}-r1", one.digest)
+    registered(s3_store, mlflow_server, family, f"{family}-r2", two.digest)
+    registered(s3_store, mlflow_server, other, f"{other}-r3", derived.digest)
+    registered(s3_store, mlflow_server, third, f"{third}-r4", foreign.digest, {"run": f"{family}-r2"})
+    registered(s3_store, mlflow_server, third, f"{third}-r5", foreign.digest, base=f"s3://b/runs/{third}-r4/model")
+    registered(s3_store, mlflow_server, third, f"{third}-r6", foreign.digest)
+    done = terminal("forget", family, "--group", "patient-6")
+    assert done.exit_code == 0, done.output
+    assert "5 rows of the family are forgotten" in done.output
+    for holding in (two, derived):
+        assert f"\n  datasets/{holding.family}/{holding.digest}/\n" in done.output
+    named = sorted(line.split(": ")[1].split(" (")[0] for line in done.output.splitlines() if "Trained on" in line)
+    assert named == [
+        f"{family} version 2",
+        f"{other} version 1",
+        f"{third} version 1",
+        f"{third} version 2",
+    ]
+    # Shards that nothing needs any more are removed, as the pages say; who asks again is told the same, and no less.
+    head = json.loads(s3_store.get(layout.head_key(family)))["digest"]
+    needed = {shard.key for shard in Manifest.from_json(s3_store.get(layout.manifest_key(family, head))).shards}
+    gone = [shard.key for shard in two.shards if shard.key not in needed]
+    assert gone
+    for key in gone:
+        s3_store.delete(key)
+    again = terminal("forget", family, "--group", "patient-6")
+    assert again.exit_code == 0, again.output
+    assert f"{family} version 2" in again.output
+    assert json.loads(s3_store.get(layout.head_key(family)))["digest"] == head
+    rebuilt = terminal("rebuild", family)
+    assert rebuilt.exit_code == 0, rebuilt.output
+    assert head in rebuilt.output
+
+
+def test_what_no_row_is_cannot_be_forgotten(
+    terminal: Terminal, s3_store: S3Store, mlflow_server: str, tmp_path: Path, family: str
+) -> None:
+    one = add(s3_store, family, "d1", ROWS, tmp_path)
+    done = terminal("forget", family, "--group", "pateint-6")
+    assert "patient-6" in done.output
+    assert "no row of its drops is what is to be forgotten" in str(done.exception) + done.output
+    none = terminal("forget", family, "0" * 32)
+    assert "no row of its drops is what is to be forgotten" in str(none.exception) + none.output
+    assert json.loads(s3_store.get(layout.head_key(family)))["digest"] == one.digest
+
+
+def test_without_mlflow_nothing_is_forgotten(
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = add(s3_store, family, "d1", ROWS, tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    done = terminal("forget", family, "--group", "patient-6")
+    assert "MLflow at http://127.0.0.1:9" in str(done.exception) + done.output
+    assert json.loads(s3_store.get(layout.head_key(family)))["digest"] == one.digest
+
+
+def test_a_family_of_versions_of_one_drop_says_what_to_do(
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path, family: str
+) -> None:
+    add(s3_store, family, "d1", ROWS, tmp_path, scope="drop")
+    done = terminal("forget", family, "--group", "patient-6")
+    assert "upload the drop again without the rows" in str(done.exception) + done.output
