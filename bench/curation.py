@@ -56,8 +56,9 @@ def write(path: Path, megabytes: int) -> tuple[int, int]:
 def ours(path: Path) -> tuple[int, int]:
     """Reader, canonical rows and their names: what a worker does before it writes."""
     from curation.formats import Format
-    from curation.kernel import Report, Rules, Task, _curated
+    from curation.kernel import _curated
     from curation.records import Split
+    from curation.task import Report, Rules, Task
 
     rules = Rules(50_000, "dropforge", "text", 8_000_000, "drop")
     report = Report(0)
