@@ -47,18 +47,24 @@ class ApiServer:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        self._process.terminate()  # it refuses at once, and ends when open watches have ended
+        self._process.terminate()
         try:
             until(lambda: not self.answers())
+            # It refuses at once, but serves open watches for up to a minute more: nobody would notice till then.
+            with suppress(psutil.TimeoutExpired):
+                self._process.wait(5)
+            self._end()
             yield
         finally:
-            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-                self._process.wait(5)
-            with suppress(psutil.NoSuchProcess):
-                self._process.kill()
+            self._end()
             started = subprocess.run([TOOL, "up"], capture_output=True, text=True)
         assert started.returncode == 0, started.stdout + started.stderr
         until(self.answers)
+
+    def _end(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self._process.kill()
+            self._process.wait(30)
 
 
 @pytest.fixture
