@@ -377,6 +377,7 @@ def test_a_kernel_of_one_s_own_and_kept_columns_are_the_same_on_spark(spark: Eng
     assert "source web" in made[0][4]["warnings"][0]
 
 
+@pytest.mark.timeout(600)  # two drops are many small jobs of Spark
 def test_a_family_is_the_same_on_spark(spark: Engine, tmp_path: Path, recipe: MakeRecipe) -> None:
     """Drop after drop: personal data masked, evaluation items looked for, near duplicates of earlier drops."""
     rng = random.Random(5)
