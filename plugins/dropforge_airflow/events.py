@@ -6,11 +6,10 @@ Keys of S3 events are URL-encoded with `+` for a space; EventBridge sends them a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import unquote_plus
 
 from dropforge import layout
 from dropforge.layout import DropName
@@ -65,22 +64,6 @@ def finished_drops(events: tuple[ObjectEvent, ...], bucket: str) -> tuple[DropNa
         if event.created and parsed is not None and parsed[1] == layout.SUCCESS:
             drops[parsed[0]] = None
     return tuple(drops)
-
-
-def digest(body: str) -> str:
-    """The name of a message in the inbox: a message that comes twice has one name."""
-    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def found_body(bucket: str, key: str, etag: str, modified: str) -> str:
-    """The message that S3 would have sent for an object which polling has found."""
-    record = {
-        "eventSource": "dropforge:s3",
-        "eventName": "ObjectCreated:Found",
-        "eventTime": modified,
-        "s3": {"bucket": {"name": bucket}, "object": {"key": quote_plus(key), "eTag": etag}},
-    }
-    return json.dumps({"Records": [record]}, sort_keys=True)
 
 
 def _mapping(value: Any) -> dict[Any, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
-from dropforge_airflow import events
 from dropforge_airflow.events import NotAnEventError, ObjectEvent, finished_drops, read_message
+
+from dropforge import inbox
 
 DONE = "drops/fam/d1/_SUCCESS"
 
@@ -142,7 +143,7 @@ def test_another_bucket_is_refused_by_name() -> None:
 
 
 def test_what_polling_finds_reads_like_an_event() -> None:
-    body = events.found_body("b", "drops/fam/d1/_SUCCESS", '"e"', "2026-11-21T00:00:00+00:00")
+    body = inbox.found_body("b", "drops/fam/d1/_SUCCESS", '"e"', "2026-11-21T00:00:00+00:00")
     assert finished_drops(read_message(body), "b") == (("fam", "d1"),)
-    later = events.found_body("b", "drops/fam/d1/_SUCCESS", '"e"', "2026-11-22T00:00:00+00:00")
-    assert events.digest(body) != events.digest(later)  # an empty _SUCCESS always has the same tag
+    later = inbox.found_body("b", "drops/fam/d1/_SUCCESS", '"e"', "2026-11-22T00:00:00+00:00")
+    assert inbox.digest(body) != inbox.digest(later)  # an empty _SUCCESS always has the same tag

@@ -146,8 +146,36 @@ def test_without_a_dead_letter_queue_bad_messages_are_kept_in_the_bucket(yard: Y
     do(test)
 
 
+def test_a_bad_message_that_leaves_no_room_for_a_reason_is_kept_in_the_bucket(yard: Yard) -> None:
+    async def test() -> None:
+        yard.send("x" * 262_000)
+        async with running(DropTrigger()):
+            await until(lambda: yard.left() == 0)
+        (kept,) = [json.loads(yard.store.get(info.key)) for info in yard.store.list(layout.REFUSED)]
+        assert kept["body"] == "x" * 262_000
+        assert "not JSON" in kept["reason"]
+        assert yard.dead() == []
+
+    do(test)
+
+
+def test_a_queue_that_loses_drops_is_told_once_at_the_start(yard: Yard, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        yard.sqs.set_queue_attributes(QueueUrl=yard.queue_url, Attributes={"MessageRetentionPeriod": "60"})
+        async with running(DropTrigger()) as runner:
+            yard.upload("fam", "d1")
+            await until(lambda: runner.events)
+        told = [record for record in caplog.records if "MessageRetentionPeriod is 60 s" in record.getMessage()]
+        assert [record.levelno for record in told] == [logging.WARNING]
+
+    with caplog.at_level(logging.INFO):
+        do(test)
+
+
 def test_many_messages_at_once_are_all_kept(yard: Yard) -> None:
     async def test() -> None:
+        # A busy machine may take longer than the second after which this queue's messages come again.
+        yard.sqs.set_queue_attributes(QueueUrl=yard.queue_url, Attributes={"VisibilityTimeout": "30"})
         for number in range(30):
             yard.upload("fam", f"d{number}")
         async with running(DropTrigger()) as runner:

@@ -109,6 +109,7 @@ class DropProducer(SharedStreamProducer):
             try:
                 if self._post is None:
                     self._post = await in_thread(_open_post, *self._where)
+                    await in_thread(self._post.check, _ack_timeout())
                 post = self._post
                 every = self._nudge_after / 2 if post.queue_url else self._poll_every
                 check = 0.0
@@ -153,6 +154,12 @@ class DropProducer(SharedStreamProducer):
     async def aclose(self) -> None:
         if self._post is not None:
             self._post.close()
+
+
+def _ack_timeout() -> float:
+    from airflow.configuration import conf
+
+    return float(conf.getfloat("triggerer", "shared_stream_ack_timeout", fallback=300.0))
 
 
 def _open_post(queue_url: str | None, bucket: str | None, aws_conn_id: str) -> Post:

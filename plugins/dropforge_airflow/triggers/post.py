@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from dropforge import layout
+from dropforge import inbox, layout
 from dropforge.errors import DropforgeError
+from dropforge.letters import REASON, dead_letters_url
 from dropforge.settings import from_env
 from dropforge_airflow import connection, events
+from dropforge_airflow.triggers.queue_settings import queue_troubles
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from dropforge.store import S3Store
 
 log = logging.getLogger(__name__)
+
+_LETTER_BYTES = 200_000  # with its reason a message may have 256 KiB, however long it was when it came
 
 
 @dataclass(frozen=True)
@@ -89,41 +93,51 @@ class Post:
             self._bury(message, str(error))
             return False
         if drops:
-            self._put_inbox(body)
+            inbox.put(self._store, body)
         return bool(drops)
 
-    def _put_inbox(self, body: str) -> None:
-        entry = {"body": body, "at": datetime.now(UTC).isoformat()}
-        self._store.put_if_absent(layout.inbox_key(events.digest(body)), json.dumps(entry).encode())
-
     def _bury(self, message: Any, reason: str) -> None:
-        """Send a message to the dead-letter queue with its reason; into the bucket where there is no such queue."""
+        """Send a message to the dead-letter queue with its reason; into the bucket if there is none, or it is long."""
         body, number = message.get("Body") or " ", message.get("MessageId", "")
         if self._dead_letters is None:
-            self._dead_letters = self._find_dead_letters()
-        if self._dead_letters:
+            self._dead_letters = dead_letters_url(self._sqs, self.queue_url)
+        if self._dead_letters and len(body.encode("utf-8", "surrogatepass")) <= _LETTER_BYTES:
             text = "".join(char if " " <= char <= "~" else "?" for char in reason)[:500]
             self._sqs.send_message(
                 QueueUrl=self._dead_letters,
                 MessageBody=body,
-                MessageAttributes={"dropforge.reason": {"DataType": "String", "StringValue": text}},
+                MessageAttributes={REASON: {"DataType": "String", "StringValue": text}},
             )
             where = self._dead_letters
         else:
-            key = f"{layout.REFUSED}messages/{events.digest(body)}.json"
+            key = f"{layout.REFUSED}messages/{inbox.digest(body)}.json"
             record = {"reason": reason, "message": number, "body": body, "at": datetime.now(UTC).isoformat()}
             self._store.put(key, json.dumps(record, indent=1).encode())
             where = f"{self._store.uri}/{key}"
         log.warning("Message %s of %s was put aside: %s. It lies in %s", number, self.queue_url, reason, where)
 
-    def _find_dead_letters(self) -> str:
-        answer = self._sqs.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=["RedrivePolicy"])
-        policy = json.loads(answer.get("Attributes", {}).get("RedrivePolicy") or "{}")
-        arn = policy.get("deadLetterTargetArn")
-        if not arn:
-            return ""
-        account, name = arn.split(":")[-2:]
-        return str(self._sqs.get_queue_url(QueueName=name, QueueOwnerAWSAccountId=account)["QueueUrl"])
+    def check(self, acknowledge: float) -> None:
+        """Say how the queue should be set up otherwise. :param acknowledge: Airflow's patience with an event, in s."""
+        if not self.queue_url:
+            return
+        try:
+            mend, know = queue_troubles(self._attributes(self.queue_url), self._of_dead_letters(), acknowledge)
+        except ClientError as error:
+            log.info("Queue %s: its settings cannot be read (%s)", self.queue_url, error)
+            return
+        for trouble in mend:
+            log.warning("Queue %s: %s", self.queue_url, trouble)
+        for note in know:
+            log.info("Queue %s: %s", self.queue_url, note)
+
+    def _attributes(self, url: str) -> dict[str, str]:
+        names: list[Any] = ["VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy"]
+        answer: Any = self._sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)
+        return dict(answer.get("Attributes", {}))
+
+    def _of_dead_letters(self) -> dict[str, str] | None:
+        self._dead_letters = dead_letters_url(self._sqs, self.queue_url)
+        return self._attributes(self._dead_letters) if self._dead_letters else None
 
     def delete(self, receipts: Sequence[str]) -> None:
         """Delete messages. :raises DropforgeError: if some could not be deleted."""
@@ -156,11 +170,11 @@ class Post:
             parsed = layout.parse_drop_key(item["Key"])
             if parsed is None or parsed[1] != layout.SUCCESS:
                 continue
-            body = events.found_body(self._store.bucket, item["Key"], item["ETag"], item["LastModified"].isoformat())
-            name = events.digest(body)
+            body = inbox.found_body(self._store.bucket, item["Key"], item["ETag"], item["LastModified"].isoformat())
+            name = inbox.digest(body)
             if name in self._seen:
                 continue
-            self._put_inbox(body)  # first, so that a crash between the two repeats instead of forgetting
+            inbox.put(self._store, body)  # first, so that a crash between the two repeats instead of forgetting
             self._store.put(layout.SEEN + name, item["Key"].encode())
             self._seen.add(name)
             found += 1

@@ -1,0 +1,95 @@
+"""`dropforge letters`: what arrived and led to no run, why, and sending it once more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.errors import DataError
+from dropforge.letters import Letter
+from dropforge.letters import letters as dead_letters
+from dropforge.store import S3Store
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+
+console = Console()
+
+
+def letters(
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these, as the list names them.")] = None,
+    replay: Annotated[bool, typer.Option("--replay", help="Send them once more.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Delete them; a drop's files stay.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="With --replay or --discard: all that are listed.")] = False,
+    limit: Annotated[int, typer.Option(help="How many messages at most.", min=1)] = 100,
+    state: StateOption = None,
+) -> None:
+    """List dead letters: messages that are no S3 event, and finished drops that cannot be used, with the reason.
+
+    With an ID the whole message is shown. Mend what was wrong, then send it again:
+    dropforge letters support/2026-11-20 --replay
+    """
+    if replay and discard:
+        raise typer.BadParameter("choose one", param_hint="--replay, --discard")
+    if (replay or discard) and not ids and not everything:
+        raise typer.BadParameter("name letters, or give --all", param_hint="IDS")
+    connection = connect(state)
+    with dead_letters(_store(connection), _sqs(connection), connection.settings.queue_url, limit) as found:
+        chosen = _chosen(found, ids or [])
+        if replay or discard:
+            for letter in chosen:
+                letter.replay() if replay else letter.discard()
+                console.print(Text(f"{'Sent again' if replay else 'Deleted'}: {letter.id}"))
+            if replay and chosen:
+                console.print("Intake looks at them within a minute; what is still wrong becomes a dead letter again.")
+            return
+        _show(chosen, whole=bool(ids))
+
+
+def _store(connection: Connection) -> S3Store:
+    assert isinstance(connection.store, S3Store)
+    return connection.store
+
+
+def _sqs(connection: Connection) -> SQSClient | None:
+    import boto3
+
+    return boto3.session.Session().client("sqs") if connection.settings.queue_url else None
+
+
+def _chosen(found: Sequence[Letter], ids: Sequence[str]) -> list[Letter]:
+    if not ids:
+        return list(found)
+    known = {letter.id: letter for letter in found}
+    for asked in ids:
+        if asked not in known:
+            raise DataError(f"letter {asked!r}", "there is none of that name", "List them with `dropforge letters`")
+    return [known[asked] for asked in dict.fromkeys(ids)]
+
+
+def _show(found: Sequence[Letter], *, whole: bool) -> None:
+    if not found:
+        console.print("There are no dead letters.")
+        return
+    table = Table(
+        Column("id", no_wrap=True),
+        Column("since", no_wrap=True),
+        Column("reason", overflow="fold"),
+        Column("mend", overflow="fold"),
+        box=None,
+        header_style="bold",
+    )
+    for letter in found:
+        since = f"{letter.at:%Y-%m-%d %H:%M}" if letter.at else "-"
+        # As plain text: anybody may write messages.
+        table.add_row(Text(letter.id), since, Text(letter.reason), Text(letter.mend or "-"))
+    console.print(table)
+    for letter in found if whole else ():
+        if letter.body:
+            console.print(Text(f"\n{letter.id}:\n{letter.body}"))
