@@ -19,6 +19,10 @@ from dropforge.errors import DataError
 from dropforge.store import ObjectInfo, Store
 
 
+class IncompleteError(DataError):
+    """Files that `_SUCCESS` lists are not there, or not there yet."""
+
+
 class DropFile(BaseModel):
     """One file of a drop. `content` names the bytes: `sha256:HEX`, or `etag:TAG` where no checksum is known."""
 
@@ -41,6 +45,7 @@ class SuccessEntry(BaseModel):
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
 
 
+_NAMED = 5  # of files that are missing
 _ENTRIES = TypeAdapter(list[SuccessEntry])
 
 
@@ -105,8 +110,9 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
 def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
     """Look at a drop in the store and check that it is complete.
 
-    :raises DataError: if `_SUCCESS` is missing or broken, a listed file is missing or has another size or checksum,
-        or there is no file with rows.
+    :raises IncompleteError: if listed files are missing.
+    :raises DataError: if `_SUCCESS` is missing or broken, a listed file has another size or checksum, or there is no
+        file with rows.
     """
     prefix = layout.drop_prefix(family, name)
     found = {info.key.removeprefix(prefix): info for info in store.list(prefix) if not info.key.endswith("/")}
@@ -118,13 +124,12 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         )
     listed = parse_success(store.get(prefix + layout.SUCCESS))
     names = sorted(found if listed is None else listed)
-    for key in names:
-        if key not in found:
-            raise DataError(
-                f"drop {family}/{name}",
-                f"{layout.SUCCESS} lists {key!r}, which is not there",
-                f"Upload the file, then {layout.SUCCESS} again",
-            )
+    if missing := [key for key in names if key not in found]:
+        raise IncompleteError(
+            f"drop {family}/{name}",
+            f"{layout.SUCCESS} lists {_some(missing)}",
+            f"Upload what is missing, then {layout.SUCCESS} again",
+        )
     files = tuple(drop_file(store, prefix, found[key], key, (listed or {}).get(key)) for key in names)
     drop = Drop(family=family, drop=name, id=identity(files), bucket=bucket, files=files)
     if not drop.data_files:
@@ -148,6 +153,13 @@ def drop_file(store: Store, prefix: str, info: ObjectInfo, key: str, entry: Succ
     known = (entry.sha256 if entry else None) or checksum
     content = f"sha256:{known}" if known else f"etag:{head.etag}"
     return DropFile(key=key, size=head.size, content=content, etag=head.etag, version_id=head.version_id)
+
+
+def _some(missing: list[str]) -> str:
+    if len(missing) == 1:
+        return f"{missing[0]!r}, which is not there"
+    named = ", ".join(map(repr, missing[:_NAMED]))
+    return f"{len(missing)} files that are not there: {named}{', ...' if len(missing) > _NAMED else ''}"
 
 
 def partition_key(bucket_alias: str, drop: Drop) -> str:

@@ -23,6 +23,7 @@ class Settings:
     :param tracking_uri: address of the MLflow server.
     :param airflow_url: address of Airflow's API server.
     :param state: folder of the embedded stack.
+    :param drop_patience: minutes that a drop may wait for files that its `_SUCCESS` lists.
     """
 
     bucket: str
@@ -31,6 +32,7 @@ class Settings:
     tracking_uri: str
     airflow_url: str
     state: Path
+    drop_patience: float = 60.0
 
     @property
     def root(self) -> str:
@@ -95,4 +97,17 @@ def from_env(env: Mapping[str, str] = os.environ) -> Settings:
         tracking_uri=without_login(need("MLFLOW_TRACKING_URI")),
         airflow_url=env.get("DROPFORGE_AIRFLOW_URL", ""),
         state=Path(env.get("DROPFORGE_STATE") or ".dropforge").absolute(),
+        drop_patience=_minutes(env, "DROPFORGE_DROP_PATIENCE", Settings.drop_patience),
     )
+
+
+def _minutes(env: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        value = float(env.get(name) or default)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100_000:
+        raise DropforgeError(
+            f"environment variable {name}", f"{env[name]!r} is no number of minutes", "Give one, as 60"
+        )
+    return value

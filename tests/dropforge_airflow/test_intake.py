@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
-from dropforge_airflow import events
 from dropforge_airflow.assets import FINETUNE_DAG
 from dropforge_airflow.tasks.intake import Intake, Line, run_intake, take_in
 
-from dropforge import layout, ledger
+from dropforge import inbox, layout, ledger
 from dropforge.store import FolderStore, Store
 
 from .conftest import Yard
@@ -30,7 +29,7 @@ def arrive(store: Store, *keys: str, bucket: str = "b", salt: str = "") -> None:
         for key in keys
     ]
     body = json.dumps({"Records": records})
-    store.put(layout.inbox_key(events.digest(body)), json.dumps({"body": body}).encode())
+    store.put(layout.inbox_key(inbox.digest(body)), json.dumps({"body": body}).encode())
 
 
 def upload(store: Store, family: str, drop: str, text: str = '{"text": "a"}', success: str = "") -> str:
@@ -87,13 +86,49 @@ def test_a_half_uploaded_drop_is_refused_with_its_reason_and_goes_through_when_i
     assert done.keys == []
     record = json.loads(store.get(layout.refused_key("fam", "d1")))
     assert "b.jsonl" in record["cause"]
-    assert "Upload the file" in record["mend"]
+    assert "Upload what is missing" in record["mend"]
     assert list(store.list(layout.INBOX)) == []
 
     store.put("drops/fam/d1/b.jsonl", b'{"text": "b"}')
     arrive(store, key, salt="again")
     assert len(intake(store).keys) == 1
     assert store.stat(layout.refused_key("fam", "d1")) is None
+
+
+def late(store: Store, minutes: float, *, patience: float = 60) -> Intake:
+    """An intake of a message that came so many minutes ago."""
+    for info in store.list(layout.INBOX):
+        entry = json.loads(store.get(info.key))
+        entry["at"] = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
+        store.put(info.key, json.dumps(entry).encode())
+    return take_in(store, "b", "alias", Line, timedelta(minutes=patience))
+
+
+def test_a_drop_waits_for_the_files_that_it_lists_and_others_go_on_meanwhile(store: Store) -> None:
+    listed = json.dumps([{"key": f"{name}.jsonl", "size": 13} for name in "abc"])
+    arrive(store, upload(store, "fam", "d1", success=listed), upload(store, "fam", "d2", '{"text": "2"}'))
+    done = late(store, 30)
+    assert [drop.drop for drop in done.entered] == ["d2"]
+    assert "2 files that are not there: 'b.jsonl', 'c.jsonl'" in done.waiting["fam", "d1"]
+    assert done.refused == {}
+    assert len(list(store.list(layout.INBOX))) == 1  # what stays wakes intake again
+    for name in "bc":
+        store.put(f"drops/fam/d1/{name}.jsonl", b'{"text": "b"}')
+    done = late(store, 59)
+    assert [drop.drop for drop in done.entered] == ["d1"]
+    assert list(store.list(layout.INBOX)) == []
+
+
+def test_a_drop_that_waited_too_long_for_its_files_is_refused_with_what_is_missing(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1", success=json.dumps([{"key": "late.jsonl", "size": 13}])))
+    assert late(store, 61).waiting == {}
+    assert "late.jsonl" in json.loads(store.get(layout.refused_key("fam", "d1")))["cause"]
+    assert list(store.list(layout.INBOX)) == []
+
+
+def test_a_listed_file_of_another_size_is_not_waited_for(store: Store) -> None:
+    arrive(store, upload(store, "fam", "d1", success=json.dumps([{"key": "a.jsonl", "size": 99}])))
+    assert list(late(store, 0).refused) == [("fam", "d1")]
 
 
 @pytest.mark.parametrize("success", ["no json", '{"a": 1}', '[{"key": "a.jsonl"}]', '[{"key": "../x", "size": 1}]'])

@@ -10,13 +10,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
-from dropforge import layout, ledger
-from dropforge.drop import Drop, partition_key, read_drop
+from dropforge import inbox, layout, ledger
+from dropforge.drop import Drop, IncompleteError, partition_key, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.layout import DropName
 from dropforge.settings import from_env
@@ -45,6 +45,7 @@ class Intake:
     entered: list[Drop] = field(default_factory=list)
     known: list[Drop] = field(default_factory=list)
     refused: dict[DropName, str] = field(default_factory=dict)
+    waiting: dict[DropName, str] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -52,6 +53,7 @@ class Intake:
             "entered": len(self.entered),
             "known": len(self.known),
             "refused": len(self.refused),
+            "waiting": len(self.waiting),
             "announced": len(self.keys),
         }
 
@@ -77,49 +79,69 @@ def run_intake(ti: Any, finetune_dag: str) -> Intake:
             log.warning("DAG %s cannot be asked: %s", finetune_dag, error)
             return Line(paused=True)
 
-    done = take_in(connection.open_store(settings.bucket), settings.bucket, settings.bucket_alias, line)
+    patience = timedelta(minutes=settings.drop_patience)
+    done = take_in(connection.open_store(settings.bucket), settings.bucket, settings.bucket_alias, line, patience)
     log.info("Intake: %s", done.summary())
     return done
 
 
-def take_in(store: Store, bucket: str, bucket_alias: str, line: Callable[[], Line]) -> Intake:
+def take_in(
+    store: Store,
+    bucket: str,
+    bucket_alias: str,
+    line: Callable[[], Line],
+    patience: timedelta = timedelta(0),
+) -> Intake:
     """Work through the inbox, then collect the partition keys whose events are to be sent.
 
     :param line: asked only when a drop waits.
+    :param patience: how long a drop may wait for files that its `_SUCCESS` lists.
     """
     done = Intake()
-    # Again until it is empty: what comes in meanwhile need not wait for another run.
-    while entries := list(store.list(layout.INBOX)):
+    kept: set[str] = set()
+    # Again until nothing is new: what comes in meanwhile need not wait for another run.
+    while entries := [entry for entry in store.list(layout.INBOX) if entry.key not in kept]:
         for entry in entries:
-            for name in _read_entry(store, entry.key, bucket):
-                _enter(store, name, bucket, done)
-            # Only now: a crash before this repeats the entry.
-            store.delete(entry.key)
+            names, at = _read_entry(store, entry.key, bucket)
+            until = min(at, datetime.now(UTC)) + patience
+            entered = [_enter(store, name, bucket, done, until) for name in names]
+            if all(entered):
+                # Only now: a crash before this repeats the entry.
+                store.delete(entry.key)
+            else:
+                kept.add(entry.key)  # the trigger wakes for it again
     done.keys = _events_to_send(store, bucket_alias, line)
     return done
 
 
-def _read_entry(store: Store, key: str, bucket: str) -> tuple[DropName, ...]:
+def _read_entry(store: Store, key: str, bucket: str) -> tuple[tuple[DropName, ...], datetime]:
+    """The drops that an inbox entry tells of, and when it came."""
+    nothing = (), datetime.now(UTC)
     try:
-        body = json.loads(store.get(key))["body"]
-        return events.finished_drops(events.read_message(body), bucket)
+        entry = inbox.read(store.get(key))
+        return events.finished_drops(events.read_message(entry.body), bucket), entry.at
     except MissingObjectError:
-        return ()  # another intake was faster
-    except (ValueError, KeyError, TypeError, events.NotAnEventError) as error:
+        return nothing  # another intake was faster
+    except (ValueError, events.NotAnEventError) as error:
         log.error("Inbox entry %s cannot be read and is removed: %s", key, error)
-        return ()
+        return nothing
 
 
-def _enter(store: Store, name: DropName, bucket: str, done: Intake) -> None:
+def _enter(store: Store, name: DropName, bucket: str, done: Intake, until: datetime) -> bool:
+    """Enter a finished drop, or refuse it; False if it waits for its files, which it may until then."""
     try:
         drop = read_drop(store, name.family, name.drop, bucket)
     except DropforgeError as error:
+        if isinstance(error, IncompleteError) and datetime.now(UTC) < until:
+            done.waiting[name] = str(error)
+            log.info("Drop %s/%s waits until %s for its files: %s", *name, f"{until:%F %T} UTC", error.cause)
+            return False
         record = {"reason": str(error), "thing": error.thing, "cause": error.cause, "mend": error.mend}
         record["at"] = datetime.now(UTC).isoformat()
         store.put(layout.refused_key(*name), json.dumps(record, indent=1, ensure_ascii=False).encode())
         done.refused[name] = str(error)
         log.warning("Drop %s/%s is refused for now. %s", *name, error)
-        return
+        return True
     store.delete(layout.refused_key(*name))
     if ledger.record(store, drop):
         done.entered.append(drop)
@@ -127,6 +149,7 @@ def _enter(store: Store, name: DropName, bucket: str, done: Intake) -> None:
     else:
         done.known.append(drop)
         log.info("Drop %s/%s holds the same bytes as one that was entered before (id %s)", *name, drop.id)
+    return True
 
 
 def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line]) -> list[str]:
