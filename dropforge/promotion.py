@@ -14,6 +14,21 @@ Direction = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True)
+class Guard:
+    """Limits of a metric that does not decide.
+
+    :param at_least: and :param at_most: for the candidate's value; None for no limit.
+    :param max_regression: how much worse than the champion's it may be, as a fraction of that; None for any.
+    """
+
+    metric: str
+    direction: Direction
+    at_least: float | None = None
+    at_most: float | None = None
+    max_regression: float | None = None
+
+
+@dataclass(frozen=True)
 class Policy:
     """What a candidate must show.
 
@@ -22,12 +37,14 @@ class Policy:
     :param min_improvement: how much better than the champion, as a fraction of the champion's value; a negative
         value tolerates that much regression.
     :param better_than_base: the candidate must also beat the model it started from.
+    :param guards: all of them must hold too.
     """
 
     metric: str = "eval/loss"
     direction: Direction = "lower"
     min_improvement: float = 0.0
     better_than_base: bool = True
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,16 +89,31 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "
 
     :param task: the recipe's.
     """
-    metric = str(promote["metric"])
-    answers = metric.startswith("gen/")
-    if not (same_tokenizer or answers or task == "classification"):
-        metric = "eval/bits_per_byte"
+
+    def comparable(metric: str) -> str:
+        counts_tokens = not metric.startswith("gen/") and task != "classification"
+        return "eval/bits_per_byte" if counts_tokens and not same_tokenizer else metric
+
+    metric = comparable(str(promote["metric"]))
+    guards: list[Guard] = []
+    for asked in promote.get("guards") or ():
+        guarded, regression = str(asked["metric"]), asked.get("max_regression")
+        if asked.get("at_least") is not None or asked.get("at_most") is not None:
+            guards.append(Guard(guarded, _direction(guarded), asked.get("at_least"), asked.get("at_most")))
+        if regression is not None:
+            guarded = comparable(guarded)
+            guards.append(Guard(guarded, _direction(guarded), max_regression=float(regression)))
     return Policy(
         metric=metric,
-        direction="higher" if answers or metric in ("eval/accuracy", "eval/macro_f1") else "lower",
+        direction=_direction(metric),
         min_improvement=float(promote["min_improvement"]),
         better_than_base=bool(promote["better_than_base"]),
+        guards=tuple(guards),
     )
+
+
+def _direction(metric: str) -> Direction:
+    return "higher" if metric.startswith("gen/") or metric in ("eval/accuracy", "eval/macro_f1") else "lower"
 
 
 def decide(
@@ -114,6 +146,8 @@ def decide(
         checks.append(
             _compare("better than champion", value, reference, policy.min_improvement, policy, "the champion")
         )
+    for guard in policy.guards:
+        checks += _guarded(guard, candidate, champion)
     return Verdict(all(check.passed for check in checks), tuple(checks))
 
 
@@ -129,6 +163,44 @@ def _compare(name: str, value: float, reference: float | None, improvement: floa
     needs = f"; {100 * improvement:g}% is needed" if improvement else ""
     share = f" by {abs(gain) / abs(reference):.2%}" if reference and gain else ""
     return Check(name, value, reference, passed, f"{policy.metric} is {word} than {who}'s{share}{needs}")
+
+
+def _guarded(guard: Guard, candidate: Mapping[str, Any], champion: Mapping[str, Any] | None) -> list[Check]:
+    metric = guard.metric
+    value = _finite(candidate.get(metric))
+    if value is None:
+        problem = f"the candidate has no finite {metric}, which is guarded"
+        return [Check("guard", candidate.get(metric), None, False, problem)]
+    checks = []
+    for limit, holds, word in (
+        (guard.at_least, guard.at_least is None or value >= guard.at_least, "at least"),
+        (guard.at_most, guard.at_most is None or value <= guard.at_most, "at most"),
+    ):
+        if limit is not None:
+            said = f"{metric} is {_show(value)} and must be {word} {limit:g}"
+            checks.append(Check("guard", value, limit, holds, said))
+    if guard.max_regression is not None:
+        checks.append(_kept_up(guard, value, (champion or {}).get(metric), known=champion is not None))
+    return checks
+
+
+def _kept_up(guard: Guard, value: float, reference: Any, *, known: bool) -> Check:
+    assert guard.max_regression is not None
+    metric, reference = guard.metric, _finite(reference)
+    if reference is None:
+        who = "the champion has no finite" if known else "there is no champion yet with a"
+        return Check("guard", value, None, True, f"{who} {metric} to hold it against")
+    loss = (value - reference) * (1 if guard.direction == "lower" else -1)
+    allowed = guard.max_regression * abs(reference)
+    share = f"{loss / abs(reference):.2%}" if reference else _show(loss)
+    told = (
+        f"{metric} is worse than the champion's by {share}" if loss > 0 else f"{metric} is no worse than the champion's"
+    )
+    return Check("guard", value, reference, loss <= allowed, f"{told}; {guard.max_regression:.2%} is let pass")
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _show(value: float | None) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from dropforge.recipe_data import Curation, Data
+from dropforge.recipe_promote import Promote
 from dropforge.section import Section
 from dropforge.shape import config_of, context_of
 from dropforge.volumes import Volume
@@ -365,34 +366,6 @@ class Evaluate(Section):
     """Most forward passes of an evaluation while training: for smoke runs. Candidate and champion get all rows."""
     generation: Generation | None = None
     """Have the model answer some rows in each evaluation; `{}` takes the defaults."""
-
-
-class Promote(Section):
-    """When the candidate becomes champion."""
-
-    alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
-    """Alias in MLflow's model registry."""
-    metric: (
-        Literal[
-            "eval/loss",
-            "eval/perplexity",
-            "eval/accuracy",
-            "eval/bits_per_byte",
-            "eval/macro_f1",
-            "gen/exact-match",
-            "gen/token-f1",
-            "gen/rouge-l",
-            "gen/valid-json",
-        ]
-        | Annotated[str, Field(pattern=r"^gen/[a-z][a-z0-9_-]{0,40}$")]
-    ) = "eval/loss"
-    """Deciding metric. In the place of one that counts tokens, bits per byte decide between language models of
-    different tokenizers. `eval/macro_f1` is for `task: classification`, which has neither perplexity nor bits per byte
-    nor `gen/...`."""
-    min_improvement: float = Field(default=0.0, ge=-1, lt=1)
-    """Needed gain over the champion, as a fraction; negative tolerates a regression."""
-    better_than_base: bool = True
-    """The candidate must also beat the model it started from."""
 
 
 class Code(Section):

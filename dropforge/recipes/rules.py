@@ -170,15 +170,24 @@ def _check_method(recipe: Recipe) -> None:
         )
 
 
+def _judged(recipe: Recipe) -> list[tuple[str, str]]:
+    """The metrics that a promotion hangs on, each with the key that names it."""
+    guards = [
+        (f"recipe key `promote.guards[{n}].metric`", guard.metric) for n, guard in enumerate(recipe.promote.guards)
+    ]
+    return [("recipe key `promote.metric`", recipe.promote.metric), *guards]
+
+
 def _check_task(recipe: Recipe) -> None:
     """:raises RecipeError: for what the task has no use for, or nothing to measure by."""
-    scratch, metric = recipe.base.scratch, recipe.promote.metric
-    if recipe.task != "classification" and metric == "eval/macro_f1":
-        raise RecipeError(
-            "recipe key `promote.metric`",
-            "`eval/macro_f1` is a mean over labels, and a language model has none",
-            "Use `eval/loss`, or `task: classification`",
-        )
+    scratch = recipe.base.scratch
+    for key, metric in _judged(recipe):
+        if recipe.task != "classification" and metric == "eval/macro_f1":
+            raise RecipeError(
+                key,
+                "`eval/macro_f1` is a mean over labels, and a language model has none",
+                "Use `eval/loss`, or `task: classification`",
+            )
     if recipe.task == "causal-lm":
         if scratch is not None and scratch.architecture == "distilbert":
             raise RecipeError(
@@ -200,18 +209,19 @@ def _check_task(recipe: Recipe) -> None:
         raise RecipeError(
             "recipe key `train.router_loss`", "a classifier's loss has no part of its router's", "Remove it"
         )
-    if metric in ("eval/perplexity", "eval/bits_per_byte"):
-        raise RecipeError(
-            "recipe key `promote.metric`",
-            f"`{metric}` counts text that a model continues, and a classifier continues none",
-            "Use `eval/loss`, `eval/accuracy` or `eval/macro_f1`",
-        )
-    if metric.startswith("gen/"):
-        raise RecipeError(
-            "recipe key `promote.metric`",
-            f"`{metric}` is of generated answers, and a classifier writes none",
-            "Use `eval/loss`, `eval/accuracy` or `eval/macro_f1`",
-        )
+    for key, metric in _judged(recipe):
+        if metric in ("eval/perplexity", "eval/bits_per_byte"):
+            raise RecipeError(
+                key,
+                f"`{metric}` counts text that a model continues, and a classifier continues none",
+                "Use `eval/loss`, `eval/accuracy` or `eval/macro_f1`",
+            )
+        if metric.startswith("gen/"):
+            raise RecipeError(
+                key,
+                f"`{metric}` is of generated answers, and a classifier writes none",
+                "Use `eval/loss`, `eval/accuracy` or `eval/macro_f1`",
+            )
     if recipe.evaluate.generation is not None:
         raise RecipeError(
             "recipe key `evaluate.generation`", "a classifier gives labels, and writes no answers", "Remove it"
@@ -357,13 +367,14 @@ def check_train(recipe: Recipe) -> None:
 
 def _check_generation(recipe: Recipe) -> None:
     """:raises RecipeError: if the evaluation by generation cannot be done as asked, or decides without being asked."""
-    asked, metric, train = recipe.evaluate.generation, recipe.promote.metric, recipe.train
-    if metric.startswith("gen/") and (asked is None or metric.removeprefix("gen/") not in asked.metrics):
-        raise RecipeError(
-            "recipe key `promote.metric`",
-            f"`{metric}` is to decide, and nobody measures it",
-            f"Add `{metric.removeprefix('gen/')}` to `evaluate.generation.metrics`",
-        )
+    asked, train = recipe.evaluate.generation, recipe.train
+    for named, metric in _judged(recipe):
+        if metric.startswith("gen/") and (asked is None or metric.removeprefix("gen/") not in asked.metrics):
+            raise RecipeError(
+                named,
+                f"`{metric}` is to decide, and nobody measures it",
+                f"Add `{metric.removeprefix('gen/')}` to `evaluate.generation.metrics`",
+            )
     if asked is None:
         return
     key = "recipe key `evaluate.generation"

@@ -98,3 +98,68 @@ def test_classifiers_compare_whatever_their_tokenizers() -> None:
     assert decide({"eval/macro_f1": 0.8}, {"eval/macro_f1": 0.7}, None, policy).promote
     assert not decide({"eval/macro_f1": 0.6}, {"eval/macro_f1": 0.7}, None, policy).promote
     assert policy_of(promote, same_tokenizer=False).metric == "eval/bits_per_byte"
+
+
+def guarded(candidate: dict[str, float], champion: dict[str, float] | None, *guards: dict[str, object], **more: bool):  # type: ignore[no-untyped-def]
+    """The verdict on a candidate that is better by its loss."""
+    promote = {"metric": LOSS, "min_improvement": 0.0, "better_than_base": False, "guards": guards}
+    policy = policy_of(promote, same_tokenizer=more.get("same", True))
+    bits = {"eval/bits_per_byte": 1.0}
+    return decide({**bits, **loss(2.0), **candidate}, champion and {**bits, **loss(2.5), **champion}, None, policy)
+
+
+ROUGE = {"metric": "gen/rouge-l"}
+
+
+@pytest.mark.parametrize(
+    ("rouge", "champion", "guard", "promote"),
+    [
+        (0.2, 0.5, {"at_least": 0.2}, True),
+        (0.19, 0.5, {"at_least": 0.2}, False),
+        (0.9, None, {"at_most": 0.8}, False),
+        (0.5, 0.5, {"max_regression": 0.0}, True),
+        (0.49, 0.5, {"max_regression": 0.0}, False),
+        (0.49, 0.5, {"max_regression": 0.05}, True),
+        (0.6, 0.5, {"max_regression": 0.0}, True),
+        (0.1, None, {"max_regression": 0.0}, True),
+        (0.1, math.nan, {"max_regression": 0.0}, True),
+        (math.nan, 0.5, {"max_regression": 0.5}, False),
+        (0.0, 0.0, {"max_regression": 0.0, "at_least": 0.0}, True),
+    ],
+)
+def test_a_better_loss_does_not_outweigh_a_guard(
+    rouge: float, champion: float | None, guard: dict[str, float], promote: bool
+) -> None:
+    verdict = guarded(
+        {"gen/rouge-l": rouge}, None if champion is None else {"gen/rouge-l": champion}, {**ROUGE, **guard}
+    )
+    assert verdict.promote is promote, verdict.reason
+    if not promote:
+        assert "gen/rouge-l" in verdict.reason
+
+
+def test_a_guard_of_a_lower_metric_looks_the_other_way_and_every_limit_has_its_row() -> None:
+    guard = {"metric": "eval/perplexity", "at_most": 9.0, "max_regression": 0.1}
+    verdict = guarded({"eval/perplexity": 8.7}, {"eval/perplexity": 8.0}, guard)
+    assert verdict.promote
+    rows = [check for check in verdict.checks if check.name == "guard"]
+    assert [check.reference for check in rows] == [9.0, 8.0]
+    assert "worse than the champion's by 8.75%; 10.00% is let pass" in verdict.as_markdown()
+    assert not guarded({"eval/perplexity": 8.9}, {"eval/perplexity": 8.0}, guard).promote
+
+
+def test_between_tokenizers_a_guard_holds_bits_per_byte_against_the_champion() -> None:
+    verdict = guarded(
+        {"eval/perplexity": 99.0},
+        {"eval/perplexity": 1.0},
+        {"metric": "eval/perplexity", "max_regression": 0.0},
+        same=False,
+    )
+    assert verdict.checks[-1].candidate == 1.0
+    assert "eval/bits_per_byte" in verdict.checks[-1].reason
+
+
+def test_a_guard_that_nobody_measured_holds_the_candidate_back() -> None:
+    verdict = guarded({}, None, {**ROUGE, "at_least": 0.1})
+    assert not verdict.promote
+    assert "has no finite gen/rouge-l, which is guarded" in verdict.reason

@@ -153,6 +153,19 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {eval_every: 10 hours}", r"`train.eval_every`"),
         (SCRATCH + "train: {checkpoint_every: 0}", r"`train.checkpoint_every`"),
         (SCRATCH + "evaluate: {max_batches: 1}", r"measured on fewer rows than the candidate"),
+        (SCRATCH + "promote: {guards: [{metric: eval/loss}]}", r"it guards nothing: give it at_least"),
+        (
+            SCRATCH + "promote: {guards: [{metric: eval/loss, at_least: 2.0, at_most: 1.0}]}",
+            r"nothing is at least 2 and at most 1",
+        ),
+        (
+            SCRATCH + "promote: {guards: [{metric: eval/loss, at_most: 3.0}, {metric: gen/rouge-l, at_least: 0.1}]}",
+            r"`promote\.guards\[1\]\.metric`: `gen/rouge-l` is to decide, and nobody measures it",
+        ),
+        (
+            SCRATCH + "task: classification\npromote: {guards: [{metric: eval/perplexity, at_most: 9.0}]}",
+            r"`promote\.guards\[0\]\.metric`: .* a classifier continues none",
+        ),
         (SCRATCH + "promote: {metric: gen/rouge-l}", r"nobody measures it. Add `rouge-l` to `evaluate.generation"),
         (
             SCRATCH + "promote: {metric: gen/valid-json}\nevaluate: {generation: {metrics: [rouge-l]}}",

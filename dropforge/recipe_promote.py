@@ -1,0 +1,62 @@
+"""The recipe's section `promote`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dropforge.section import Section
+
+Metric = (
+    Literal[
+        "eval/loss",
+        "eval/perplexity",
+        "eval/accuracy",
+        "eval/bits_per_byte",
+        "eval/macro_f1",
+        "gen/exact-match",
+        "gen/token-f1",
+        "gen/rouge-l",
+        "gen/valid-json",
+    ]
+    | Annotated[str, Field(pattern=r"^gen/[a-z][a-z0-9_-]{0,40}$")]
+)
+
+
+class Guard(Section):
+    """A metric that does not decide, but that no champion may fall behind with."""
+
+    metric: Metric
+    """As in `promote.metric`."""
+    at_least: float | None = None
+    """The lowest value that is let pass."""
+    at_most: float | None = None
+    """The highest value that is let pass."""
+    max_regression: float | None = Field(default=None, ge=0, lt=1)
+    """How much worse than the champion's it may be, as a fraction of that; 0 for not at all."""
+
+    @model_validator(mode="after")
+    def _guards_something(self) -> Guard:
+        if self.at_least is None and self.at_most is None and self.max_regression is None:
+            raise ValueError("it guards nothing: give it at_least, at_most or max_regression")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"nothing is at least {self.at_least:g} and at most {self.at_most:g}")
+        return self
+
+
+class Promote(Section):
+    """When the candidate becomes champion."""
+
+    alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
+    """Alias in MLflow's model registry."""
+    metric: Metric = "eval/loss"
+    """Deciding metric. In the place of one that counts tokens, bits per byte decide between language models of
+    different tokenizers. `eval/macro_f1` is for `task: classification`, which has neither perplexity nor bits per byte
+    nor `gen/...`."""
+    min_improvement: float = Field(default=0.0, ge=-1, lt=1)
+    """Needed gain over the champion, as a fraction; negative tolerates a regression."""
+    better_than_base: bool = True
+    """The candidate must also beat the model it started from."""
+    guards: tuple[Guard, ...] = Field(default=(), max_length=20, strict=False)
+    """Limits of other metrics, all of which must hold."""
