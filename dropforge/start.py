@@ -62,23 +62,16 @@ def model_digest(files: Mapping[str, str]) -> str:
 def _of_champion(store: Store, family: str, champion: Champion) -> tuple[Start, RunSpec]:
     what = f"version {champion.version} of {family}"
     source = _source(store, champion.run, what)
-    folder = champion.model.removeprefix(f"{store.uri}/")
-    inside = folder.startswith(layout.run_prefix(source.run))
-    try:
-        if not inside:
-            raise KeyError("it lies elsewhere")
-        if folder == f"{layout.run_prefix(source.run)}model":
-            files = json.loads(store.get(layout.report_key(source.run)))["model"]["files"]
-        else:
-            files = json.loads(store.get(f"{folder}/{layout.EXPORT_FACTS}"))["files"]
-        digest = model_digest(files)
-    except (MissingObjectError, ValueError, KeyError, TypeError):
+    found = champion_files(store, champion)
+    if found is None:
         raise RecipeError(
             _KEY,
             f"of {what} it is not known which files it has: {champion.model} was not written by a run of this bucket, "
             "or is gone",
             "Name its folder as `base.model`, and set `base.start: base`",
-        ) from None
+        )
+    folder, files = found
+    digest = model_digest(files)
     if digest != champion.digest:
         raise RecipeError(
             _KEY,
@@ -136,6 +129,22 @@ def _of_checkpoint(store: Store, asked: str, run: str, step: int) -> tuple[Start
         ),
         source,
     )
+
+
+def champion_files(store: Store, champion: Champion) -> tuple[str, Mapping[str, str]] | None:
+    """Folder of a registered model, and its files with their SHA-256, as they were when it was written.
+
+    :return: None if no run of this bucket wrote it, or what tells of it is gone.
+    """
+    folder = champion.model.removeprefix(f"{store.uri}/")
+    if not layout.is_run(champion.run) or not folder.startswith(layout.run_prefix(champion.run)):
+        return None
+    try:
+        if folder == f"{layout.run_prefix(champion.run)}model":
+            return folder, dict(json.loads(store.get(layout.report_key(champion.run)))["model"]["files"])
+        return folder, dict(json.loads(store.get(f"{folder}/{layout.EXPORT_FACTS}"))["files"])
+    except (MissingObjectError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _source(store: Store, run: str, what: str) -> RunSpec:

@@ -6,6 +6,7 @@ The DAG opens and ends runs; the trainer only logs into them. Every function is 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 TAG_RUN: Final = "dropforge.run"
 TAG_FAMILY: Final = "dropforge.family"
 TAG_DROP: Final = "dropforge.drop"
+TAG_SOURCE: Final = "dropforge.source"
 TAG_DATASET: Final = "dropforge.dataset"
 TAG_DAG_RUN: Final = "dropforge.dag_run"
 TAG_ATTEMPT: Final = "dropforge.attempt"
@@ -40,6 +42,7 @@ TAG_MODEL: Final = "dropforge.model_digest"
 TAG_START: Final = "dropforge.start"
 TAG_CODE: Final = "dropforge.user_code"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
+TAG_ROLLED_BACK: Final = "dropforge.rolled_back"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 log = logging.getLogger(__name__)
@@ -91,8 +94,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
     all_tags = {
         TAG_RUN: spec.run,
         TAG_FAMILY: spec.family,
-        TAG_DROP: str(spec.drop.get("id", "")),
-        TAG_DATASET: spec.dataset_digest,
+        **_data(spec),
         "dropforge.git": spec.git,
         "dropforge.image": spec.image,
         "mlflow.user": "dropforge",
@@ -111,6 +113,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
             mlflow.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in all_tags.items()])
         for start in range(0, len(new), 100):  # the server's limit for one call
             mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
+        _log_dataset(mlflow, run.info.run_id, spec)
     return Tracking(uri=tracking_uri, run_id=run.info.run_id, experiment_id=experiment)
 
 
@@ -156,9 +159,12 @@ def short_patience() -> Iterator[None]:
 
 def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:
     """The version of `family` that holds `alias`; None when there is none."""
-    version = _by_alias(client(tracking_uri), family, alias)
-    if version is None:
-        return None
+    version = by_alias(client(tracking_uri), family, alias)
+    return None if version is None else as_champion(version)
+
+
+def as_champion(version: ModelVersion) -> Champion:
+    """What is known of a version's model."""
     return Champion(
         str(version.version),
         version.source or "",
@@ -218,15 +224,22 @@ def register(
 
     :param report: the content of `report.json`.
     :param compared_with: version of the champion the candidate was measured against; None if there was none.
-    :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it.
+    :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it, or if
+        somebody rolled this version back.
     """
     mlflow = client(tracking_uri)
     version = _version(mlflow, spec, report)
     number = str(version.version)
-    current = _by_alias(mlflow, spec.family, alias)
+    current = by_alias(mlflow, spec.family, alias)
     holder = str(current.version) if current is not None else None
     previous = version.tags.get(TAG_PREVIOUS) or None
     if verdict.promote and holder != number:
+        if back := version.tags.get(TAG_ROLLED_BACK):
+            raise DropforgeError(
+                f"version {number} of {spec.family}",
+                f"it was rolled back ({back})",
+                f"If it shall be {alias!r} again: `dropforge rollback {spec.family} --to {number}`",
+            )
         if holder != compared_with:
             raise DropforgeError(
                 f"alias {alias!r} of {spec.family}",
@@ -334,11 +347,30 @@ def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
 def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
     return {
         TAG_RUN: spec.run,
-        TAG_DATASET: spec.dataset_digest,
+        **_data(spec),
         TAG_MODEL: str(model["digest"]),
         "dropforge.method": str(spec.recipe["train"]["method"]),
         **_lineage(spec),
     }
+
+
+def _data(spec: RunSpec) -> dict[str, str]:
+    """Which bytes went in: the drop's entry in the ledger has each file with its size, content and version."""
+    return {
+        TAG_DROP: str(spec.drop.get("id", "")),
+        TAG_SOURCE: str(spec.drop.get("prefix", "")),
+        TAG_DATASET: spec.dataset_digest,
+    }
+
+
+def _log_dataset(mlflow: MlflowClient, run_id: str, spec: RunSpec) -> None:
+    """The dataset version as MLflow's pages know one. Told twice it stands there once."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    source = json.dumps({"uri": spec.dataset, "drop": spec.drop.get("prefix", "")})
+    # A digest has room for 36 characters there; the tag has the whole.
+    dataset = Dataset(name=spec.family, digest=spec.dataset_digest[:36], source_type="s3", source=source)
+    mlflow.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
 def _lineage(spec: RunSpec) -> dict[str, str]:
@@ -348,7 +380,8 @@ def _lineage(spec: RunSpec) -> dict[str, str]:
     return own if spec.start is None else {**own, TAG_START: str(spec.start)}
 
 
-def _by_alias(mlflow: MlflowClient, family: str, alias: str) -> ModelVersion | None:
+def by_alias(mlflow: MlflowClient, family: str, alias: str) -> ModelVersion | None:
+    """The version of a family that holds an alias."""
     from mlflow.exceptions import MlflowException
 
     try:

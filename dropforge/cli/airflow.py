@@ -11,6 +11,7 @@ from dropforge.errors import DropforgeError
 
 FINETUNE = "dropforge_finetune"
 INTAKE = "dropforge_intake"
+ROLLBACK = "dropforge_rollback"
 
 
 class Airflow:

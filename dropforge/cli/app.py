@@ -18,9 +18,11 @@ from dropforge.cli import (
     drops,
     explain,
     forget,
+    letters,
     logs,
     profile,
     recipes,
+    rollback,
     runs,
     secret,
     services,
@@ -40,6 +42,8 @@ app.command("doctor")(services.doctor)
 app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)
 app.command("runs")(runs.runs)
+app.command("rollback")(rollback.rollback)
+app.command("letters")(letters.letters)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("logs")(logs.logs)
 app.command("curate")(curate.curate)

@@ -11,6 +11,7 @@ INTAKE_DAG = "dropforge_intake"
 FINETUNE_DAG = "dropforge_finetune"
 REAP_DAG = "dropforge_reap"
 CHECKPOINTS_DAG = "dropforge_checkpoints"
+ROLLBACK_DAG = "dropforge_rollback"
 
 # Names only: a URI with a scheme makes Airflow import every provider that handles one, boto3 among them.
 INBOX = Asset(

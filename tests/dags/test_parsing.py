@@ -78,6 +78,7 @@ def test_all_dags_are_there_without_errors(parsed: Any) -> None:
         "dropforge_finetune",
         "dropforge_intake",
         "dropforge_reap",
+        "dropforge_rollback",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
@@ -72,6 +73,25 @@ def test_a_server_that_is_away_hides_no_error_and_costs_no_minutes(monkeypatch: 
     assert time.monotonic() - began < 20  # MLflow's own retries take four minutes
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+
+
+def test_the_data_that_went_in_stand_on_run_and_version(server: str, spec: RunSpec) -> None:
+    drop = {"id": "e" * 32, "prefix": "s3://b/drops/fam/d1/"}
+    run = replace(spec, drop=drop, dataset="s3://b/datasets/fam/d/manifest.json")
+    for _ in range(2):
+        run = opened(server, run)
+    tracking.register(server, run, REPORT, verdict(True), alias="champion", compared_with=None)
+    mlflow = tracking.client(server)
+    assert run.tracking is not None
+    found = mlflow.get_run(run.tracking.run_id)
+    for tags in (found.data.tags, mlflow.get_model_version(spec.family, "1").tags):
+        assert tags[tracking.TAG_DROP] == "e" * 32
+        assert tags[tracking.TAG_SOURCE] == "s3://b/drops/fam/d1/"
+        assert tags[tracking.TAG_DATASET] == "d" * 64
+    (told,) = found.inputs.dataset_inputs
+    assert (told.dataset.name, told.dataset.digest) == (spec.family, "d" * 36)
+    assert json.loads(told.dataset.source)["uri"] == run.dataset
+    assert [(tag.key, tag.value) for tag in told.tags] == [("mlflow.data.context", "training")]
 
 
 def test_a_failed_run_is_not_turned_into_a_finished_one(server: str, spec: RunSpec) -> None:

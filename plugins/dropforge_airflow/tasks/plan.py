@@ -37,6 +37,7 @@ _RECIPE_LIMIT = 64 * 1024  # bytes, as in dropforge.recipes.load
 class Plan(TypedDict):
     """What the later tasks need to know, all of it small.
 
+    :param prefix: where the drop's files lie: a prefix of the bucket, or an address elsewhere.
     :param start: where the weights begin (`dropforge.run.Start`); None if with the base of the recipe.
     """
 
@@ -44,6 +45,7 @@ class Plan(TypedDict):
     drop: str
     drop_id: str
     counter: int
+    prefix: str
     recipe: dict[str, Any]
     start: dict[str, Any] | None
 
@@ -121,6 +123,7 @@ def make_plan(
         drop=drop.drop,
         drop_id=drop.id,
         counter=taken.counter,
+        prefix=drop.prefix,
         recipe=recipe.plain(),
         start=None if start is None else asdict(start),
     )

@@ -67,6 +67,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
     identity = image or provenance.code_digest()
     run = run_name(planned["family"], recipe.plain(), curated["digest"], identity, planned["counter"])
     start = planned.get("start")
+    prefix = planned.get("prefix") or layout.drop_prefix(planned["family"], planned["drop"])
     return RunSpec(
         run=run,
         family=planned["family"],
@@ -83,7 +84,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
             "family": planned["family"],
             "drop": planned["drop"],
             "id": planned["drop_id"],
-            "prefix": f"{settings.root}/{layout.drop_prefix(planned['family'], planned['drop'])}",
+            "prefix": prefix if "://" in prefix else f"{settings.root}/{prefix}",
         },
         start=None if start is None else Start.read(start),
     )

@@ -1,0 +1,42 @@
+"""A family's alias goes back to the version that held it before, or to the one that is named.
+
+The same as `dropforge rollback FAMILY`. Nothing is trained or deleted; the version that is left is marked with the
+reason and is not promoted again, unless somebody names it here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+from dropforge_airflow.assets import MODELS, ROLLBACK_DAG
+from dropforge_airflow.tasks import rollback
+
+with DAG(
+    ROLLBACK_DAG,
+    schedule=None,
+    catchup=False,
+    params={
+        "family": Param(
+            type="string", title="Family", description="Name of the line of models.", minLength=1, maxLength=40
+        ),
+        "version": Param(
+            None,
+            "Number of the version; empty for the one that held the alias before.",
+            type=["string", "null"],
+            title="Version",
+            pattern="^[0-9]*$",
+        ),
+        "reason": Param(
+            type="string", title="Reason", description="Stands on the version that is left.", minLength=1, maxLength=500
+        ),
+        "alias": Param("champion", "The alias that moves.", type="string", title="Alias", minLength=1, maxLength=100),
+    },
+    tags=["dropforge"],
+    doc_md=__doc__,
+    default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
+):
+    chosen: Any = task(rollback.choose)()
+    moved: Any = task(outlets=[MODELS])(rollback.move)
+    moved(chosen)

@@ -1,0 +1,71 @@
+"""`dropforge rollback`: a family's alias back to an earlier version, by Airflow and with the user's rights there."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dropforge.cli.airflow import ROLLBACK, Airflow
+from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.patience import LIMIT, asking_mlflow
+from dropforge.errors import DropforgeError
+from dropforge.rollback import choose
+
+console = Console(soft_wrap=True)
+
+
+def rollback(
+    family: Annotated[str, typer.Argument(help="Name of the line of models.")],
+    to: Annotated[
+        str | None,
+        typer.Option(help="Number of the version.", show_default="the one that held the alias before"),
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(prompt="Reason", help="Why; it stands on the version that is left.", show_default=False)
+    ] = "",
+    alias: Annotated[str, typer.Option(help="The alias that moves.")] = "champion",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    state: StateOption = None,
+) -> None:
+    """Make an earlier version the champion again. Nothing is trained or deleted.
+
+    The version that is left is not promoted again, unless it is named with --to.
+    """
+    if not reason.strip():
+        raise typer.BadParameter("say why", param_hint="--reason")
+    connection = connect(state)
+    uri = connection.settings.tracking_uri
+    with asking_mlflow(uri):
+        choice = choose(uri, connection.store, family, alias, to)
+    word = "back " if choice.back else ""
+    said = f"{alias} of {family}: from version {choice.current or 'none'} {word}to version {choice.version}"
+    console.print(Text(said))
+    if not yes and not typer.confirm("Do it?"):
+        raise typer.Exit(1)
+    conf = {"family": family, "version": choice.version, "reason": reason.strip(), "alias": alias}
+    _follow(connection.airflow, connection.airflow.trigger(ROLLBACK, conf))
+    console.print(Text(f"Version {choice.version} of {family} is {alias} now: {uri}/#/models/{family}"))
+
+
+def _follow(airflow: Airflow, run: str) -> None:
+    """Wait for the end of the run. :raises DropforgeError: if it fails, or does not begin."""
+    end = time.monotonic() + 2 * LIMIT
+    page = airflow.page(ROLLBACK, run)
+    with console.status(f"Airflow does it: {page}"):
+        while (found := airflow.dag_run(ROLLBACK, run)["state"]) not in {"success", "failed"}:
+            if time.monotonic() > end:
+                raise DropforgeError(
+                    f"run {run} of {ROLLBACK}",
+                    f"it is {found} for {2 * LIMIT:.0f} s now",
+                    f"See whether the DAG is paused: {page}",
+                )
+            time.sleep(0.5)
+    if found == "failed":
+        tasks = [task for task in airflow.task_states(ROLLBACK, run) if task["state"] == "failed"]
+        task, attempt = (tasks[0]["task_id"], int(tasks[0]["try_number"])) if tasks else ("", 0)
+        cause = airflow.error(ROLLBACK, run, task, attempt) if tasks else None
+        raise DropforgeError(f"run {run} of {ROLLBACK}", cause or "it failed", f"See {page}")

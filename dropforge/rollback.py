@@ -1,0 +1,136 @@
+"""Rolling back: a family's alias goes to the version that held it before, or to one that a person names.
+
+Nothing is deleted or trained. The version that is left is marked, so that no cleared task promotes it again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dropforge import layout, tracking
+from dropforge.errors import DataError
+from dropforge.start import champion_files, model_digest
+from dropforge.store import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+_NONE = "none"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which version gets the alias, and which one has it now.
+
+    :param back: whether the version is older than the one that it follows; if not, this is a promotion by hand.
+    """
+
+    family: str
+    alias: str
+    version: str
+    current: str | None
+    back: bool
+
+
+def choose(tracking_uri: str, store: Store, family: str, alias: str = "champion", to: str | None = None) -> Choice:
+    """Find the version that is to hold the alias, and see that its files are there.
+
+    :param to: its number; None for the one that held the alias before and was not rolled back itself.
+    :raises DataError: if there is none, or its files are gone or were changed.
+    """
+    mlflow = tracking.client(tracking_uri)
+    layout.check_family(family)
+    holder = tracking.by_alias(mlflow, family, alias)
+    current = None if holder is None else str(holder.version)
+    target = _before(mlflow, family, alias, holder) if to is None else _version(mlflow, family, to)
+    if str(target.version) == current:
+        raise DataError(f"version {current} of {family}", f"it is {alias!r} already", "Name another one with `--to`")
+    _check_files(store, family, target)
+    back = current is not None and int(target.version) < int(current)
+    return Choice(family, alias, str(target.version), current, back)
+
+
+def move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
+    """Move the alias; False if an earlier try did. :raises DataError: if it was moved elsewhere since the choice."""
+    mlflow = tracking.client(tracking_uri)
+    family, alias = choice.family, choice.alias
+    holder = tracking.by_alias(mlflow, family, alias)
+    current = None if holder is None else str(holder.version)
+    if current == choice.version:
+        return False
+    if current != choice.current:
+        raise DataError(
+            f"alias {alias!r} of {family}",
+            f"it moved from version {choice.current or _NONE} to {current or _NONE} since the choice",
+            "Look at the new version, and roll back again if it shall not stay",
+        )
+    tags = mlflow.get_model_version(family, choice.version).tags
+    if tracking.TAG_PREVIOUS not in tags:
+        mlflow.set_model_version_tag(family, choice.version, tracking.TAG_PREVIOUS, current or _NONE)
+    if choice.back and current is not None:
+        told = {"to": choice.version, "by": by, "at": f"{datetime.now(UTC):%FT%TZ}", "reason": reason}
+        mlflow.set_model_version_tag(family, current, tracking.TAG_ROLLED_BACK, json.dumps(told, ensure_ascii=False))
+    if tracking.TAG_ROLLED_BACK in tags:
+        mlflow.delete_model_version_tag(family, choice.version, tracking.TAG_ROLLED_BACK)
+    # Last: whoever sees the alias move finds the reason written.
+    mlflow.set_registered_model_alias(family, alias, choice.version)
+    return True
+
+
+def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion | None) -> ModelVersion:
+    """The newest earlier holder that was not rolled back."""
+    if holder is None:
+        raise DataError(
+            f"family {family}", f"no version of it is {alias!r}", f"Name one with `--to`; {_all(mlflow, family)}"
+        )
+    seen = {str(holder.version)}
+    found = holder
+    while (number := found.tags.get(tracking.TAG_PREVIOUS, _NONE)) != _NONE and number not in seen:
+        seen.add(number)
+        found = _version(mlflow, family, number)
+        if tracking.TAG_ROLLED_BACK not in found.tags:
+            return found
+    raise DataError(
+        f"version {holder.version} of {family}",
+        f"there is no earlier {alias!r} to go back to",
+        f"Name a version with `--to`; {_all(mlflow, family)}",
+    )
+
+
+def _version(mlflow: MlflowClient, family: str, number: str) -> ModelVersion:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if not number.isascii() or not number.isdigit():
+            raise DataError(f"version {number!r} of {family}", "it is no number", _all(mlflow, family))
+        return mlflow.get_model_version(family, number)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise DataError(f"version {number} of {family}", "there is none", _all(mlflow, family)) from None
+
+
+def _all(mlflow: MlflowClient, family: str) -> str:
+    numbers = sorted(int(version.version) for version in mlflow.search_model_versions(f"name = '{family}'"))
+    return f"There are versions {', '.join(map(str, numbers))}" if numbers else "The family has no version"
+
+
+def _check_files(store: Store, family: str, version: ModelVersion) -> None:
+    """:raises DataError: if a model in this bucket is not whole any more. Others cannot be looked at."""
+    champion = tracking.as_champion(version)
+    if not champion.model.startswith(f"{store.uri}/"):
+        return
+    what, mend = f"version {version.version} of {family}", "Name another one with `--to`"
+    found = champion_files(store, champion)
+    if found is None:
+        raise DataError(what, f"what its run tells of {champion.model} is gone", mend)
+    folder, files = found
+    if champion.digest and model_digest(files) != champion.digest:
+        raise DataError(what, f"{champion.model} holds another model than the one that was registered", mend)
+    there = store.sizes(f"{folder}/")
+    if gone := sorted(name for name in files if f"{folder}/{name}" not in there):
+        raise DataError(what, f"{gone[0]} is gone from {champion.model}", mend)

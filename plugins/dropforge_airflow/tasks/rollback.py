@@ -1,0 +1,65 @@
+"""The tasks that give a family's alias to an earlier version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dropforge import rollback
+from dropforge.settings import from_env
+from dropforge_airflow import connection
+from dropforge_airflow.tasks.failure import no_retry
+
+log = logging.getLogger(__name__)
+
+
+def choose(params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The task: which version gets the alias. Chosen once, so that a second try of the move goes back no further."""
+    assert params is not None
+    settings = from_env()
+    with no_retry():
+        choice = rollback.choose(
+            settings.tracking_uri,
+            connection.open_store(settings.bucket),
+            str(params["family"]).strip(),
+            str(params["alias"]),
+            (params.get("version") or "").strip() or None,
+        )
+    log.info("%s of %s: version %s, after version %s", choice.alias, choice.family, choice.version, choice.current)
+    return asdict(choice)
+
+
+def move(
+    chosen: dict[str, Any],
+    params: Mapping[str, Any] | None = None,
+    dag_run: Any = None,
+    outlet_events: Any = None,
+) -> str:
+    """The task: move the alias, and tell who listens to the models. :returns: the version that holds it now."""
+    from dropforge_airflow.assets import MODELS
+
+    assert params is not None
+    choice = rollback.Choice(**chosen)
+    by = getattr(dag_run, "triggering_user_name", None) or "unknown"
+    reason = str(params["reason"])
+    with no_retry():
+        moved = rollback.move(from_env().tracking_uri, choice, reason, by)
+    log.info(
+        "Version %s of %s is %s %s: %s",
+        choice.version,
+        choice.family,
+        choice.alias,
+        "now" if moved else "already",
+        reason,
+    )
+    outlet_events[MODELS].extra = {
+        "family": choice.family,
+        "version": choice.version,
+        "alias": choice.alias,
+        "instead_of": choice.current,
+        "reason": reason,
+        "by": by,
+    }
+    return choice.version

@@ -1,0 +1,151 @@
+"""Rolling back on a real registry and bucket: who gets the alias, what is marked, what is refused."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dropforge import layout, rollback, tracking
+from dropforge.errors import DropforgeError
+from dropforge.run import RunSpec
+from dropforge.start import model_digest
+from dropforge.store import S3Store
+from tests.dropforge.test_tracking import verdict
+
+FILES = {"model.safetensors": "a" * 64}
+
+
+class Family:
+    """A family whose versions are registered, and promoted by their verdicts."""
+
+    def __init__(self, server: str, store: S3Store) -> None:
+        self.server, self.store = server, store
+        self.name = f"fam-{uuid.uuid4().hex[:8]}"
+        self.mlflow = tracking.client(server)
+        self.made: list[tuple[RunSpec, dict[str, Any]]] = []
+
+    @property
+    def champion(self) -> str | None:
+        found = tracking.champion(self.server, self.name)
+        return found.version if found else None
+
+    def add(self, promote: bool = True) -> str:
+        """A run whose model lies in the bucket, registered."""
+        run = f"{self.name}-{len(self.made) + 1}"
+        root = f"{self.store.uri}/{layout.run_prefix(run)}".rstrip("/")
+        report = {"model": {"uri": f"{root}/model", "digest": model_digest(FILES), "files": FILES}}
+        recipe = {"train": {"method": "full"}, "promote": {"alias": "champion"}}
+        spec = RunSpec(run, self.name, 1, root, self.store.uri, "m", "d" * 64, recipe, "c", drop={"id": "x"})
+        spec = replace(spec, tracking=tracking.open_run(self.server, spec, {}, {}))
+        self.store.put(layout.report_key(run), json.dumps(report).encode())
+        self.store.put(f"{layout.run_prefix(run)}model/model.safetensors", b"weights")
+        self.made.append((spec, report))
+        return self.register(promote)
+
+    def register(self, promote: bool = True, number: int = 0, compared_with: str | None = None) -> str:
+        """What the task `register` does, also when it is cleared."""
+        spec, report = self.made[number - 1]
+        compared = compared_with or self.champion
+        return tracking.register(
+            self.server, spec, report, verdict(promote), alias="champion", compared_with=compared
+        ).version
+
+    def roll_back(self, to: str | None = None, reason: str = "it swears") -> rollback.Choice:
+        choice = rollback.choose(self.server, self.store, self.name, to=to)
+        rollback.move(self.server, choice, reason, "ada")
+        return choice
+
+    def tags(self, version: str) -> dict[str, str]:
+        return dict(self.mlflow.get_model_version(self.name, version).tags)
+
+
+@pytest.fixture
+def family(mlflow_server: str, s3_store: S3Store) -> Family:
+    return Family(mlflow_server, s3_store)
+
+
+def test_the_alias_goes_back_step_by_step_and_never_to_what_was_rolled_back(family: Family) -> None:
+    for promote in (True, True, False, True):
+        family.add(promote)
+    assert family.champion == "4"
+    assert family.roll_back().version == "2"
+    told = json.loads(family.tags("4")[tracking.TAG_ROLLED_BACK])
+    assert (told["to"], told["by"], told["reason"]) == ("2", "ada", "it swears")
+    assert family.roll_back().version == "1"
+    with pytest.raises(DropforgeError, match=r"version 1 of fam.*no earlier 'champion'.*versions 1, 2, 3, 4"):
+        family.roll_back()
+    assert family.roll_back(to="4").version == "4"
+    assert tracking.TAG_ROLLED_BACK not in family.tags("4")
+    assert family.roll_back().version == "1"  # 2 was rolled back, and nobody has said otherwise
+
+
+def test_a_version_that_was_rolled_back_is_not_promoted_by_a_cleared_task(family: Family) -> None:
+    for _ in range(2):
+        family.add()
+    family.roll_back(reason="worse on French")
+    with pytest.raises(DropforgeError, match=r"(?s)worse on French.*dropforge rollback fam-\w+ --to 2"):
+        family.register(number=2, compared_with="1")
+    assert family.champion == "1"
+    family.add()
+    assert family.champion == "3"  # the next candidate is judged as ever
+
+
+def test_a_version_that_never_was_champion_is_promoted_by_hand_and_that_can_be_undone(family: Family) -> None:
+    for promote in (True, False):
+        family.add(promote)
+    assert family.roll_back(to="2").back is False
+    assert family.champion == "2"
+    assert tracking.TAG_ROLLED_BACK not in family.tags("1")
+    assert family.roll_back().version == "1"
+
+
+def test_a_second_try_of_the_move_goes_back_no_further(family: Family) -> None:
+    for _ in range(3):
+        family.add()
+    choice = family.roll_back()
+    assert rollback.move(family.server, choice, "again", "ada") is False
+    assert family.champion == "2"
+    assert json.loads(family.tags("3")[tracking.TAG_ROLLED_BACK])["reason"] == "it swears"
+
+
+def test_an_alias_that_moved_since_the_choice_is_left_alone(family: Family) -> None:
+    for _ in range(2):
+        family.add()
+    choice = rollback.choose(family.server, family.store, family.name)
+    family.add()
+    with pytest.raises(DropforgeError, match=r"moved from version 2 to 3"):
+        rollback.move(family.server, choice, "late", "ada")
+    assert family.champion == "3"
+
+
+@pytest.mark.parametrize("to", ["9", "x", "²", "-1"])
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(family: Family, to: str) -> None:
+    family.add()
+    with pytest.raises(DropforgeError, match="versions 1"):
+        family.roll_back(to=to)
+
+
+def test_what_is_champion_already_and_a_family_without_a_version_are_refused(family: Family) -> None:
+    with pytest.raises(DropforgeError, match=r"no version of it is 'champion'.*The family has no version"):
+        family.roll_back()
+    family.add()
+    with pytest.raises(DropforgeError, match="it is 'champion' already"):
+        family.roll_back(to="1")
+
+
+def test_a_model_that_is_not_whole_any_more_does_not_become_champion(family: Family) -> None:
+    for _ in range(3):
+        family.add()
+    family.store.delete(f"{layout.run_prefix(family.made[1][0].run)}model/model.safetensors")
+    with pytest.raises(DropforgeError, match=r"version 2 of fam.*model\.safetensors is gone"):
+        family.roll_back()
+    spec, report = family.made[0]
+    report["model"]["files"] = {"model.safetensors": "b" * 64}
+    family.store.put(layout.report_key(spec.run), json.dumps(report).encode())
+    with pytest.raises(DropforgeError, match=r"version 1 of fam.*another model"):
+        family.roll_back(to="1")
+    assert family.champion == "3"
