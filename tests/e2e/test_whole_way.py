@@ -15,6 +15,7 @@ from dropforge import checkpoints, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
+from dropforge.stack.state import AIRFLOW_USER
 from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, ROWS
 from tests.e2e.harness import RECIPE, Stack, wait
 from tests.wheels import make_wheel
@@ -265,6 +266,25 @@ def test_the_form_starts_the_same_dag_with_another_preset(stack: Stack, formed: 
     assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
 
 
+def test_a_person_promotes_a_version_by_hand_and_rolls_it_back(stack: Stack, first: str, formed: str) -> None:
+    assert stack.end(formed) == "success"
+    (one,), (two,) = stack.tracked(first), stack.tracked(formed)
+    older, newer = (run.data.tags[tracking.TAG_VERSION] for run in (one, two))
+
+    answer = typed(stack, "rollback", FAMILY, "--to", newer, "--reason", "it is shorter", "--yes")
+    assert answer.returncode == 0, answer.stderr
+    assert stack.champion(FAMILY) == newer
+    answer = typed(stack, "rollback", FAMILY, "--reason", "[/red] worse after all", "--yes")
+    assert answer.returncode == 0, answer.stderr
+    assert f"from version {newer} back to version {older}" in answer.stdout
+    assert stack.champion(FAMILY) == older
+    told = json.loads(stack.mlflow.get_model_version(FAMILY, newer).tags[tracking.TAG_ROLLED_BACK])
+    assert (told["to"], told["by"], told["reason"]) == (older, AIRFLOW_USER, "[/red] worse after all")
+    answer = typed(stack, "rollback", FAMILY, "--reason", "too far", "--yes")
+    assert answer.returncode == 2
+    assert "no earlier 'champion'" in answer.stderr
+
+
 def test_rows_are_tokenised_ahead_where_the_recipe_asks_for_it(stack: Stack, first: str, formed: str) -> None:
     assert stack.end(formed) == "success"
     assert "tokenising" in stack.log(formed, "tokenise")
@@ -294,18 +314,23 @@ def test_own_functions_of_a_wheel_take_part_in_the_whole_run(stack: Stack, forme
         assert "own_rules-1.0-py3-none-any.whl" in tags[tracking.TAG_CODE]
 
 
-def test_a_half_uploaded_drop_waits_for_its_repair(stack: Stack, tmp_path: Path) -> None:
+def test_a_drop_with_a_wrong_file_is_refused_until_its_repair_and_one_that_lacks_a_file_waits(stack: Stack) -> None:
     store = stack.connection.store
-    prefix = "drops/late/d/"
-    store.put(prefix + "_SUCCESS", b'[{"key": "rows.jsonl", "size": 22}]')
-    wait("the refusal", lambda: any("late" in info.key for info in store.list("ledger/refused/")))
-    (refusal,) = [info.key for info in store.list("ledger/refused/") if "late" in info.key]
-    assert b"rows.jsonl" in store.get(refusal)
+    success = b'[{"key": "rows.jsonl", "size": 22}]'
+    store.put("drops/early/d/_SUCCESS", success)  # its file is still to come
+    store.put("drops/late/d/rows.jsonl", b"{}")
+    store.put("drops/late/d/_SUCCESS", success)
+    wait("the refusal", lambda: store.stat("ledger/refused/late/d.json"))
+    assert b"rows.jsonl" in store.get("ledger/refused/late/d.json")
     with pytest.raises(DropforgeError):
         wait_for_run(stack.connection, ledger_drop(stack), 0)
-    store.put(prefix + "rows.jsonl", b'{"text": "one two 3"}\n')
-    store.put(prefix + "_SUCCESS", b'[{"key": "rows.jsonl", "size": 22}]')
-    wait("the entry in the ledger", lambda: any("/late/" in info.key for info in store.list("ledger/drops/")))
+    assert list(store.list("ledger/drops/early/")) == []
+    assert store.stat("ledger/refused/early/d.json") is None
+    store.put("drops/early/d/rows.jsonl", b'{"text": "one two 3"}\n')
+    store.put("drops/late/d/rows.jsonl", b'{"text": "one two 4"}\n')
+    store.put("drops/late/d/_SUCCESS", success)
+    for family in ("late", "early"):
+        wait(f"the entry of {family} in the ledger", lambda of=family: list(store.list(f"ledger/drops/{of}/")))
 
 
 def ledger_drop(stack: Stack):  # type: ignore[no-untyped-def]
