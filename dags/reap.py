@@ -1,4 +1,4 @@
-"""Jobs whose tasks are over, because a worker died at the wrong moment, are found and deleted.
+"""What a worker that died at the wrong moment leaves behind: jobs are deleted, MLflow runs are ended.
 
 `KUBEFLOW_TRAINING_NAMESPACES` names the namespaces to look at on Kubernetes, with commas between them.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 from dropforge_airflow.assets import REAP_DAG
+from dropforge_airflow.tasks import orphans
 from kubeflow_training.reaper import JobReaperOperator
 
 # What curations on a cluster are (`curation.spark.cluster`).
@@ -26,6 +27,7 @@ with DAG(
     doc_md=__doc__,
     default_args={"owner": "dropforge", "retries": 1, "retry_delay": timedelta(minutes=1)},
 ):
+    task(task_id="mlflow_runs")(orphans.close)()
     if NAMESPACES:
         JobReaperOperator(task_id="kubernetes", backend="kubernetes", namespaces=NAMESPACES, also=CURATIONS)
     if os.environ.get("KUBEFLOW_TRAINING_HOME") or not NAMESPACES:

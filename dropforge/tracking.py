@@ -42,6 +42,7 @@ TAG_MODEL: Final = "dropforge.model_digest"
 TAG_START: Final = "dropforge.start"
 TAG_CODE: Final = "dropforge.user_code"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
+TAG_ENDED_BY: Final = "dropforge.ended_by"
 TAG_ROLLED_BACK: Final = "dropforge.rolled_back"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 

@@ -43,13 +43,25 @@ def letters(
     with dead_letters(_store(connection), _sqs(connection), connection.settings.queue_url, limit) as found:
         chosen = _chosen(found, ids or [])
         if replay or discard:
-            for letter in chosen:
-                letter.replay() if replay else letter.discard()
-                console.print(Text(f"{'Sent again' if replay else 'Deleted'}: {letter.id}"))
-            if replay and chosen:
-                console.print("Intake looks at them within a minute; what is still wrong becomes a dead letter again.")
+            _do(chosen, replay=replay)
             return
         _show(chosen, whole=bool(ids))
+
+
+def _do(chosen: Sequence[Letter], *, replay: bool) -> None:
+    """Send letters again, or delete them; one that cannot be sent holds up no other."""
+    failed = 0
+    for letter in chosen:
+        try:
+            letter.replay() if replay else letter.discard()
+            console.print(Text(f"{'Sent again' if replay else 'Deleted'}: {letter.id}"))
+        except DataError as error:
+            failed += 1
+            console.print(Text(f"Not sent: {error}", "red"))
+    if replay and failed < len(chosen):
+        console.print("Intake looks at them within a minute; what is still wrong becomes a dead letter again.")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _store(connection: Connection) -> S3Store:

@@ -125,7 +125,7 @@ def test_the_log_of_the_training_has_a_limit(parsed: Any) -> None:
 REAPED = """
 import json, sys
 from airflow.dag_processing.dagbag import DagBag
-(task,) = DagBag(sys.argv[1]).dags["dropforge_reap"].tasks
+task = DagBag(sys.argv[1]).dags["dropforge_reap"].get_task("kubernetes")
 reaper = task._reaper()
 print(json.dumps([list(reaper.namespaces), {name: name in reaper.optional for name in reaper.backends}]))
 """

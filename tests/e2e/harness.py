@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,3 +106,10 @@ class Stack:
             except psutil.Error:
                 continue
         return found
+
+
+def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command, as a person types it."""
+    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", *words, "--state", str(stack.folder)]
+    env = {**os.environ, "COLUMNS": "300"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)

@@ -18,7 +18,7 @@ from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.stack.state import ServiceState, read_state
-from tests.e2e.harness import RECIPE, Stack, wait
+from tests.e2e.harness import RECIPE, Stack, typed, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -117,6 +117,15 @@ def test_messages_that_are_no_events_are_put_aside_with_their_reason(stack: Stac
     sent = {"hello kills": "not JSON", '{"kills": 1}': "no Records", '{"Records": [{"eventSource": "aws:ec2"}]}': "S3"}
     for body in sent:
         sqs.send_message(QueueUrl=queue, MessageBody=body)
+
+    def listed() -> list[str]:
+        lines = typed(stack, "letters").stdout.splitlines()
+        return [
+            line.split()[0] for line in lines if any(reason in line for reason in ("not JSON", "no Records", "ec2"))
+        ]
+
+    wait("the list of them", lambda: len(listed()) == 3, 60)
+    assert typed(stack, "letters", *listed(), "--replay").returncode == 0  # they are no better now, and come back
     found: dict[str, str] = {}
 
     def all_there() -> bool:

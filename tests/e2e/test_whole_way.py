@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
 from dropforge.stack.state import AIRFLOW_USER
 from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, ROWS
-from tests.e2e.harness import RECIPE, Stack, wait
+from tests.e2e.harness import RECIPE, Stack, typed, wait
 from tests.wheels import make_wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -72,13 +69,6 @@ def unreadable(stack: Stack, killed: str, tmp_path_factory: pytest.TempPathFacto
     run = wait_for_run(stack.connection, drop)
     assert stack.end(run) == "failed"
     return path, run
-
-
-def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command, as a person types it."""
-    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", *words, "--state", str(stack.folder)]
-    env = {**os.environ, "COLUMNS": "300"}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
 
 
 def test_a_drop_with_no_readable_row_says_so(stack: Stack, unreadable: tuple[Path, str]) -> None:
@@ -241,6 +231,16 @@ def formed(stack: Stack, first: str, samples: dict[int, dict[str, Path]], wheel:
     generation = {"rows": 2, "max_new_tokens": 4, "metrics": ["exact-match", "brief"]}
     overrides = {"evaluate": {"generation": generation}, "compute": {"tokenize_ahead": True}}
     return stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": overrides})
+
+
+def test_a_run_that_was_left_open_in_mlflow_is_ended_by_the_reaper(stack: Stack, unreadable: tuple[Path, str]) -> None:
+    _, failed = unreadable
+    tags = {tracking.TAG_DAG_RUN: failed, tracking.TAG_RUN: "left-open"}
+    left = stack.mlflow.create_run(stack.mlflow.create_experiment("left-open"), tags=tags).info.run_id
+    elsewhere = stack.mlflow.create_run("0", tags={**tags, tracking.TAG_DAG_RUN: "of another Airflow"}).info.run_id
+    stack.connection.airflow.trigger("dropforge_reap", {})
+    wait("the reaper", lambda: stack.mlflow.get_run(left).info.status == "FAILED")
+    assert stack.mlflow.get_run(elsewhere).info.status == "RUNNING"
 
 
 def test_another_wheel_than_was_named_is_refused_before_anything_starts(

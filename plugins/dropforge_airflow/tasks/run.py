@@ -120,7 +120,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id]).get(run_id, {})
     status, task = ending(states)
     end_jobs(opened, f"{ti.dag_id}/{run_id}/")
-    tags = {"dropforge.ended_by": task} if task else {}
+    tags = {tracking.TAG_ENDED_BY: task} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(connection.open_store(settings.bucket), opened["family"], run_id or "")
     log.info("Run %s: %s%s", opened["run"], status, f" ({task})" if task else "")

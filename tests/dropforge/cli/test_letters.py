@@ -47,8 +47,13 @@ def test_letters_are_listed_shown_replayed_and_deleted(
     assert "There are no dead letters" in terminal("letters").output
 
 
-def test_what_cannot_be_meant_is_refused(terminal: Terminal, s3_store: S3Store) -> None:
+def test_what_cannot_be_sent_or_meant_is_told_and_holds_up_nothing_else(terminal: Terminal, s3_store: S3Store) -> None:
     s3_store.put(f"{layout.REFUSED}messages/x.json", json.dumps({"reason": "odd", "body": "body"}).encode())
+    refuse(s3_store, "fam", "gone")  # first, and nothing is left of it
+    answer = terminal("letters", "--replay", "--all")
+    assert answer.exit_code == 1
+    assert "its _SUCCESS is gone" in answer.output
+    assert len(list(s3_store.list(layout.INBOX))) == 1
     assert terminal("letters", "--replay").exit_code == 2
     assert terminal("letters", "--replay", "--discard", "--all").exit_code == 2
     assert "none of that name" in str(terminal("letters", "nobody").exception)
