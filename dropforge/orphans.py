@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dropforge import tracking
 
@@ -45,8 +45,10 @@ def _running(mlflow: MlflowClient) -> Iterator[Run]:
     """All open runs that a DAG run opened."""
     experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
     query = f"attributes.status = 'RUNNING' AND tags.`{tracking.TAG_DAG_RUN}` LIKE '%'"
-    page = mlflow.search_runs(experiments, query, max_results=_PAGE) if experiments else []
-    while page:
+    token: str | None = None
+    while experiments:
+        page: Any = mlflow.search_runs(experiments, query, max_results=_PAGE, page_token=token)
         yield from page
         token = page.token
-        page = mlflow.search_runs(experiments, query, max_results=_PAGE, page_token=token) if token else []
+        if not token:
+            return
