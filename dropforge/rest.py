@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
 
 from dropforge.run import Tracking
 from dropforge.settings import without_login
@@ -42,7 +43,8 @@ class Rest:
 
     def __init__(self, uri: str) -> None:
         """:raises DropforgeError: if the address carries a login."""
-        self._base = f"{without_login(uri).rstrip('/')}/api/2.0/mlflow/"
+        self._server = without_login(uri).rstrip("/")
+        self._base = f"{self._server}/api/2.0/mlflow/"
         self._headers = {"Content-Type": "application/json"}
         token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
         if token:
@@ -55,24 +57,38 @@ class Rest:
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer's JSON.
 
-        :param path: below `/api/2.0/mlflow/`, with its query.
+        :param path: below `/api/2.0/mlflow/`, with its query; from the server's root on if it begins with `/`.
         :raises RefusedError, DeniedError, AbsentError, MissingError: as they say.
         :raises OSError, ValueError: for what may pass by itself.
         """
-        if self._context is None:  # here, because a path that is wrong must not end a training at its start
-            self._context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, self._headers, method=method)  # noqa: S310 - http(s)
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _meaning(error.code, error.read(2000)) from None
-        found = json.loads(text or b"{}")
+        address = (self._server if path.startswith("/") else self._base) + path
+        found = json.loads(self._ask(method, address, body) or b"{}")
         if not isinstance(found, dict):
             raise ValueError(f"{path} is answered by no JSON object")
         return found
+
+    def artifact(self, run_id: str, root: str, path: str) -> bytes:
+        """A file of a run, by way of the server, which reaches every place where artifacts may be.
+
+        :param root: the run's `artifact_uri`. :raises Exception: as `call`.
+        """
+        parts = urlsplit(root)
+        if parts.scheme == "mlflow-artifacts" and not parts.netloc:  # the server need not look for the run first
+            below = quote(f"{parts.path.strip('/')}/{path}")
+            return self._ask("GET", f"{self._server}/api/2.0/mlflow-artifacts/artifacts/{below}", None)
+        return self._ask("GET", f"{self._server}/get-artifact?{urlencode({'run_id': run_id, 'path': path})}", None)
+
+    def _ask(self, method: str, address: str, body: Mapping[str, Any] | None) -> bytes:
+        if self._context is None:  # here, because a path that is wrong must not end a training at its start
+            self._context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(address, data, self._headers, method=method)  # noqa: S310 - http(s)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _meaning(error.code, error.read(2000)) from None
 
 
 def _meaning(status: int, text: bytes) -> Exception:

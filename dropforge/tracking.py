@@ -44,6 +44,7 @@ TAG_CODE: Final = "dropforge.user_code"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
 TAG_ENDED_BY: Final = "dropforge.ended_by"
 TAG_ROLLED_BACK: Final = "dropforge.rolled_back"
+TAG_CHAMPION: Final = "dropforge.champion"  # on a run: the version that it was measured against
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 log = logging.getLogger(__name__)
@@ -193,8 +194,11 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
         if name.startswith(("eval/", "gen/"))
     ]
     word = "promote" if verdict.promote else "keep champion"
+    tags = {TAG_VERDICT: f"{word}: {verdict.reason}"[:4900]}
+    if version := evaluation.get("champion_version"):
+        tags[TAG_CHAMPION] = str(version)
     mlflow = client(tracking_uri)
-    mlflow.log_batch(run_id, metrics=metrics, tags=[RunTag(TAG_VERDICT, f"{word}: {verdict.reason}"[:4900])])
+    mlflow.log_batch(run_id, metrics=metrics, tags=[RunTag(key, value) for key, value in tags.items()])
     mlflow.log_text(run_id, verdict.as_markdown() + "\n", "verdict.md")
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dropforge.cli import (
     checkpoints,
+    compare,
     curate,
     demo,
     drops,
@@ -42,6 +43,7 @@ app.command("doctor")(services.doctor)
 app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)
 app.command("runs")(runs.runs)
+app.command("compare")(compare.compare)
 app.command("rollback")(rollback.rollback)
 app.command("letters")(letters.letters)
 app.command("checkpoints")(checkpoints.checkpoints)

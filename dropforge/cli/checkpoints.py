@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,8 +12,9 @@ from rich.text import Text
 
 from dropforge import checkpoints as kept
 from dropforge.cli.connect import StateOption, connect
-from dropforge.errors import DataError, DropforgeError
-from dropforge.rest import DeniedError, RefusedError, Rest
+from dropforge.cli.patience import asking_rest
+from dropforge.errors import DataError
+from dropforge.rest import Rest
 
 console = Console()
 
@@ -30,7 +30,7 @@ def checkpoints(
         raise typer.BadParameter(f"choose one of {', '.join(kept.VERBS)}", param_hint="VERB")
     connection = connect(state)
     rest = Rest(connection.settings.tracking_uri)
-    with _asking(connection.settings.tracking_uri):
+    with asking_rest(connection.settings.tracking_uri):
         found = kept.checkpoints(rest, *kept.find_run(rest, run))
         if step is None or verb is None:
             _show(run, found)
@@ -74,13 +74,3 @@ def _show(run: str, found: Sequence[kept.Checkpoint]) -> None:
             Text(f"{item.ask} …" if item.ask else item.answer or "-"),  # as plain text: anybody may write tags
         )
     console.print(table)
-
-
-@contextmanager
-def _asking(uri: str) -> Iterator[None]:
-    """:raises DropforgeError: instead of what the connection raises."""
-    try:
-        yield
-    except (OSError, ValueError, RefusedError, DeniedError) as error:
-        cause = f"it gives no answer that helps ({' '.join(str(error).split())[:200]})"
-        raise DropforgeError(f"MLflow at {uri}", cause, "See its log, or start it with `dropforge up`") from error

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from dropforge.cli import checkpoints, drops, runs
+from dropforge.cli import checkpoints, compare, drops, runs
 from dropforge.cli.app import app
 from dropforge.cli.watch import STAGES
 from dropforge.settings import Settings
@@ -132,6 +132,6 @@ def terminal(
     settings = Settings(s3_store.bucket, s3_store.bucket, "", mlflow_server, airflow.url, tmp_path)
     for name, value in settings.to_env().items():
         monkeypatch.setenv(name, value)
-    for module in (checkpoints, drops, runs):
+    for module in (checkpoints, compare, drops, runs):
         monkeypatch.setattr(module, "console", Console(width=200))
     return Terminal(tmp_path / "no-stack")
