@@ -153,7 +153,10 @@ def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
     run = opened(server, spec).tracking
     assert run is not None
     evaluation = {"candidate": {"eval/loss": 1.0, "gen/rouge-l": 0.5, "rows": 3}, "champion": None}
-    tracking.log_evaluation(server, run.run_id, evaluation, verdict(True), 7)
+    tracking.log_evaluation(server, run.run_id, {**evaluation, "champion_version": None}, verdict(True), 7)
     data = tracking.client(server).get_run(run.run_id).data
     assert data.metrics == {"candidate/loss": 1.0, "candidate/gen/rouge-l": 0.5}
     assert data.tags[tracking.TAG_VERDICT].startswith("promote")
+    assert tracking.TAG_CHAMPION not in data.tags
+    tracking.log_evaluation(server, run.run_id, {**evaluation, "champion_version": "3"}, verdict(True), 7)
+    assert tracking.client(server).get_run(run.run_id).data.tags[tracking.TAG_CHAMPION] == "3"

@@ -10,6 +10,7 @@ from dropforge.cli.comparing.plot import colour
 from dropforge.cli.comparing.texts import figure
 
 _MOST = 20  # prompts
+_SHOWN = 6  # different answers to a prompt; the others are folded
 _LONG = 500  # characters; longer texts are folded
 _NO_ANSWERS = (
     "<p>No run has kept answers. With <code>evaluate.generation</code> in the recipe (<code>{}</code> takes the "
@@ -38,11 +39,13 @@ def _sample(sample: Sample, letters: Sequence[str]) -> str:
     for place, answer in enumerate(sample.answers):
         if answer is not None:
             groups.setdefault((answer.text, answer.ended, answer.source), []).append(place)
-    answers = "".join(_answer(sample.answers[places[0]], places, letters) for places in groups.values())
+    found = [_answer(sample.answers[places[0]], places, letters) for places in groups.values()]
+    answers, more = "".join(found[:_SHOWN]), "".join(found[_SHOWN:])
+    folded = f'<summary>{len(found) - _SHOWN} more answers</summary><div class="answers">{more}</div>'
     return (
         f'<article><div class="turns"><div class="text"><b>prompt</b>{cut(sample.prompt, _LONG)}</div>'
         f'<div class="text"><b>held out</b>{cut(sample.reference, _LONG)}</div></div>'
-        f'<div class="answers">{answers}</div></article>'
+        f'<div class="answers">{answers}</div>{f"<details>{folded}</details>" if more else ""}</article>'
     )
 
 

@@ -18,6 +18,7 @@ from dropforge.comparison import ComparedRun, Comparison, Curve, MetricRow, Text
 
 _EXCERPT = 120  # characters of a value beside others
 _VERDICT = 240
+_OPEN = 4  # runs whose checks need not be unfolded
 
 
 def render(comparison: Comparison, answers: Sequence[Sequence[AnswerTable]], uri: str, now: float) -> str:
@@ -153,17 +154,18 @@ def _curve(curve: Curve, letters: Sequence[str]) -> str:
 
 
 def _verdicts(comparison: Comparison) -> str:
+    shown = " open" if len(comparison.runs) <= _OPEN else ""
     return "".join(
-        _verdict(run, place, sign)
+        f"<details{shown}>{_verdict(run, place, sign)}</details>"
         for place, (run, sign) in enumerate(zip(comparison.runs, comparison.letters, strict=True))
     )
 
 
 def _verdict(run: ComparedRun, place: int, sign: str) -> str:
     against = f" · measured against version {text(run.champion)}" if run.champion else ""
-    head = f"<h3>{chip(place, sign)} {text(run.name)}{against}</h3>"
+    head = f"<summary>{chip(place, sign)} {text(run.name)}{against}</summary>"
     if not run.checks:
-        return f"{head}<p>{cut(run.verdict, 400) if run.verdict else 'There is no verdict yet.'}</p>"
+        return f"{head}<p>{cut(run.verdict, _VERDICT) if run.verdict else 'There is no verdict yet.'}</p>"
     rows = []
     for check in run.checks:
         kind = "yes" if check.passed == "yes" else "no"

@@ -81,7 +81,8 @@ def _legend(comparison: Comparison) -> Table:
     )
     for run, letter in zip(comparison.runs, comparison.letters, strict=True):
         asked = f"\n({visible(run.asked)})" if run.asked and run.asked != run.name else ""
-        (verdict,) = excerpts([run.verdict or "-"], _VERDICT)
+        # Why a model was held back; that it beat everybody needs no words.
+        (verdict,) = excerpts(["promote" if run.verdict.startswith("promote:") else run.verdict or "-"], _VERDICT)
         cells = (run.family, run.version or "-", run.status, verdict or "-")
         table.add_row(letter, Text(visible(run.name) + asked), *(Text(visible(cell)) for cell in cells))
     return table

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from dropforge import tracking
+from dropforge.cli.comparing import histories
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Policy, decide
 from tests.dropforge.cli.conftest import Terminal
@@ -330,6 +331,25 @@ def test_a_page_is_written_whole_or_not_at_all(
     assert "No space left" in refused(terminal, *names, "--html", str(file))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["page.html"]
     assert file.read_text() == "before"
+
+
+def test_of_too_many_values_some_are_picked_evenly(
+    terminal: Terminal, make: Maker, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{family}-1", f"{family}-2"]
+    line = [(step, 1000.0 - step) for step in range(1, 401)]
+    for name in names:
+        make.run(family, name, metrics={"train/loss": line, "eval/loss": line})
+    whole = strict(terminal("compare", *names, "--json").output)
+    assert [step for step, _ in whole["curves"]["eval/loss"]["points"][0]] == list(range(1, 401))
+    monkeypatch.setattr(histories, "_WHOLE", 500)
+    monkeypatch.setattr(histories, "_MOST", 60)
+    picked = strict(terminal("compare", *names, "--json", "--all").output)
+    for metric in ("train/loss", "eval/loss"):
+        assert picked["metrics"][metric]["best"][0] == {"value": 600.0, "step": 400, "whole": False}
+        for points in picked["curves"][metric]["points"]:
+            assert len(points) == 60
+            assert (points[0], points[-1]) == ([1, 999.0], [400, 600.0])
 
 
 def test_many_runs_are_grouped_by_their_values(terminal: Terminal, make: Maker, family: str) -> None:
