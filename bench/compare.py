@@ -169,9 +169,9 @@ def main() -> None:
         if asked.keep:
             shutil.copy(folder / "page.html", asked.keep)
     print(f"{asked.runs} runs, a page of {size / 1e6:.1f} MB")
-    for way, took in seconds.items():
+    for way, times in seconds.items():
         label = way if way in WAYS[:2] else f"search_runs + get_metric_history, {way}"
-        print(f"{label:58} {statistics.median(took):6.2f} s ({min(took):.2f} to {max(took):.2f})")
+        print(f"{label:58} {statistics.median(times):6.2f} s ({min(times):.2f} to {max(times):.2f})")
     print(f"page: bar {BAR:g} s")
     sys.exit(statistics.median(seconds["page"]) >= BAR)
 
