@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +78,7 @@ def asking_rest(tracking_uri: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, ValueError, RefusedError, DeniedError) as error:
+    except (OSError, HTTPException, ValueError, RefusedError, DeniedError) as error:
         raise _no_answer(tracking_uri, error) from error
 
 

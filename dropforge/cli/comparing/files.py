@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Final
 from urllib.parse import urlencode
 
@@ -68,5 +69,5 @@ def _noted(notes: list[str], name: str) -> Iterator[None]:
         yield
     except MissingError:
         notes.append(f"{name} is not there")
-    except (OSError, ValueError, RefusedError, DeniedError) as error:
+    except (OSError, HTTPException, ValueError, RefusedError, DeniedError) as error:
         notes.append(f"{name} cannot be read ({' '.join(str(error).split())[:200]})")
