@@ -22,7 +22,8 @@ with DAG(
     schedule="*/15 * * * *",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
-    max_active_runs=1,
+    # A run waits out the grace of a job that it found; one that is started meanwhile must not wait for it.
+    max_active_runs=4,
     tags=["dropforge"],
     doc_md=__doc__,
     default_args={"owner": "dropforge", "retries": 1, "retry_delay": timedelta(minutes=1)},

@@ -89,10 +89,36 @@ class Airflow:
         """Mark a run as failed, which ends what it does."""
         self._call("PATCH", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}", json={"state": "failed"})
 
+    def clear(self, dag: str, run: str, task: str) -> None:
+        """Clear a task and those after it: they run again."""
+        body = {
+            "dag_run_id": run,
+            "task_ids": [task],
+            "include_downstream": True,
+            "only_failed": False,
+            "dry_run": False,
+        }
+        self._call("POST", f"/api/v2/dags/{dag}/clearTaskInstances", json=body)
+
+    def question(self, dag: str, run: str, task: str) -> dict[str, Any]:
+        """What a task asks, or asked, a person: subject, body, options, and the answer if there is one."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/-1/hitlDetails"
+        answer: dict[str, Any] = self._call("GET", path)
+        return answer
+
+    def answer(self, dag: str, run: str, task: str, option: str) -> None:
+        """Answer a task's question, with this user's rights."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/-1/hitlDetails"
+        self._call("PATCH", path, json={"chosen_options": [option], "params_input": {}})
+
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
         """Start a DAG run as the form does; returns its id."""
         answer = self._call("POST", f"/api/v2/dags/{dag}/dagRuns", json={"logical_date": None, "conf": conf})
         return str(answer["dag_run_id"])
+
+    def variable(self, key: str) -> str:
+        """The value of an Airflow Variable."""
+        return str(self._call("GET", f"/api/v2/variables/{key}")["value"])
 
 
 def last_error(content: list[Any]) -> str | None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kubeflow_training.asking.instance import STORED_NAME
+from kubeflow_training.jobs.local import LocalCluster
+from kubeflow_training.jobs.manifest import pytorch_job
+from kubeflow_training.jobs.manifest.ownership import Owner
+from kubeflow_training.jobs.reaping.orphans import marked
 
-from dropforge import checkpoints, ledger, tracking
+from dropforge import checkpoints, layout, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
@@ -20,6 +26,7 @@ from tests.wheels import make_wheel
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 FAMILY = "python-help"
+REAP = "dropforge_reap"
 FIRST = f"{RECIPE}train: {{max_steps: 60, checkpoint_every: 5}}\n"
 
 
@@ -224,8 +231,14 @@ def wheel(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 @pytest.fixture(scope="module")
-def formed(stack: Stack, first: str, samples: dict[int, dict[str, Path]], wheel: dict[str, str]) -> str:
-    """A second, different drop, trained from the form, with functions of the user's own."""
+def formed(
+    stack: Stack, first: str, unreadable: tuple[Path, str], samples: dict[int, dict[str, Path]], wheel: dict[str, str]
+) -> str:
+    """A second, different drop, trained from the form, with functions of the user's own.
+
+    The turn of its family was left behind by a run that failed: nobody will give it up.
+    """
+    stack.connection.store.put(layout.turn_key(FAMILY), json.dumps({"owner": unreadable[1]}).encode())
     conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3}
     conf |= {"train_learning_rate": 1e-5, "evaluate_max_rows": 40, **wheel}
     generation = {"rows": 2, "max_new_tokens": 4, "metrics": ["exact-match", "brief"]}
@@ -233,14 +246,39 @@ def formed(stack: Stack, first: str, samples: dict[int, dict[str, Path]], wheel:
     return stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": overrides})
 
 
-def test_a_run_that_was_left_open_in_mlflow_is_ended_by_the_reaper(stack: Stack, unreadable: tuple[Path, str]) -> None:
+@pytest.fixture
+def waiting_reaper(stack: Stack, unreadable: tuple[Path, str]) -> Iterator[str]:
+    """A run of the reaper that found the job of a task that is over, and waits for the end of its grace."""
+    _, failed = unreadable
+    cluster = LocalCluster(stack.env["KUBEFLOW_TRAINING_HOME"])
+    owner = Owner(FINETUNE, failed, "curate")
+    job = pytorch_job(name="left", image="local", command=["sleep", "600"], cpus=0.1, memory_gb=0.1)
+    job["metadata"] |= {"labels": owner.labels("0.0", 1), "annotations": owner.annotations("0.0", 1)}
+    left = cluster.create(marked(job, stack.connection.airflow.variable(STORED_NAME)))
+    try:
+        run = stack.connection.airflow.trigger(REAP, {})
+
+        def waits() -> bool:
+            tasks = stack.connection.airflow.task_states(REAP, run)
+            return any(task["state"] == "deferred" for task in tasks if task["task_id"] == "local")
+
+        wait("the reaper to find the job", waits)
+        yield run
+    finally:
+        cluster.delete("left", "default", uid=left.uid)
+
+
+def test_a_run_that_was_left_open_in_mlflow_is_ended_while_another_reaper_waits(
+    stack: Stack, unreadable: tuple[Path, str], waiting_reaper: str
+) -> None:
     _, failed = unreadable
     tags = {tracking.TAG_DAG_RUN: failed, tracking.TAG_RUN: "left-open"}
     left = stack.mlflow.create_run(stack.mlflow.create_experiment("left-open"), tags=tags).info.run_id
     elsewhere = stack.mlflow.create_run("0", tags={**tags, tracking.TAG_DAG_RUN: "of another Airflow"}).info.run_id
-    stack.connection.airflow.trigger("dropforge_reap", {})
+    stack.connection.airflow.trigger(REAP, {})
     wait("the reaper", lambda: stack.mlflow.get_run(left).info.status == "FAILED")
     assert stack.mlflow.get_run(elsewhere).info.status == "RUNNING"
+    assert stack.connection.airflow.dag_run(REAP, waiting_reaper)["state"] == "running"
 
 
 def test_another_wheel_than_was_named_is_refused_before_anything_starts(

@@ -16,6 +16,7 @@ from dropforge import layout
 from dropforge.settings import from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
+from dropforge_airflow.dag_runs import state_of
 from dropforge_airflow.tasks.opened import Opened
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeR
     store = connection.open_store(settings.bucket)
 
     def ended(owner: str) -> bool:
-        try:
-            return str(ti.get_dagrun_state(ti.dag_id, owner)) in {"success", "failed"}
-        except Exception:
-            return True
+        return state_of(ti, ti.dag_id, owner) in {"success", "failed", None}
 
     holder = take(store, opened["family"], run_id, ended)
     if holder != run_id:
