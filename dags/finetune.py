@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, chain, task
+from dropforge_airflow.approve import ApproveOperator
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, MODELS
 from dropforge_airflow.form import form_fields
 from dropforge_airflow.operators import CurateOperator, OptionalJobOperator
@@ -68,9 +69,10 @@ with DAG(
         mlflow_url=opened["mlflow_url"],
     )
     decided = step(promote.decide)(opened)
+    approved = ApproveOperator(task_id="approve", opened=opened)
     registered = step(promote.register, outlets=[MODELS])(opened)
     reported = step(promote.report)(opened, registered, train.output)
     closed = step(run.close_run)(opened)
 
-    chain(checked, opened, tokenise, train, champion, evaluate, decided, registered, reported, closed)
+    chain(checked, opened, tokenise, train, champion, evaluate, decided, approved, registered, reported, closed)
     closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)

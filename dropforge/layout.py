@@ -227,6 +227,11 @@ def verdict_key(run: str) -> str:
     return run_prefix(run) + "verdict.json"
 
 
+def approval_key(run: str, candidate: str, champion: str | None) -> str:
+    """Key of a person's word. :param candidate: digest of its model. :param champion: version of the champion."""
+    return f"{run_prefix(run)}approvals/{candidate[:16]}-{champion or 'none'}.json"
+
+
 def is_run(run: str) -> bool:
     """Whether this can be the name of a run; nothing else may become a part of a key."""
     return _RUN.fullmatch(run) is not None

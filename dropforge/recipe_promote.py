@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dropforge.recipe_approval import Approval
 from dropforge.section import Section
 
 Metric = (
@@ -60,3 +61,5 @@ class Promote(Section):
     """The candidate must also beat the model it started from."""
     guards: tuple[Guard, ...] = Field(default=(), max_length=20, strict=False)
     """Limits of other metrics, all of which must hold."""
+    approval: Approval | None = None
+    """A person is asked before the alias moves; without it nobody is."""

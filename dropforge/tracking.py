@@ -44,6 +44,7 @@ TAG_CODE: Final = "dropforge.user_code"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
 TAG_ENDED_BY: Final = "dropforge.ended_by"
 TAG_ROLLED_BACK: Final = "dropforge.rolled_back"
+TAG_APPROVAL: Final = "dropforge.approval"
 TAG_CHAMPION: Final = "dropforge.champion"  # on a run: the version that it was measured against
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -200,6 +201,11 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
     mlflow = client(tracking_uri)
     mlflow.log_batch(run_id, metrics=metrics, tags=[RunTag(key, value) for key, value in tags.items()])
     mlflow.log_text(run_id, verdict.as_markdown() + "\n", "verdict.md")
+
+
+def note_approval(tracking_uri: str, run_id: str, text: str) -> None:
+    """Show on the MLflow run until when a person is asked, or what the answer was."""
+    client(tracking_uri).set_tag(run_id, TAG_APPROVAL, text[:4900])
 
 
 def log_wall(tracking_uri: str, run_id: str, wall: Mapping[str, float], step: int) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dropforge.cli import (
+    approve,
     checkpoints,
     compare,
     curate,
@@ -44,6 +45,7 @@ app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)
 app.command("runs")(runs.runs)
 app.command("compare")(compare.compare)
+app.command("approve")(approve.approve)
 app.command("rollback")(rollback.rollback)
 app.command("letters")(letters.letters)
 app.command("checkpoints")(checkpoints.checkpoints)

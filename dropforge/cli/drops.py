@@ -65,7 +65,7 @@ def follow_command(
 ) -> None:
     """Follow a run to its end."""
     connection = connect(state)
-    dag_run, title = _find(connection, run)
+    dag_run, title = find_dag_run(connection, run)
     raise typer.Exit(show_end(connection, dag_run, follow(connection, dag_run, title, console)))
 
 
@@ -135,7 +135,8 @@ def _newest_owner(connection: Connection, drop: Drop) -> str | None:
     return newest
 
 
-def _find(connection: Connection, run: str | None) -> tuple[str, str]:
+def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:
+    """The Airflow id and the title of a run: by its name, FAMILY/DROP or Airflow id; the newest if `run` is None."""
     if run is not None and run.count("/") == 1:
         family, _, name = run.partition("/")
         drop = read_drop(connection.store, family, name, connection.settings.bucket)

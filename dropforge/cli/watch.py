@@ -36,6 +36,7 @@ STAGES = (
     "champion",
     "evaluate",
     "decide",
+    "approve",
     "register",
     "report",
     "close_run",
@@ -51,6 +52,7 @@ _MARKS = {
     "running": ("▶", "cyan"),
     "deferred": ("▶", "cyan"),
     "up_for_retry": ("↻", "yellow"),
+    "awaiting_input": ("?", "yellow"),
 }
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -37,7 +37,7 @@ NOT_ITS_OWN: Final = (
     "train.fast_checkpoints",
 )
 #: What a preset sets of these stays as it is, whatever the drop's recipe replaces or extends.
-KEPT: Final = ("curation.pii", "curation.decontaminate")
+KEPT: Final = ("curation.pii", "curation.decontaminate", "promote.guards", "promote.approval")
 #: Limits of a preset that a drop may make closer, and which way that is.
 CLOSER: Final = {"curation.min_rows": 1, "curation.max_quarantined": -1, "curation.max_filtered": -1}
 _GATE: Final = "curation.gate"  # a drop may add limits to those of the preset

@@ -106,7 +106,7 @@ def test_the_environment_chooses_the_default_preset(tmp_path: Path) -> None:
 
 def test_the_chain_of_tasks(parsed: Any) -> None:
     tasks = {item["__var"]["task_id"]: item["__var"] for item in parsed["dags"]["dropforge_finetune"]["dag"]["tasks"]}
-    chain = "plan curate check_data open_run tokenise train champion evaluate decide register report close_run"
+    chain = "plan curate check_data open_run tokenise train champion evaluate decide approve register report close_run"
     order = chain.split()
     assert sorted(tasks) == sorted(order)
     for before, after in pairwise(order):

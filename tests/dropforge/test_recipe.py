@@ -280,6 +280,10 @@ def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path)
         ("curation.gate.max.contaminated", "curation: {gate: null}"),
         ("curation.gate.max.contaminated", "curation: {gate: {max: {contaminated: 1}}}"),
         ("curation.gate.override", "curation: {gate: {override: it is good enough}}"),
+        ("promote.approval", "promote: {approval: null}"),
+        ("promote.approval", "promote: {approval: {otherwise: promote}}"),
+        ("promote.guards", "promote: null"),
+        ("promote.guards", "promote: {guards: []}"),
     ],
 )
 def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_off(
@@ -287,7 +291,8 @@ def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_of
 ) -> None:
     asked = "engine: embedded, workers: 1, pii: {}, gate: {max: {contaminated: 0}, max_drift: 0.3}, min_rows: 1000, "
     asked += "max_quarantined: 0.01, decontaminate: {sets: {gsm8k: s3://sets/gsm8k/}}"
-    (tmp_path / "team.yaml").write_text(f"extends: tiny\ncuration: {{{asked}}}")
+    promote = "approval: {people: [ann]}, guards: [{metric: eval/perplexity, at_most: 90}]"
+    (tmp_path / "team.yaml").write_text(f"extends: tiny\ncuration: {{{asked}}}\npromote: {{{promote}}}")
     (tmp_path / "lax.yaml").write_text("extends: tiny\ncuration: none")
     monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
     monkeypatch.setenv("DROPFORGE_PRESET", "team")

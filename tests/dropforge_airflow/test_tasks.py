@@ -10,7 +10,7 @@ from dropforge_airflow.tasks import promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
 from dropforge_airflow.tasks.plan import Plan
 
-from dropforge import layout
+from dropforge import approval, layout
 from dropforge.dataset import Manifest, Shard
 from dropforge.errors import DataError
 from dropforge.recipes import load_recipe
@@ -100,6 +100,7 @@ def measured(store: Store, **promote_keys: Any) -> str:
         "eval": {"before": {"eval/loss": 6.0, "eval/accuracy": 0.1}, "after": {"eval/loss": 2.0}},
         "resumed_from": 10,
         "attempts": [1, 2],
+        "model": {"digest": "a" * 64},
     }
     store.put(layout.evaluation_key(spec.run), json.dumps(evaluation).encode())
     store.put(layout.report_key(spec.run), json.dumps(report).encode())
@@ -112,6 +113,17 @@ def measured(store: Store, **promote_keys: Any) -> str:
 )
 def test_the_recipes_policy_judges(store: Store, policy: dict[str, Any], promoted: bool) -> None:
     assert promote.judge(store, measured(store, **policy))[3].promote is promoted
+
+
+def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) -> None:
+    run_name = measured(store, approval={"people": ["ann"]})
+    assert promote.judge(store, run_name, person=False)[3].promote
+    assert not promote.judge(store, run_name)[3].promote
+    yes = approval.Answer(True, "ann", "2026-11-24T05:00:00Z")
+    approval.write(store, run_name, approval.Pair("a" * 64, "2"), yes)
+    assert not promote.judge(store, run_name)[3].promote
+    approval.write(store, run_name, approval.Pair("a" * 64, "3"), yes)
+    assert promote.judge(store, run_name)[3].promote
 
 
 def test_models_of_different_tokenizers_are_compared_by_bits_per_byte(store: Store) -> None:

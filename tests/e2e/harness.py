@@ -87,6 +87,10 @@ class Stack:
         """What a person does who marks the run as failed in the UI."""
         self.connection.airflow.fail_run(FINETUNE, dag_run)
 
+    def clear(self, dag_run: str, task: str) -> None:
+        """What a person does who clears a task and those after it in the UI."""
+        self.connection.airflow.clear(FINETUNE, dag_run, task)
+
     def dag_runs(self, drop: Drop) -> list[dict[str, Any]]:
         """The fine-tune runs of a drop's partition key."""
         return [

@@ -1,17 +1,16 @@
-"""Airflow's and MLflow's pages in a real browser. With DROPFORGE_SCREENSHOTS=FOLDER the pictures are kept there."""
+"""Airflow's and MLflow's pages in a real browser."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from dropforge.cli.airflow import FINETUNE
-from tests.browser import needs_browser, opened
+from tests.browser import needs_browser
 from tests.e2e.harness import Stack, wait
+from tests.e2e.pages import keep, logged_in
 
 pytestmark = [
     pytest.mark.e2e,
@@ -22,23 +21,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def page(stack: Stack) -> Iterator[Page]:
-    """A browser that has logged in to Airflow with the login that `dropforge up` prints."""
-    airflow = stack.connection.airflow
-    with opened() as browser:
-        page = browser.new_page(viewport={"width": 1280, "height": 1100})
-        page.set_default_timeout(60_000)
-        page.goto(airflow.url)
-        page.fill('input[name="username"]', airflow.user)
-        page.fill('input[name="password"]', airflow.password)
-        page.click('button[type="submit"]')
-        page.wait_for_url(lambda url: "login" not in url)
+    with logged_in(stack) as page:
         yield page
-
-
-def keep(page: Page, name: str) -> None:
-    folder = os.environ.get("DROPFORGE_SCREENSHOTS")
-    if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def test_the_form_starts_a_run_and_a_drop_that_is_not_there_is_named(stack: Stack, page: Page) -> None:

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from dropforge import layout, promotion
+from dropforge import approval, layout, promotion
+from dropforge.recipe_approval import Approval
 from dropforge.settings import from_env
 from dropforge.store import Store
 from dropforge_airflow import connection
@@ -54,8 +55,11 @@ def decide(opened: Opened) -> Decided:
     return Decided(promote=verdict.promote, reason=verdict.reason)
 
 
-def judge(store: Store, run: str) -> tuple[RunSpec, dict[str, Any], dict[str, Any], Verdict]:
-    """Read what was measured and judge it: (run, evaluation.json, report.json, verdict)."""
+def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict[str, Any], dict[str, Any], Verdict]:
+    """Read what was measured and judge it: (run, evaluation.json, report.json, verdict).
+
+    :param person: with a person's word, where the recipe wants one.
+    """
     spec = read_spec(store, run)
     evaluation = read_json(store, layout.evaluation_key(run))
     report = read_json(store, layout.report_key(run))
@@ -66,12 +70,16 @@ def judge(store: Store, run: str) -> tuple[RunSpec, dict[str, Any], dict[str, An
         task=spec.recipe.get("task", "causal-lm"),
     )
     base = (report.get("eval") or {}).get("before")
-    return (
-        spec,
-        evaluation,
-        report,
-        promotion.decide(evaluation["candidate"], evaluation.get("champion"), base, policy),
-    )
+    verdict = promotion.decide(evaluation["candidate"], evaluation.get("champion"), base, policy)
+    if person and approval_of(spec) is not None:
+        verdict = approval.answered(verdict, approval.read(store, run, approval.Pair.of(report, evaluation)))
+    return spec, evaluation, report, verdict
+
+
+def approval_of(spec: RunSpec) -> Approval | None:
+    """What the run's recipe says about asking a person; None for not at all."""
+    asked = spec.recipe["promote"].get("approval")
+    return None if asked is None else Approval.model_validate(asked)
 
 
 def register(opened: Opened, outlet_events: Any = None) -> Listed:

@@ -1,0 +1,71 @@
+"""A person's word on a promotion: kept by candidate and champion, so that it holds when tasks are cleared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dropforge import layout
+from dropforge.promotion import Check, Verdict
+from dropforge.store import MissingObjectError, Store
+
+NAME = "approved"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a person decides between.
+
+    :param candidate: digest of the candidate's model. :param champion: version of the champion; None if there is none.
+    """
+
+    candidate: str
+    champion: str | None
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Pair:
+        """:param report: and :param evaluation: the contents of the run's `report.json` and `evaluation.json`."""
+        version = evaluation.get("champion_version")
+        return cls(str(report["model"]["digest"]), None if version is None else str(version))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """:param by: the user; None if the deadline passed. :param at: when, as ISO 8601 in UTC."""
+
+    promote: bool
+    by: str | None
+    at: str
+
+    @property
+    def told(self) -> str:
+        word = "yes" if self.promote else "no"
+        return f"{self.by} said {word} at {self.at}" if self.by else f"nobody answered by {self.at}, which is a {word}"
+
+
+def read(store: Store, run: str, pair: Pair) -> Answer | None:
+    """The last answer for this candidate and champion; None if there is none."""
+    try:
+        kept = json.loads(store.get(layout.approval_key(run, pair.candidate, pair.champion)))
+    except MissingObjectError:
+        return None
+    if (kept["candidate"], kept["champion"]) != (pair.candidate, pair.champion):
+        return None  # a key holds a part of the digest only
+    return Answer(bool(kept["promote"]), kept["by"], str(kept["at"]))
+
+
+def write(store: Store, run: str, pair: Pair, answer: Answer) -> None:
+    """Keep an answer; a later one takes its place."""
+    body = json.dumps({**asdict(pair), **asdict(answer)}, indent=1, ensure_ascii=False)
+    store.put(layout.approval_key(run, pair.candidate, pair.champion), body.encode())
+
+
+def answered(verdict: Verdict, answer: Answer | None) -> Verdict:
+    """The verdict with the person's word as its last check. Of a candidate that failed, nobody is asked."""
+    if not verdict.promote:
+        return verdict
+    passed = answer is not None and answer.promote
+    reason = "a person is asked, and has not answered yet" if answer is None else answer.told
+    return Verdict(passed, (*verdict.checks, Check(NAME, None, None, passed, reason)))

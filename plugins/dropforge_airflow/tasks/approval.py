@@ -1,0 +1,84 @@
+"""The question that a person is asked before a promotion, and what becomes of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from dropforge import approval
+from dropforge.approval import Answer, Pair
+from dropforge.promotion import Verdict
+from dropforge.recipe_approval import Approval
+from dropforge.run import RunSpec
+from dropforge.settings import from_env
+from dropforge_airflow import connection
+from dropforge_airflow.tasks import promote
+from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.opened import Opened
+
+
+@dataclass(frozen=True)
+class Question:
+    """:param subject: in one line. :param body: in Markdown. :param asked: what the recipe says about asking."""
+
+    subject: str
+    body: str
+    asked: Approval
+
+
+def question(opened: Opened) -> Question | str:
+    """What to ask about a run; if nobody has to be asked, why not."""
+    store = connection.open_store(from_env().bucket)
+    with no_retry():
+        spec, evaluation, report, verdict = promote.judge(store, opened["run"], person=False)
+        asked = promote.approval_of(spec)
+        if asked is None:
+            return "The recipe wants nobody to be asked"
+        if not verdict.promote:
+            return f"Nobody is asked: {verdict.reason}"
+        pair = Pair.of(report, evaluation)
+        before = approval.read(store, spec.run, pair)
+        if before is not None and before.promote:
+            return f"Nobody is asked again: {before.told}"
+        return Question(subject(spec, pair), body(spec, pair, verdict, opened), asked)
+
+
+def subject(spec: RunSpec, pair: Pair) -> str:
+    alias = spec.recipe["promote"]["alias"]
+    instead = f"instead of version {pair.champion}" if pair.champion else "as the family's first"
+    return f"Make the model of {spec.run} {alias} of {spec.family}, {instead}?"
+
+
+def body(spec: RunSpec, pair: Pair, verdict: Verdict, opened: Opened) -> str:
+    """The verdict's table, and where to look."""
+    lines = [
+        f"- [The run in MLflow]({opened['mlflow_url']})",
+        f"- Drop `{spec.drop.get('family')}/{spec.drop.get('drop')}`, dataset `{spec.dataset_digest[:12]}`",
+        f"- Model `{pair.candidate[:12]}`",
+    ]
+    if pair.champion:
+        page = opened["mlflow_url"].partition("#")[0]
+        lines.append(f"- [Version {pair.champion}]({page}#/models/{spec.family}/versions/{pair.champion})")
+        lines.append(f"- Side by side: `dropforge compare {spec.run} {spec.family}@{spec.recipe['promote']['alias']}`")
+    return "\n".join([verdict.as_markdown(), "", *lines])
+
+
+def tell_asked(opened: Opened, text: str) -> None:
+    """Show in MLflow that the run waits for a person."""
+    from dropforge import tracking
+
+    tracking.note_approval(from_env().tracking_uri, opened["mlflow_run"], text)
+
+
+def take_answer(opened: Opened, *, promoted: bool, by: str | None, at: datetime) -> str:
+    """Keep a person's word, and show it in MLflow; in one line."""
+    from dropforge import tracking
+
+    settings = from_env()
+    store = connection.open_store(settings.bucket)
+    _, evaluation, report, _ = promote.judge(store, opened["run"], person=False)
+    answer = Answer(promoted, by, f"{at:%FT%TZ}")
+    approval.write(store, opened["run"], Pair.of(report, evaluation), answer)
+    tracking.note_approval(settings.tracking_uri, opened["mlflow_run"], answer.told)
+    promote.decide(opened)
+    return answer.told

@@ -1,0 +1,49 @@
+"""A person's word on a promotion."""
+
+from __future__ import annotations
+
+import pytest
+
+from dropforge import approval
+from dropforge.approval import Answer, Pair, answered
+from dropforge.promotion import Policy, decide
+from dropforge.store import Store
+
+AT = "2026-11-24T05:00:00Z"
+PASSED = decide({"eval/loss": 1.0}, None, {"eval/loss": 5.0}, Policy())
+FAILED = decide({"eval/loss": 9.0}, None, {"eval/loss": 5.0}, Policy())
+
+
+@pytest.mark.parametrize(
+    ("answer", "promote", "reason"),
+    [
+        (None, False, "a person is asked, and has not answered yet"),
+        (Answer(True, "ann", AT), True, f"ann said yes at {AT}"),
+        (Answer(False, "ann", AT), False, f"ann said no at {AT}"),
+        (Answer(False, None, AT), False, f"nobody answered by {AT}, which is a no"),
+        (Answer(True, None, AT), True, f"nobody answered by {AT}, which is a yes"),
+    ],
+)
+def test_the_word_is_the_last_check(answer: Answer | None, promote: bool, reason: str) -> None:
+    verdict = answered(PASSED, answer)
+    assert verdict.promote is promote
+    assert verdict.checks[:-1] == PASSED.checks
+    assert reason in verdict.reason
+    assert f"| approved | - | - | {'yes' if promote else 'no'} | {reason} |" in verdict.as_markdown()
+
+
+def test_a_yes_saves_no_candidate_that_failed() -> None:
+    assert answered(FAILED, Answer(True, "ann", AT)) == FAILED
+
+
+def test_an_answer_is_for_one_candidate_against_one_champion(store: Store) -> None:
+    first, none = Pair("a" * 64, "3"), Pair("a" * 64, None)
+    assert approval.read(store, "run-1", first) is None
+    approval.write(store, "run-1", first, Answer(True, "ann", AT))
+    assert approval.read(store, "run-1", first) == Answer(True, "ann", AT)
+    for other in (none, Pair("a" * 64, "4"), Pair("b" * 64, "3"), Pair("a" * 63 + "b", "3")):
+        assert approval.read(store, "run-1", other) is None
+    approval.write(store, "run-1", none, Answer(False, None, AT))
+    approval.write(store, "run-1", first, Answer(False, "bob", AT))
+    assert approval.read(store, "run-1", first) == Answer(False, "bob", AT)
+    assert approval.read(store, "run-1", none) == Answer(False, None, AT)

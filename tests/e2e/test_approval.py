@@ -1,0 +1,121 @@
+"""A person's word before the alias moves: asked in the browser, kept, and given by the deadline where nobody speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from dropforge import tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.drops import wait_for_run
+from dropforge.errors import DropforgeError
+from dropforge.stack.state import AIRFLOW_USER
+from tests.browser import needs_browser
+from tests.e2e.harness import EVALUATE, Stack, typed, wait
+from tests.e2e.pages import keep, logged_in
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), needs_browser]
+
+FAMILY = "asked"
+RECIPE = f"""\
+extends: tiny
+{EVALUATE}
+train: {{max_steps: 3}}
+promote: {{better_than_base: false, min_improvement: -0.9, approval: {{deadline_hours: 1}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def page(stack: Stack) -> Iterator[Page]:
+    with logged_in(stack) as page:
+        yield page
+
+
+def waits(stack: Stack, run: str) -> bool:
+    return stack.tasks(run).get("approve", {}).get("state") == "awaiting_input"
+
+
+@pytest.fixture(scope="module")
+def promoted(stack: Stack, page: Page, samples: dict[int, dict[str, Path]]) -> str:
+    """The run of a drop whose question a person answers with yes, in the browser."""
+    run = wait_for_run(stack.connection, stack.drop(FAMILY, "one", samples[2], RECIPE))
+    wait("the question", lambda: waits(stack, run))
+    (tracked,) = stack.tracked(run)
+    assert tracked.info.status == "RUNNING"
+    assert tracked.data.tags[tracking.TAG_APPROVAL].startswith("asked until ")
+    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: a person is asked")
+    assert stack.champion(FAMILY) is None
+
+    page.goto(tracked.data.tags[tracking.TAG_APPROVAL].partition(": ")[2])
+    expect(page.get_by_text("better than champion")).to_be_visible()
+    expect(page.get_by_text("as the family's first")).to_be_visible()
+    keep(page, "approval")
+    page.get_by_role("button", name="Promote", exact=True).click()
+    assert stack.end(run) == "success", stack.log(run, "approve")
+    keep(page, "approved")
+    return run
+
+
+def test_a_yes_moves_the_alias_and_stands_everywhere(stack: Stack, promoted: str) -> None:
+    (tracked,) = stack.tracked(promoted)
+    assert stack.champion(FAMILY) == tracked.data.tags[tracking.TAG_VERSION]
+    version = stack.mlflow.get_model_version(FAMILY, tracked.data.tags[tracking.TAG_VERSION])
+    summary = stack.connection.store.get(f"runs/{tracked.data.tags[tracking.TAG_RUN]}/summary.md").decode()
+    for text in (
+        tracked.data.tags[tracking.TAG_APPROVAL],
+        tracked.data.tags[tracking.TAG_VERDICT],
+        version.tags[tracking.TAG_VERDICT],
+        summary,
+    ):
+        assert f"{AIRFLOW_USER} said yes at " in text
+
+
+def test_a_yes_holds_when_the_tasks_are_cleared(stack: Stack, promoted: str) -> None:
+    stack.clear(promoted, "decide")
+    assert stack.end(promoted) == "success"
+    assert f"Nobody is asked again: {AIRFLOW_USER} said yes at " in stack.log(promoted, "approve")
+    (tracked,) = stack.tracked(promoted)
+    assert stack.champion(FAMILY) == tracked.data.tags[tracking.TAG_VERSION]
+    assert len(stack.mlflow.search_model_versions(f"name = '{FAMILY}'")) == 1
+
+
+def test_only_who_is_named_may_answer_and_silence_keeps_the_champion(stack: Stack, promoted: str) -> None:
+    champion = stack.champion(FAMILY)
+    approval = {"deadline_hours": 0.004, "people": ["somebody-else"]}
+    conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True, "train_max_steps": 4, "evaluate_max_rows": 40}
+    promote = {"better_than_base": False, "min_improvement": -0.9, "approval": approval}
+    run = stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"promote": promote}})
+    wait("the question", lambda: waits(stack, run))
+    with pytest.raises(DropforgeError, match="is not a respondent for the task"):
+        stack.connection.airflow.answer(FINETUNE, run, "approve", "Promote")
+    assert stack.end(run) == "success"
+    (tracked,) = stack.tracked(run)
+    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: nobody answered by ")
+    assert tracked.data.tags[tracking.TAG_VERSION] != stack.champion(FAMILY) == champion
+
+
+def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clear(
+    stack: Stack, promoted: str, samples: dict[int, dict[str, Path]]
+) -> None:
+    champion = stack.champion(FAMILY)
+    run = wait_for_run(stack.connection, stack.drop(FAMILY, "two", samples[1], RECIPE))
+    wait("the question", lambda: waits(stack, run))
+    done = typed(stack, "approve", f"{FAMILY}/two", "--no")
+    assert done.returncode == 0, done.stderr
+    assert f"instead of version {champion}" in done.stdout
+    assert "| better than champion |" in done.stdout
+    assert stack.end(run) == "success"
+    assert stack.champion(FAMILY) == champion
+    done = typed(stack, "approve", f"{FAMILY}/two", "--yes")
+    assert done.returncode == 2
+    assert "nobody is asked" in done.stderr
+
+    stack.clear(run, "approve")
+    wait("the question", lambda: waits(stack, run))
+    assert typed(stack, "approve", f"{FAMILY}/two", "--yes").returncode == 0
+    assert stack.end(run) == "success"
+    (tracked,) = stack.tracked(run)
+    assert stack.champion(FAMILY) == tracked.data.tags[tracking.TAG_VERSION] != champion
