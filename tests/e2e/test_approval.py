@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from dropforge import tracking
+from dropforge import layout, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
@@ -82,15 +82,29 @@ def test_a_yes_holds_when_the_tasks_are_cleared(stack: Stack, promoted: str) -> 
     assert len(stack.mlflow.search_model_versions(f"name = '{FAMILY}'")) == 1
 
 
-def test_only_who_is_named_may_answer_and_silence_keeps_the_champion(stack: Stack, promoted: str) -> None:
-    champion = stack.champion(FAMILY)
-    approval = {"deadline_hours": 0.004, "people": ["somebody-else"]}
-    conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True, "train_max_steps": 4, "evaluate_max_rows": 40}
+def ask_again(stack: Stack, steps: int, **approval: object) -> str:
+    """A run from the form on the first drop, and the question that it waits with."""
+    conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True, "evaluate_max_rows": 40, "train_max_steps": steps}
     promote = {"better_than_base": False, "min_improvement": -0.9, "approval": approval}
     run = stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"promote": promote}})
     wait("the question", lambda: waits(stack, run))
+    return run
+
+
+def test_only_who_is_named_may_answer_and_a_run_that_waits_can_be_cancelled(stack: Stack, promoted: str) -> None:
+    run = ask_again(stack, 4, people=["somebody-else"])
     with pytest.raises(DropforgeError, match="is not a respondent for the task"):
         stack.connection.airflow.answer(FINETUNE, run, "approve", "Promote")
+    stack.cancel(run)
+    assert stack.end(run) == "failed"
+    (tracked,) = stack.tracked(run)
+    assert tracked.info.status == "KILLED"
+    assert stack.connection.store.stat(layout.turn_key(FAMILY)) is None
+
+
+def test_silence_is_what_the_recipe_says_it_is(stack: Stack, promoted: str) -> None:
+    champion = stack.champion(FAMILY)
+    run = ask_again(stack, 5, deadline_hours=0.002)
     assert stack.end(run) == "success"
     (tracked,) = stack.tracked(run)
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: nobody answered by ")
