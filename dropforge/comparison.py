@@ -25,7 +25,7 @@ _OTHER_TAGS: Final = frozenset(
     for name in ("run", "family", "version", "verdict", "dag_run", "checkpoints", "ask", "answer", "profile")
 )
 _MACHINE: Final = "system/"  # by time, of a machine: a last value says nothing
-_GROUPS: Final = ("eval", "gen", "candidate", "champion", "train", "wall")
+_GROUPS: Final = ("eval", "gen", "candidate", "champion", "promote", "train", "wall")
 _LOWER: Final = frozenset({"loss", "perplexity", "bits_per_byte"})
 _HIGHER: Final = frozenset({"accuracy", "macro_f1"})
 _CHECK: Final = ("check", "candidate", "reference", "passed", "reason")

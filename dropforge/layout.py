@@ -28,6 +28,7 @@
     runs/RUN/labels.json                     labels of a classifier, in the order of their numbers
     runs/RUN/plan/IDENTITY/plan.json         tokens and packs, made once; the manifest is written last
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
+    runs/RUN/evaluation-rows.json            what each row adds to the figures of candidate and champion
     runs/RUN/answers/step-N.json             what the model answered in an evaluation; candidate.json and champion.json
     runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json
     runs/RUN/exports/step-N-DIGEST/          a checkpoint's model

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Direction = Literal["lower", "higher"]
+
+LEAST_ROWS: Final = 20  # of fewer rows, draws from them say little about rows that were not there
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Policy:
         value tolerates that much regression.
     :param better_than_base: the candidate must also beat the model it started from.
     :param guards: all of them must hold too.
+    :param confidence: with which the gain over the champion must be more than `min_improvement`; None for any gain.
     """
 
     metric: str = "eval/loss"
@@ -45,6 +48,30 @@ class Policy:
     min_improvement: float = 0.0
     better_than_base: bool = True
     guards: tuple[Guard, ...] = ()
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better the candidate is, as a fraction of the champion's value, by a paired bootstrap over rows.
+
+    :param rows: that were drawn from. :param value: on these rows; above 0 is better.
+    :param low, high: the ends of the central interval at this confidence; None of too few rows.
+    """
+
+    metric: str
+    confidence: float
+    rows: int
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        told = f"the gain in {self.metric} is {_share(self.value)}"
+        sure = f"{100 * self.confidence:g}% confidence"
+        if self.low is None or self.high is None:
+            return f"{told}, and {self.rows} rows are too few to say anything with {sure}"
+        return f"{told}, from {_share(self.low)} to {_share(self.high)} with {sure}, by {self.rows} rows"
 
 
 @dataclass(frozen=True)
@@ -109,6 +136,7 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "
         min_improvement=float(promote["min_improvement"]),
         better_than_base=bool(promote["better_than_base"]),
         guards=tuple(guards),
+        confidence=promote.get("confidence"),  # runs of before have none
     )
 
 
@@ -121,12 +149,14 @@ def decide(
     champion: Mapping[str, Any] | None,
     base: Mapping[str, Any] | None,
     policy: Policy,
+    gain: Gain | None = None,
 ) -> Verdict:
     """Decide whether `candidate` replaces `champion`.
 
     :param candidate: the candidate's metrics on its own evaluation rows.
     :param champion: the champion's metrics on the same rows; None when the family has no champion.
     :param base: the metrics before training on the same rows; None when they were not measured.
+    :param gain: over the champion, with the interval that `policy.confidence` asks for.
     """
     value = candidate.get(policy.metric)
     if value is None or not math.isfinite(value):
@@ -146,6 +176,8 @@ def decide(
         checks.append(
             _compare("better than champion", value, reference, policy.min_improvement, policy, "the champion")
         )
+        if policy.confidence is not None and _finite(reference) is not None:
+            checks.append(_sure(gain, policy))
     for guard in policy.guards:
         checks += _guarded(guard, candidate, champion)
     return Verdict(all(check.passed for check in checks), tuple(checks))
@@ -163,6 +195,17 @@ def _compare(name: str, value: float, reference: float | None, improvement: floa
     needs = f"; {100 * improvement:g}% is needed" if improvement else ""
     share = f" by {abs(gain) / abs(reference):.2%}" if reference and gain else ""
     return Check(name, value, reference, passed, f"{policy.metric} is {word} than {who}'s{share}{needs}")
+
+
+def _sure(gain: Gain | None, policy: Policy) -> Check:
+    name, needed = "gain is sure", policy.min_improvement
+    if gain is None or (gain.metric, gain.confidence) != (policy.metric, policy.confidence):
+        problem = f"no interval of the gain in {policy.metric} was measured: clear the task `evaluate`"
+        return Check(name, None, needed, False, problem)
+    if gain.low is None:
+        return Check(name, None, needed, False, f"{gain}: keep more rows for evaluation (`data.eval_fraction`)")
+    passed = gain.low > needed or (needed < 0 and gain.low >= needed)
+    return Check(name, gain.low, needed, passed, f"{gain}; more than {_share(needed)} is needed")
 
 
 def _guarded(guard: Guard, candidate: Mapping[str, Any], champion: Mapping[str, Any] | None) -> list[Check]:
@@ -201,6 +244,20 @@ def _kept_up(guard: Guard, value: float, reference: Any, *, known: bool) -> Chec
 
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def gain_from(values: Mapping[str, Any] | None) -> Gain | None:
+    """What the evaluation has written of the gain; None if it was not asked for."""
+    return None if values is None else Gain(**values)
+
+
+def _share(value: float) -> str:
+    # Over a champion's value of 0 a gain is as good as infinite.
+    return (
+        f"{value:.2%}"
+        if abs(value) < 100
+        else f"{'more' if value > 0 else 'less'} than {math.copysign(10000, value):.0f}%"
+    )
 
 
 def _show(value: float | None) -> str:

@@ -57,6 +57,9 @@ class Promote(Section):
     nor `gen/...`."""
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
+    confidence: float | None = Field(default=None, ge=0.5, le=0.999)
+    """How sure the gain over the champion must be, as 0.95: then the whole of its interval must lie above
+    `min_improvement`. The interval is that of a paired bootstrap over the evaluation rows."""
     better_than_base: bool = True
     """The candidate must also beat the model it started from."""
     guards: tuple[Guard, ...] = Field(default=(), max_length=20, strict=False)

@@ -194,6 +194,12 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
         for name, value in (evaluation.get(side) or {}).items()
         if name.startswith(("eval/", "gen/"))
     ]
+    gain = evaluation.get("gain") or {}
+    metrics += [
+        Metric(name, float(gain[key]), now, step)
+        for name, key in (("promote/gain", "value"), ("promote/gain_low", "low"), ("promote/gain_high", "high"))
+        if gain.get(key) is not None
+    ]
     word = "promote" if verdict.promote else "keep champion"
     tags = {TAG_VERDICT: f"{word}: {verdict.reason}"[:4900]}
     if version := evaluation.get("champion_version"):

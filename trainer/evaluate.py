@@ -9,6 +9,8 @@ the result is `evaluation.json` in the run's folder. Both models are measured in
 which the result names. A model without a finite loss has `problem` in the place of its figures. With
 `evaluate.generation` each model answers the same rows (`gen/...`), which compare whatever the tokenizers are; what it
 answered is `answers/candidate.json` and `answers/champion.json` in the run's folder and among its artifacts.
+What each row adds to the figures of both is `evaluation-rows.json` (`trainer.row_sums`), written before the result,
+which has its SHA-256; with `promote.confidence` the gain's interval that follows from it is `gain` of the result.
 
 Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
 their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
@@ -25,15 +27,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.promotion import Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
+from trainer import bootstrap
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import Settings, read_settings
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows
@@ -43,6 +47,7 @@ from trainer.rank import ending
 from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
 from trainer.report.samples import name_of, table_json
+from trainer.row_sums import NAME, Columns, answered_columns, figure, measured_columns, placed, plain
 from trainer.state.stop import StopSignal
 
 if TYPE_CHECKING:
@@ -78,21 +83,29 @@ def _compare(
     stop.check()
     measured = measure_model("candidate", order["candidate"], rows, settings, stop, console, code)
     candidate, tables = measured.figures, {"candidate": measured.answers}
+    columns: dict[str, Columns] = {"candidate": measured.columns}
     champion: dict[str, Any] | None = None
     same = True
     if order["champion"] is not None:
-        if measured.labels is not None:
-            rows = [row for row in rows if row.label in measured.labels]
+        known = measured.labels
+        places = [place for place, row in enumerate(rows) if known is None or row.label in known]
+        shared = [rows[place] for place in places]
         try:
-            other = measure_model("champion", order["champion"]["model"], rows, settings, stop, console, code)
+            other = measure_model("champion", order["champion"]["model"], shared, settings, stop, console, code)
             champion, same = other.figures, measured.tokenizer == other.tokenizer
             tables["champion"] = other.answers
+            columns["champion"] = placed(other.columns, places, len(rows))
         except OtherTaskError as error:
             champion = {"problem": str(error)}
         if champion.get("unseen_labels"):
             champion = {"problem": f"it does not know the labels of {champion['unseen_labels']} of the rows"}
         if "problem" in champion:
             console.say(f"the champion has no figures: {champion['problem']}")
+            columns.pop("champion", None)
+    policy = policy_of(spec.recipe["promote"], same_tokenizer=same, task=settings.task)
+    gain = gain_of(policy, columns)
+    if gain is not None:
+        console.say(str(gain))
     note = "tokenizers differ: compare eval/bits_per_byte, not eval/loss"
     result = {
         "precision": settings.eval_precision,
@@ -105,23 +118,47 @@ def _compare(
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "same_tokenizer": same,
         "metric_note": "" if same or settings.task == "classification" else note,
+        "gain": None if gain is None else vars(gain),
     }
     found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
     if found:
         keep_files(lambda: found, open_store(spec.root), spec.tracking, console.say, "the answers").join(_KEEP)
-    open_store(spec.root).put(RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
+    store = open_store(spec.root)
+    each_row = json.dumps(plain(rows, columns), allow_nan=False).encode()
+    store.put(NAME, each_row)
+    result["rows_sha256"] = hashlib.sha256(each_row).hexdigest()
+    store.put(RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return result
+
+
+def gain_of(policy: Policy, columns: Mapping[str, Columns]) -> Gain | None:
+    """The gain in the deciding metric with its interval; None where nobody asks for it or one model has no figure.
+
+    :param columns: those of `candidate`, and of `champion` if it has figures.
+    """
+    if policy.confidence is None or "champion" not in columns:
+        return None
+    candidate, champion = (figure(columns[side], policy.metric) for side in ("candidate", "champion"))
+    if candidate is None or champion is None:
+        return None
+    lower = policy.direction == "lower"
+    found = bootstrap.gain(candidate, champion, lower=lower, confidence=policy.confidence)
+    if math.isnan(found.value):
+        return None
+    return Gain(policy.metric, policy.confidence, found.rows, found.value, found.low, found.high)
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
     """What came of one model. :param figures: as JSON values; of a classifier also `unseen_labels`, the rows left out
-    for a label that it does not know. :param tokenizer: a digest of its tokenizer. :param labels: those it knows."""
+    for a label that it does not know. :param tokenizer: a digest of its tokenizer. :param labels: those it knows.
+    :param columns: what each row adds to its figures; none without a finite loss."""
 
     figures: dict[str, Any]
     tokenizer: str
     answers: Answers | None = None
     labels: tuple[str, ...] | None = None
+    columns: Columns = field(default_factory=dict)
 
 
 class OtherTaskError(RecipeError):
@@ -249,6 +286,7 @@ def measure_model(
         stop=lambda: stop.asked,
         tell=tell,
         own=code.figures,
+        each_document=True,
     )
     if found is None:
         stop.check()
@@ -264,8 +302,10 @@ def measure_model(
         figures = {**{key: value for key, value in figures.items() if not key.startswith("eval/")}, "problem": problem}
         console.say(f"{name} {uri}: {problem}")
         return MeasuredModel(figures, digest, labels=labels)
+    assert found.each is not None
+    columns = measured_columns(tokens, found.each, len(rows))
     if settings.generation is None:
-        return MeasuredModel(figures, digest, labels=labels)
+        return MeasuredModel(figures, digest, labels=labels, columns=columns)
     console.phase(f"the {name} answers")
     answers = generate(
         loss,
@@ -283,7 +323,8 @@ def measure_model(
         stop.check()
     assert answers is not None
     console.say(f"{name}: {answers}")
-    return MeasuredModel({**figures, **answers.plain()}, digest, answers)
+    columns |= answered_columns(answers, rows)
+    return MeasuredModel({**figures, **answers.plain()}, digest, answers, columns=columns)
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from trainer.data.batch import make_batch
@@ -20,6 +22,18 @@ _AGREE_EVERY: Final = 16  # batches between two looks at the stop signal
 
 
 @dataclass(frozen=True)
+class EachDocument:
+    """What each document adds to the sums. :param nats, right: (D,) over its targets.
+
+    :param given: (D,) of a classifier the number of the label that the document was given.
+    """
+
+    nats: NDArray[np.float64]
+    right: NDArray[np.float64]
+    given: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Measured:
     """Sums over all target tokens, and what follows from them.
 
@@ -28,6 +42,7 @@ class Measured:
     :param macro_f1: of a classifier, see `macro_f1`; its loss is in nats per row, and it has no perplexity.
     :param precision: arithmetic of the forward pass; figures of two precisions do not compare.
     :param own: the user's metrics of this evaluation, by name.
+    :param each: what documents add, where it was asked for.
     """
 
     rows: int
@@ -38,6 +53,7 @@ class Measured:
     precision: Precision = "fp32"
     macro_f1: float | None = None
     own: Mapping[str, float] = field(default_factory=dict)
+    each: EachDocument | None = None
 
     @property
     def perplexity(self) -> float:
@@ -89,6 +105,7 @@ def measure(
     stop: Callable[[], bool] = lambda: False,
     tell: Callable[[int, int], None] = lambda *_: None,
     own: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None,
+    each_document: bool = False,
 ) -> Measured | None:
     """Evaluate all documents, spread over the ranks without repeats.
 
@@ -99,6 +116,7 @@ def measure(
     :param own: the user's metrics. They get `loss`, `accuracy`, `rows`, `targets`, `precision`; of a language model
         also `perplexity` and `bits_per_byte` (None if not known); of a classifier `labels`, the names, and `confusion`:
         for each label that rows have, how many of them were given each label.
+    :param each_document: whether to tell what each document adds, too.
     """
     batches = _batches(loss, tokens, size, micro)
     # Loss, right ones and targets; they stay on the device, so that batches do not wait for each other.
@@ -108,6 +126,7 @@ def measure(
     labels = torch.zeros(3, count, dtype=torch.float64, device=gang.device)
     # Of each label how many of its rows are given each label; nobody else needs what grows with their square.
     pairs = torch.zeros(count**2 if own else 0, dtype=torch.float64, device=gang.device)
+    single = torch.zeros(3, len(tokens) if each_document else 0, dtype=torch.float64, device=gang.device)
     with loss.without_dropout(precision):
         turns = -(-len(batches) // gang.world)
         for turn in range(turns):
@@ -126,14 +145,20 @@ def measure(
             if len(pairs):
                 pairs.index_add_(0, batch.targets * count + guess, torch.ones_like(right, dtype=torch.float64))
             sums += torch.stack([each.double().sum(), right.sum().double(), torch.ones_like(each).double().sum()])
+            if each_document:
+                single.index_add_(1, batch.documents, torch.stack([each.double(), right.double(), guess.double()]))
             asked = stop()
             if turn % _AGREE_EVERY == _AGREE_EVERY - 1 and gang.sum([float(asked)])[0]:
                 return None
             tell(turn + 1, turns)
-    total = gang.sum([*sums.tolist(), *labels.flatten().tolist(), *pairs.tolist()])
+    total = gang.sum([*sums.tolist(), *labels.flatten().tolist(), *pairs.tolist(), *single.flatten().tolist()])
+    alone, total = total[len(total) - single.numel() :], total[: len(total) - single.numel()]
     scores, given = total[3 : 3 + 3 * count], total[3 + 3 * count :]
     f1 = macro_f1(*(scores[row * count : (row + 1) * count] for row in range(3))) if count else None
     measured = _measured(tokens, total[:3], precision, f1)
+    if each_document:
+        nats, right_ones, guesses = np.array(alone).reshape(3, -1)
+        measured = replace(measured, each=EachDocument(nats, right_ones, guesses.astype(np.int64)))
     if own is None or not math.isfinite(measured.loss):  # of a model that is broken there is nothing more to say
         return measured
     facts = measured.counted()

@@ -8,6 +8,7 @@ from typing import get_args
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
 from dropforge.recipe import LARGEST, Compute, Recipe, Score, Scratch
+from dropforge.recipes.promotion_rules import check_promotion
 from dropforge.run import wrong_address
 from dropforge.volumes import nearest
 
@@ -52,6 +53,7 @@ def check_combinations(recipe: Recipe) -> None:
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
     check_train(recipe)
     _check_generation(recipe)
+    check_promotion(recipe)
     _check_attention(recipe)
     _check_compile(recipe)
     _check_caches(compute)

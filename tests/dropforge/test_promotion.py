@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropforge.promotion import Policy, decide, policy_of
+from dropforge.promotion import Gain, Policy, decide, gain_from, policy_of, verdict_as_dict
 
 LOSS = "eval/loss"
 
@@ -163,3 +163,58 @@ def test_a_guard_that_nobody_measured_holds_the_candidate_back() -> None:
     verdict = guarded({}, None, {**ROUGE, "at_least": 0.1})
     assert not verdict.promote
     assert "has no finite gen/rouge-l, which is guarded" in verdict.reason
+
+
+def sure(low: float | None, *, value: float = 0.2, needed: float = 0.0, **more: object) -> tuple[bool, str]:
+    """Whether a candidate is promoted whose loss is a fifth lower, if the gain must hold with 95% confidence."""
+    promote = {"metric": LOSS, "min_improvement": needed, "better_than_base": False, "confidence": 0.95}
+    policy = policy_of(promote, same_tokenizer=True)
+    values = {"metric": LOSS, "confidence": 0.95, "rows": 40, "value": value, "low": low, "high": 0.3, **more}
+    verdict = decide(loss(2.0), loss(2.5), None, policy, gain_from(values))
+    return verdict.promote, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("low", "needed", "promote"),
+    [
+        (0.1, 0.0, True),
+        (0.0, 0.0, False),
+        (-0.01, 0.0, False),
+        (0.06, 0.05, True),
+        (0.05, 0.05, False),
+        (-0.01, -0.02, True),
+        (-0.02, -0.02, True),
+        (-0.03, -0.02, False),
+        (None, -0.5, False),
+    ],
+)
+def test_a_gain_must_hold_with_the_confidence_that_is_asked_for(
+    low: float | None, needed: float, promote: bool
+) -> None:
+    assert sure(low, needed=needed)[0] is promote
+
+
+def test_the_table_shows_the_interval_and_few_rows_say_so() -> None:
+    reason = sure(-0.01)[1]
+    assert "gain in eval/loss is 20.00%, from -1.00% to 30.00% with 95% confidence, by 40 rows; more than 0.00%" in reason
+    reason = sure(None, rows=7)[1]
+    assert "7 rows are too few to say anything with 95% confidence: keep more rows" in reason
+    assert "more than 10000%" in str(Gain("gen/rouge-l", 0.9, 30, 3e8, 0.1, 3e8))
+
+
+def test_an_interval_of_something_else_is_none() -> None:
+    for other in ({"metric": "eval/bits_per_byte"}, {"confidence": 0.9}):
+        promote, reason = sure(0.1, **other)
+        assert not promote
+        assert "clear the task `evaluate`" in reason
+    policy = Policy(better_than_base=False, confidence=0.95)
+    assert not decide(loss(2.0), loss(2.5), None, policy).promote
+    assert decide(loss(2.0), None, None, policy).promote  # nobody to be better than
+    assert decide(loss(2.0), loss(math.nan), None, policy).promote
+
+
+def test_a_verdict_is_plain_values() -> None:
+    policy = Policy(better_than_base=False, confidence=0.95)
+    verdict = decide(loss(2.0), loss(2.5), None, policy, Gain(LOSS, 0.95, 40, 0.2, 0.1, 0.3))
+    (check,) = [check for check in verdict_as_dict(verdict)["checks"] if check["name"] == "gain is sure"]
+    assert (check["candidate"], check["reference"], check["passed"]) == (0.1, 0.0, True)

@@ -154,6 +154,15 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {checkpoint_every: 0}", r"`train.checkpoint_every`"),
         (SCRATCH + "evaluate: {max_batches: 1}", r"measured on fewer rows than the candidate"),
         (SCRATCH + "promote: {guards: [{metric: eval/loss}]}", r"it guards nothing: give it at_least"),
+        (SCRATCH + "promote: {confidence: 1.0}", r"promote\.confidence"),
+        (
+            SCRATCH + "promote: {confidence: 0.9}\nevaluate: {max_rows: 19}",
+            r"`promote\.confidence`: the 19 rows of `evaluate\.max_rows` are too few",
+        ),
+        (
+            SCRATCH + "promote: {confidence: 0.9, metric: gen/rouge-l}\nevaluate: {generation: {rows: 8}}",
+            r"the 8 rows of `evaluate\.generation\.rows` are too few",
+        ),
         (
             SCRATCH + "promote: {guards: [{metric: eval/loss, at_least: 2.0, at_most: 1.0}]}",
             r"nothing is at least 2 and at most 1",

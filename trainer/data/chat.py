@@ -32,12 +32,14 @@ class Document:
 
     :param row: index of the row; a long text and an unrolled conversation give several documents.
     :param label: number of the row's label, which then is the only target.
+    :param spelled: UTF-8 bytes of the row's own text that the targets stand for.
     """
 
     row: int
     ids: NDArray[np.int32]
     trained: NDArray[np.bool_]
     label: int | None = None
+    spelled: int = 0
 
 
 @dataclass(frozen=True)
@@ -291,10 +293,11 @@ def _cut(row: Row, index: int, item: Encoded, length: int, facts: dict[str, Any]
         facts["tokens"] += high - low
         facts["targets"] += last - first
         # Shares of one whole, cut at the same places from both sides: pieces add up to it.
-        facts["target_bytes"] += item.spelled * last // before[-1] - item.spelled * first // before[-1]
+        said = item.spelled * last // before[-1] - item.spelled * first // before[-1]
+        facts["target_bytes"] += said
         if row.text is None:
             facts["cut_targets"] += before[-1] - (last - first)
-        yield Document(index, ids[low:high], mask)
+        yield Document(index, ids[low:high], mask, spelled=said)
 
 
 def _pieces(row: Row, trained: NDArray[np.bool_], length: int, facts: dict[str, Any]) -> list[tuple[int, int]]:

@@ -112,12 +112,13 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
         facts["tokens"] += len(source) + len(target)
         facts["source_tokens"] += len(source)
         facts["targets"] += len(target)
-        facts["target_bytes"] += found.said * len(target) // len(found.target)
+        said = found.said * len(target) // len(found.target)
+        facts["target_bytes"] += said
         facts["cut_conversations"] += bool(lost) or len(source) < len(found.source)
         facts["cut_targets"] += lost
         trained = np.zeros(len(source) + len(target), dtype=np.bool_)
         trained[len(source) :] = True
-        yield Document(index, np.array([*source, *target], dtype=np.int32), trained)
+        yield Document(index, np.array([*source, *target], dtype=np.int32), trained, spelled=said)
 
 
 _REFUSED: Final = "the chat template refuses it"

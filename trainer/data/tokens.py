@@ -33,6 +33,7 @@ class Tokens:
     :param facts: counts, for the report.
     :param counts: target tokens of each document, where they were counted as it was written.
     :param labels: (D,) number of each document's label, its only target; None for text that is continued.
+    :param spelled: (D,) bytes of text that each document's targets stand for; None of what was read from disk.
     """
 
     ids: NDArray[np.int32]
@@ -42,6 +43,7 @@ class Tokens:
     facts: dict[str, Any] = field(default_factory=dict)
     counts: NDArray[np.int64] | None = None
     labels: NDArray[np.int32] | None = None
+    spelled: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -157,6 +159,7 @@ def collect(documents: Iterable[Document], facts: dict[str, Any], *, labelled: b
         facts=facts,
         counts=np.array(counts, dtype=np.int64),
         labels=np.array([_label(item) for item in found], dtype=np.int32) if labelled else None,
+        spelled=np.array([item.spelled for item in found], dtype=np.int64),
     )
 
 

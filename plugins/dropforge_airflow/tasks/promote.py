@@ -70,7 +70,8 @@ def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict
         task=spec.recipe.get("task", "causal-lm"),
     )
     base = (report.get("eval") or {}).get("before")
-    verdict = promotion.decide(evaluation["candidate"], evaluation.get("champion"), base, policy)
+    gain = promotion.gain_from(evaluation.get("gain"))
+    verdict = promotion.decide(evaluation["candidate"], evaluation.get("champion"), base, policy, gain)
     if person and approval_of(spec) is not None:
         verdict = approval.answered(verdict, approval.read(store, run, approval.Pair.of(report, evaluation)))
     return spec, evaluation, report, verdict
