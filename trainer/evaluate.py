@@ -143,7 +143,7 @@ def gain_of(policy: Policy, columns: Mapping[str, Columns]) -> Gain | None:
         return None
     lower = policy.direction == "lower"
     found = bootstrap.gain(candidate, champion, lower=lower, confidence=policy.confidence)
-    if math.isnan(found.value):
+    if not math.isfinite(found.value):
         return None
     return Gain(policy.metric, policy.confidence, found.rows, found.value, found.low, found.high)
 
