@@ -60,7 +60,7 @@ class Ratio:
     def values(self, weights: Floats) -> Floats:
         total = weights @ self.below
         found = np.divide(weights @ self.above, total, out=np.full(len(weights), math.nan), where=total > 0)
-        return np.exp(np.minimum(found, 700.0)) if self.exponential else found
+        return np.asarray(np.exp(np.minimum(found, 700.0)) if self.exponential else found)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MacroF1:
         either = counts(there, weights) + counts(given, weights)
         f1 = np.divide(2 * counts(there[right], weights[:, right]), either, out=np.zeros_like(either), where=either > 0)
         known = (either > 0).sum(axis=1)
-        return np.divide(f1.sum(axis=1), known, out=np.full(len(weights), math.nan), where=known > 0)
+        return np.asarray(np.divide(f1.sum(axis=1), known, out=np.full(len(weights), math.nan), where=known > 0))
 
 
 @dataclass(frozen=True)
