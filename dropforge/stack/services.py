@@ -255,7 +255,8 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[s
             "instance_name": "Dropforge",
         },
         "api_auth": {"jwt_secret": secrets.jwt_secret},
-        "scheduler": {"scheduler_idle_sleep_time": "0.5"},
+        # Tasks end with a scheduler that is killed; the next one shall not wait five minutes before it takes them up.
+        "scheduler": {"scheduler_idle_sleep_time": "0.5", "orphaned_tasks_check_interval": "10"},
         "triggerer": {"capacity": "1000"},
         "dag_processor": {
             "refresh_interval": "30",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,3 +258,45 @@ def test_the_line_is_asked_only_when_a_drop_waits(store: Store) -> None:
         raise AssertionError("asked for nothing")
 
     assert take_in(store, "b", "alias", line).keys == []
+
+
+class Stream(FolderStore):
+    """A bucket into which another drop is uploaded whenever somebody looks at the inbox."""
+
+    count = 0
+
+    def list(self, prefix: str = "") -> Any:
+        if prefix == layout.INBOX:
+            self.count += 1
+            arrive(self, upload(self, "fam", f"d{self.count}", f'{{"text": "{self.count}"}}'))
+        return super().list(prefix)
+
+
+def test_drops_that_keep_coming_do_not_hold_up_those_that_are_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dropforge_airflow.tasks.intake._OPEN", 0.05)
+    store = Stream(tmp_path)
+    first = intake(store)
+    assert len(first.keys) == len(first.entered) == store.count
+    assert len(intake(store).keys) == store.count - len(first.keys)
+
+
+class Broken(FolderStore):
+    """A bucket that does not take one drop's entry in the ledger."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        if key.startswith("ledger/drops/broken/"):
+            raise OSError("the disk is full")
+        return super().put_if_absent(key, data)
+
+
+def test_an_error_with_one_drop_leaves_it_for_the_next_try_and_enters_the_others(tmp_path: Path) -> None:
+    store = Broken(tmp_path)
+    for family in ("a", "broken", "z"):
+        arrive(store, upload(store, family, "d", f'{{"text": "{family}"}}'))
+    with pytest.raises(OSError, match="the disk is full"):
+        intake(store)
+    assert [info.key.split("/")[2] for info in store.list("ledger/drops/")] == ["a", "z"]
+    assert len(list(store.list(layout.INBOX))) == 1
+    assert [drop.family for drop in intake(FolderStore(tmp_path)).entered] == ["broken"]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -28,6 +31,9 @@ log = logging.getLogger(__name__)
 
 # Of the task that claims, in runs that have begun. Not "null": a run that a person ended may keep such a task for ever.
 _CLAIMING = ["scheduled", "queued", "running", "restarting", "up_for_retry"]
+
+_AT_ONCE = 8  # drops; each takes some ten requests to S3, one after another
+_OPEN = 10.0  # seconds in which what comes in meanwhile is taken along
 
 
 @dataclass(frozen=True)
@@ -99,18 +105,27 @@ def take_in(
     """
     done = Intake()
     kept: set[str] = set()
-    # Again until nothing is new: what comes in meanwhile need not wait for another run.
-    while entries := [entry for entry in store.list(layout.INBOX) if entry.key not in kept]:
-        for entry in entries:
-            names, at = _read_entry(store, entry.key, bucket)
-            until = min(at, datetime.now(UTC)) + patience
-            entered = [_enter(store, name, bucket, done, until) for name in names]
-            if all(entered):
-                # Only now: a crash before this repeats the entry.
-                store.delete(entry.key)
-            else:
-                kept.add(entry.key)  # the trigger wakes for it again
-    done.keys = _events_to_send(store, bucket_alias, line)
+    closes = time.monotonic() + _OPEN
+
+    def work(entry: ObjectInfo) -> bool:
+        names, at = _read_entry(store, entry.key, bucket)
+        until = min(at, datetime.now(UTC)) + patience
+        entered = [_enter(store, name, bucket, done, until) for name in names]
+        if not all(entered):
+            return False  # the trigger wakes for it again
+        # Only now: a crash before this repeats the entry.
+        store.delete(entry.key)
+        return True
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        # Again while something is new, so that it need not wait for another run; but in a long burst those that are
+        # entered must not wait for the last to come. What comes later has an event of its own.
+        while entries := [entry for entry in store.list(layout.INBOX) if entry.key not in kept]:
+            finished = list(pool.map(work, entries))
+            kept |= {entry.key for entry, gone in zip(entries, finished, strict=True) if not gone}
+            if time.monotonic() > closes:
+                break
+        done.keys = _events_to_send(store, bucket_alias, line, pool)
     return done
 
 
@@ -152,7 +167,7 @@ def _enter(store: Store, name: DropName, bucket: str, done: Intake, until: datet
     return True
 
 
-def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line]) -> list[str]:
+def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line], pool: ThreadPoolExecutor) -> list[str]:
     waiting = list(store.list(layout.PENDING))
     if not waiting:
         return []
@@ -164,18 +179,18 @@ def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line]) -
         )
         return []
     now = datetime.now(UTC)
-    states = [(info, _read_pending(store, info)) for info in waiting]
+    states = list(zip(waiting, pool.map(partial(_read_pending, store), waiting), strict=True))
     sent = sum(1 for _, state in states if state is not None and state.times)
-    keys: list[str] = []
-    for info, state in states:
-        if state is None:
-            continue  # claimed meanwhile
-        # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
-        if state.times and ahead.unclaimed >= sent:
-            continue
-        if deserves_event(state, now) and (key := _announce(store, info, state, now, bucket_alias)):
-            keys.append(key)
-    return keys
+    # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
+    in_line = ahead.unclaimed >= sent
+    due = [
+        (info, state)
+        for info, state in states
+        if state is not None  # else claimed meanwhile
+        and not (state.times and in_line)
+        and deserves_event(state, now)
+    ]
+    return list(filter(None, pool.map(lambda one: _announce(store, *one, now, bucket_alias), due)))
 
 
 def _announce(store: Store, info: ObjectInfo, state: Nudged, now: datetime, bucket_alias: str) -> str | None:
