@@ -190,7 +190,7 @@ def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line], p
         and not (state.times and in_line)
         and deserves_event(state, now)
     ]
-    return list(filter(None, pool.map(lambda one: _announce(store, *one, now, bucket_alias), due)))
+    return list(filter(None, pool.map(lambda one: _announce(store, one[0], one[1], now, bucket_alias), due)))
 
 
 def _announce(store: Store, info: ObjectInfo, state: Nudged, now: datetime, bucket_alias: str) -> str | None:
