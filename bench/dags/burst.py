@@ -18,7 +18,8 @@ with DAG(FINETUNE_DAG, schedule=PartitionedAssetTimetable(assets=DROPS), catchup
         from dropforge.drop import parse_partition_key
         from dropforge.settings import from_env
 
-        assert partition_key is not None and run_id is not None
+        assert partition_key is not None
+        assert run_id is not None
         store, named = connection.open_store(from_env().bucket), parse_partition_key(partition_key)
         if ledger.claim(store, named["family"], named["id"], run_id) is None:
             raise AirflowSkipException("another run has it")
