@@ -49,6 +49,15 @@ _NAMED = 5  # of files that are missing
 _ENTRIES = TypeAdapter(list[SuccessEntry])
 
 
+class Part(BaseModel):
+    """One of several drops that a run reads as one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    drop: str
+    id: str
+
+
 class Drop(BaseModel):
     """A complete drop, as the ledger keeps it."""
 
@@ -61,6 +70,8 @@ class Drop(BaseModel):
     files: tuple[DropFile, ...]
     root: str | None = None
     """Where the files lie if they were not uploaded as a drop but named by a recipe (`dropforge.sources`)."""
+    parts: tuple[Part, ...] = ()
+    """The uploads that it is made of, if a recipe named several."""
 
     @property
     def prefix(self) -> str:

@@ -10,6 +10,8 @@
     ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended
     ledger/refused/messages/DIGEST.json      a message that is no S3 event, where there is no dead-letter queue
     ledger/turns/FAMILY.json                 the run that compares and promotes now; one at a time
+    ledger/retrains/FAMILY.json              the fine-tune run that the calendar started last
+    ledger/retrains/FAMILY/DIGEST.json       one object per retrain that came to its end: how long, and with what
     ledger/seen/DIGEST                       a _SUCCESS that polling has found, where there is no queue
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
     datasets/FAMILY/DIGEST/passed.json       the gate let it pass
@@ -99,8 +101,13 @@ def check_drop(drop: str) -> str:
     return drop
 
 
+def family_prefix(family: str) -> str:
+    """Folder of all uploads of a family."""
+    return f"{DROPS}{check_family(family)}/"
+
+
 def drop_prefix(family: str, drop: str) -> str:
-    return f"{DROPS}{check_family(family)}/{check_drop(drop)}/"
+    return f"{family_prefix(family)}{check_drop(drop)}/"
 
 
 def success_key(family: str, drop: str) -> str:
@@ -127,8 +134,13 @@ def inbox_key(digest: str) -> str:
     return f"{INBOX}{digest}.json"
 
 
+def entries_prefix(family: str) -> str:
+    """Folder of the family's drops in the ledger."""
+    return f"ledger/drops/{family}/"
+
+
 def ledger_key(family: str, drop_id: str) -> str:
-    return f"ledger/drops/{family}/{drop_id}.json"
+    return f"{entries_prefix(family)}{drop_id}.json"
 
 
 def pending_key(family: str, drop_id: str) -> str:
@@ -141,6 +153,16 @@ def refused_key(family: str, drop: str) -> str:
 
 def turn_key(family: str) -> str:
     return f"ledger/turns/{family}.json"
+
+
+def retrain_key(family: str) -> str:
+    """Which fine-tune run the calendar started last for the family."""
+    return f"ledger/retrains/{family}.json"
+
+
+def retrains_prefix(family: str) -> str:
+    """Folder of the retrains of the family that came to an end."""
+    return f"ledger/retrains/{family}/"
 
 
 def claims_prefix(family: str, drop_id: str) -> str:

@@ -60,6 +60,18 @@ def read(store: Store, family: str, drop_id: str) -> Drop:
     return Drop.from_json(store.get(layout.ledger_key(family, drop_id)))
 
 
+def arrived(store: Store, family: str) -> tuple[Drop, ...]:
+    """The family's uploads in the order in which they were entered; of those under one name the last.
+
+    Nothing else records that order: two that were entered within a second stand by their names.
+    """
+    times = store.times(layout.entries_prefix(family))
+    found = [(when, Drop.from_json(store.get(key))) for key, when in times.items()]
+    order = sorted(((int(when), drop.drop, drop) for when, drop in found if drop.root is None), key=lambda one: one[:2])
+    last = {drop.drop: drop for _, _, drop in order}
+    return tuple(drop for _, name, drop in order if last[name].id == drop.id)
+
+
 def pending(store: Store) -> Iterator[tuple[str, str]]:
     """(family, drop id) of every drop that no run has claimed."""
     for info in store.list(layout.PENDING):

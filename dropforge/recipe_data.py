@@ -20,12 +20,22 @@ CONTENT: Final = frozenset({"messages", "text", "prompt", "completion", "system"
 
 
 class Source(Section):
-    """Data for a run without an upload: exactly one of `prefix` and `dataset`, which lie in the bucket, and `hub`."""
+    """Data for a run without an upload: exactly one of `prefix`, `dataset` and `drops`, which lie in the bucket, and
+    `hub`."""
 
     prefix: str | None = Field(default=None, min_length=1, max_length=900)
     """Key prefix of files in the bucket, as `lake/chats/`; all that lies below is read."""
     dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
     """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split anew by `split_salt` and `eval_fraction`."""
+    drops: (
+        Annotated[
+            tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...],
+            Field(strict=False, min_length=1, max_length=1000),
+        ]
+        | None
+    ) = None
+    """Several drops of the family, by their ids in the ledger, read as one. What a `recipe.yaml` in them says does not
+    count."""
     hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=96)
     """A data set of the Hugging Face hub, as `OWNER/NAME`; its files are read as they lie there, no code of it runs."""
     config: str | None = Field(default=None, min_length=1, max_length=200)
@@ -39,8 +49,8 @@ class Source(Section):
 
     @model_validator(mode="after")
     def _one(self) -> Source:
-        if sum(item is not None for item in (self.prefix, self.dataset, self.hub)) != 1:
-            raise ValueError("give exactly one of `prefix`, `dataset` and `hub`")
+        if sum(item is not None for item in (self.prefix, self.dataset, self.drops, self.hub)) != 1:
+            raise ValueError("give exactly one of `prefix`, `dataset`, `drops` and `hub`")
         if self.hub is None and (self.config, self.split, self.revision) != (None, "train", None):
             raise ValueError("`config`, `split` and `revision` are of `hub`: leave them out")
         if self.prefix is not None:

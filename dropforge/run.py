@@ -83,7 +83,8 @@ class RunSpec:
     :param recipe: the resolved recipe, as plain values.
     :param root: address of the run's folder (`s3://BUCKET/runs/RUN` or a path): checkpoints, report and model go there.
     :param dataset: address of the dataset's `manifest.json`; shard keys are relative to `data_root`.
-    :param drop: provenance: family, drop, id, prefix.
+    :param drop: provenance: family, drop, id, prefix; `parts`, the drop and id of each upload, if it was several; and
+        `retrain`, if the calendar started the run: reason, data, start and its own run.
     :param code: digest of the code that trains; `image` is the image reference it runs in.
     :param start: where its weights begin, if the recipe's `base.start` is not `base`.
     """

@@ -6,9 +6,9 @@ of a drop. Its identity is that of an upload of the same files.
 
 from __future__ import annotations
 
-from dropforge import layout
+from dropforge import layout, ledger
 from dropforge.dataset import Manifest
-from dropforge.drop import Drop, DropFile, drop_file, identity
+from dropforge.drop import Drop, DropFile, Part, drop_file, identity
 from dropforge.errors import DataError, RecipeError
 from dropforge.hub_data import files_of
 from dropforge.recipe import Recipe
@@ -26,9 +26,13 @@ def pin(store: Store, source: Source, family: str, bucket: str = "") -> Drop:
         `source.id`.
     """
     layout.check_family(family)
+    parts: tuple[Part, ...] = ()
     if source.hub is not None:
         thing, bucket = f"data set {source.hub}", ""
         root, files = files_of(source)
+    elif source.drops is not None:
+        thing, root = f"drops of family {family}", layout.family_prefix(family)
+        parts, files = _drops(store, source.drops, family)
     elif source.prefix is not None:
         thing, root = f"source {source.prefix!r}", source.prefix.rstrip("/") + "/"
         files = _below(store, root)
@@ -44,7 +48,9 @@ def pin(store: Store, source: Source, family: str, bucket: str = "") -> Drop:
             f"its files have the id {found}, the recipe asks for {source.id}",
             "Bring the old files back, or change `data.source.id` if the new ones are meant",
         )
-    return Drop(family=family, drop=f"source-{found[:12]}", id=found, bucket=bucket, files=files, root=root)
+    return Drop(
+        family=family, drop=f"source-{found[:12]}", id=found, bucket=bucket, files=files, root=root, parts=parts
+    )
 
 
 def _below(store: Store, root: str) -> tuple[DropFile, ...]:
@@ -54,6 +60,24 @@ def _below(store: Store, root: str) -> tuple[DropFile, ...]:
     saved = saved_files(store, root, found)
     keys = sorted(set(found) - passed if saved is None else set(saved))
     return tuple(drop_file(store, root, found[key], key, None) for key in keys)
+
+
+def _drops(store: Store, ids: tuple[str, ...], family: str) -> tuple[tuple[Part, ...], tuple[DropFile, ...]]:
+    """The drops, and their data files as they were entered, each below its drop's name."""
+    found: dict[str, Drop] = {}
+    for one in ids:
+        try:
+            drop = ledger.read(store, family, one)
+        except MissingObjectError:
+            raise DataError(f"drop id {one}", f"family {family} has no such drop", "Look under ledger/drops/") from None
+        if drop.root is not None:
+            raise DataError(f"drop id {one}", "it was not uploaded but named by a recipe", "Name uploaded drops only")
+        if drop.drop in found:
+            cause = f"it was uploaded under the name {drop.drop}, as {found[drop.drop].id} was"
+            raise DataError(f"drop id {one}", cause, "Name the one whose files are there")
+        found[drop.drop] = drop
+    files = (file.model_copy(update={"key": f"{name}/{file.key}"}) for name in found for file in found[name].data_files)
+    return tuple(Part(drop=name, id=drop.id) for name, drop in found.items()), tuple(files)
 
 
 def _shards(store: Store, name: str, thing: str) -> tuple[str, tuple[DropFile, ...]]:

@@ -30,6 +30,8 @@ TAG_RUN: Final = "dropforge.run"
 TAG_FAMILY: Final = "dropforge.family"
 TAG_DROP: Final = "dropforge.drop"
 TAG_SOURCE: Final = "dropforge.source"
+TAG_DROPS: Final = "dropforge.drops"
+TAG_RETRAIN: Final = "dropforge.retrain"
 TAG_DATASET: Final = "dropforge.dataset"
 TAG_DAG_RUN: Final = "dropforge.dag_run"
 TAG_ATTEMPT: Final = "dropforge.attempt"
@@ -377,7 +379,16 @@ def _data(spec: RunSpec) -> dict[str, str]:
         TAG_DROP: str(spec.drop.get("id", "")),
         TAG_SOURCE: str(spec.drop.get("prefix", "")),
         TAG_DATASET: spec.dataset_digest,
+        **_calendar(spec),
     }
+
+
+def _calendar(spec: RunSpec) -> dict[str, str]:
+    """Several uploads by name and id, and why the calendar started the run."""
+    parts, retrain = spec.drop.get("parts") or (), spec.drop.get("retrain") or {}
+    drops = ", ".join(f"{part['drop']} ({part['id']})" for part in parts)
+    tags = {TAG_DROPS: drops, TAG_RETRAIN: str(retrain.get("reason", ""))}
+    return {name: text[:4900] for name, text in tags.items() if text}
 
 
 def _log_dataset(mlflow: MlflowClient, run_id: str, spec: RunSpec) -> None:

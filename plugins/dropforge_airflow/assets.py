@@ -12,6 +12,7 @@ FINETUNE_DAG = "dropforge_finetune"
 REAP_DAG = "dropforge_reap"
 CHECKPOINTS_DAG = "dropforge_checkpoints"
 ROLLBACK_DAG = "dropforge_rollback"
+RETRAIN_DAG = "dropforge_retrain"
 
 # Names only: a URI with a scheme makes Airflow import every provider that handles one, boto3 among them.
 INBOX = Asset(

@@ -16,7 +16,10 @@ from tests.e2e.harness import Stack
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
-    control.start(folder)
+    (folder / "families").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("DROPFORGE_FAMILIES", str(folder / "families"))
+        control.start(folder)
     try:
         control.wait_ready(folder)
         before = dict(os.environ)

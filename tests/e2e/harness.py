@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, connect
 from dropforge.cli.upload import upload
 from dropforge.drop import Drop, read_drop
+from dropforge.errors import DropforgeError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -90,6 +92,31 @@ class Stack:
     def clear(self, dag_run: str, task: str) -> None:
         """What a person does who clears a task and those after it in the UI."""
         self.connection.airflow.clear(FINETUNE, dag_run, task)
+
+    @property
+    def families(self) -> Path:
+        """The folder of the calendar's families."""
+        return self.folder / "families"
+
+    def dags(self) -> set[str]:
+        """The DAGs that Airflow knows."""
+        found = self.connection.airflow._call("GET", "/api/v2/dags", params={"limit": 100})
+        return {dag["dag_id"] for dag in found["dags"]}
+
+    def xcom(self, dag: str, run: str, task: str, key: str) -> Any:
+        """What a task left under a name."""
+        path = f"/api/v2/dags/{dag}/dagRuns/{quote(run, safe='')}/taskInstances/{task}/xcomEntries/{key}"
+        return self.connection.airflow._call("GET", path, params={"deserialize": "false"})["value"]
+
+    def backfill(self, dag: str, start: str, end: str) -> str:
+        """Ask for a backfill; what Airflow answers if it refuses."""
+        try:
+            self.connection.airflow._call(
+                "POST", "/api/v2/backfills", json={"dag_id": dag, "from_date": start, "to_date": end}
+            )
+        except DropforgeError as error:
+            return str(error)
+        return ""
 
     def dag_runs(self, drop: Drop) -> list[dict[str, Any]]:
         """The fine-tune runs of a drop's partition key."""

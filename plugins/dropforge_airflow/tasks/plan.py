@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -39,6 +39,8 @@ class Plan(TypedDict):
 
     :param prefix: where the drop's files lie: a prefix of the bucket, or an address elsewhere.
     :param start: where the weights begin (`dropforge.run.Start`); None if with the base of the recipe.
+    :param parts: names and ids of the uploads, if several are read as one.
+    :param retrain: why the calendar started the run, if it did.
     """
 
     family: str
@@ -48,6 +50,8 @@ class Plan(TypedDict):
     prefix: str
     recipe: dict[str, Any]
     start: dict[str, Any] | None
+    parts: NotRequired[list[dict[str, str]]]
+    retrain: NotRequired[dict[str, Any] | None]
 
 
 def plan(params: Mapping[str, Any] | None = None, partition_key: str | None = None, run_id: str | None = None) -> Plan:
@@ -126,6 +130,8 @@ def make_plan(
         prefix=drop.prefix,
         recipe=recipe.plain(),
         start=None if start is None else asdict(start),
+        parts=[part.model_dump() for part in drop.parts],
+        retrain=params.get("retrain"),
     )
 
 

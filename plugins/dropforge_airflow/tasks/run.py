@@ -85,6 +85,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
             "drop": planned["drop"],
             "id": planned["drop_id"],
             "prefix": prefix if "://" in prefix else f"{settings.root}/{prefix}",
+            **{name: value for name in ("parts", "retrain") if (value := planned.get(name))},
         },
         start=None if start is None else Start.read(start),
     )

@@ -1,0 +1,60 @@
+"""By the calendar: one DAG per family whose file lies in the folder `families`, or in that of `DROPFORGE_FAMILIES`.
+
+A file that is broken is told by `families.py` as an import error, and takes no other family's DAG away.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, CronTriggerTimetable, Param, chain, task
+from dropforge_airflow.assets import FINETUNE_DAG, RETRAIN_DAG
+from dropforge_airflow.starting import AwaitRunOperator, LateOperator, StartRunOperator
+from dropforge_airflow.tasks import retrain
+
+from dropforge.families import Family, read_families
+
+FORCE = Param(False, "Retrain although nothing changed.", type="boolean", title="Force")
+DOC = """Retrains the family `{name}` on {data}, beginning with `{start}`, if its drops or its base are other than the
+champion's. Why it did not is in the log of `look`, and among its XComs."""
+
+
+def calendar(name: str, family: Family) -> None:
+    """The DAG of one family."""
+    with DAG(
+        f"{RETRAIN_DAG}_{name}",
+        schedule=CronTriggerTimetable(family.cron, timezone=family.timezone),
+        catchup=False,
+        max_active_runs=1,
+        # Of the past nobody knows the champion: Airflow itself refuses a backfill.
+        allowed_run_types=["scheduled", "manual", "operator_triggered"],
+        params={"force": FORCE},
+        tags=["dropforge", "retrain"],
+        doc_md=DOC.format(name=name, data=f"`{family.data}`", start=family.start),
+        default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
+    ):
+        looked: Any = task(multiple_outputs=True)(retrain.look)(name, family.model_dump(mode="json"))
+        run = looked["run"]
+        start = StartRunOperator(
+            task_id="start", dag_to_start=FINETUNE_DAG, run=run, conf=looked["conf"], note=looked["note"]
+        )
+        finetune = AwaitRunOperator(task_id="finetune", awaited=FINETUNE_DAG, run=run)
+        late = LateOperator(
+            task_id="late",
+            awaited=FINETUNE_DAG,
+            run=run,
+            since=looked["began"],
+            limit=looked["limit"],
+            told=looked["told"],
+        )
+        closed: Any = task(trigger_rule="all_done")(retrain.close)(name, looked)
+        chain(looked, start, [finetune, late], closed)
+
+
+for found, its in read_families(
+    os.environ.get("DROPFORGE_FAMILIES") or Path(__file__).parents[1] / "families"
+).families.items():
+    calendar(found, its)

@@ -1,0 +1,205 @@
+"""A family's file: when the calendar retrains it, on which drops, from where, and with which recipe.
+
+One strict YAML file per family, whose name is the family's. What is wrong with one file says nothing about the others:
+both come back, the families that can be read and the errors of those that cannot.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from dropforge import layout
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.recipe import START, Recipe
+from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, merge, read_yaml, resolve
+from dropforge.recipes.rules import check_startable
+from dropforge.section import Section
+
+ENDING: Final = ".yaml"
+_LAST: Final = re.compile(r"last ([1-9][0-9]{0,2}) drops?")
+_LIMITS: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))  # of cron's five fields
+_FIELD: Final = re.compile(r"(?:\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?")
+#: Keys of the recipe that the family's own keys say, and these.
+_OWN: Final = {("base", "start"): "start", ("data", "source"): "data"}
+
+
+class Alert(Section):
+    """When a retrain takes strikingly long: its task `late` fails then, and the retrain goes on."""
+
+    times: float = Field(default=1.5, gt=1, le=100)
+    """So many times the average of the family's retrains that came to their end."""
+    after_runs: int = Field(default=3, ge=1, le=20)
+    """Retrains that an average takes; before that there is no alert."""
+
+
+class Family(Section):
+    """How the calendar retrains a family."""
+
+    cron: str
+    """When, as five fields: `0 3 * * 1` is Mondays at three."""
+    timezone: str = "UTC"
+    """In which time zone, as `Europe/Berlin`."""
+    data: str = "all"
+    """What a retrain takes: `all` drops, those `since-champion`, or the `last N drops`."""
+    start: str = Field(default="base", pattern=START)
+    """Where its weights begin: `base`, `champion`, or `runs/RUN/step-N`."""
+    recipe: dict[str, Any]
+    """The recipe, as in a drop's `recipe.yaml`. It begins with `extends: PRESET`."""
+    alert: Alert = Alert()
+
+    @field_validator("cron")
+    @classmethod
+    def _is_cron(cls, cron: str) -> str:
+        fields = cron.split()
+        if len(fields) != len(_LIMITS):
+            raise ValueError("it has not five fields")
+        for field, (low, high) in zip(fields, _LIMITS, strict=True):
+            for part in field.split(","):
+                read = _FIELD.fullmatch(part)
+                bounds = [int(number) for number in read.groups()[:2] if number] if read else [-1]
+                if not all(low <= number <= high for number in bounds) or bounds != sorted(bounds):
+                    raise ValueError(f"{part!r} is no `*`, and no number or range from {low} to {high}")
+        return " ".join(fields)
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        try:
+            ZoneInfo(name)
+        except (ValueError, OSError) as error:  # a name that would leave the folder of zones, or is none in it
+            raise ValueError("there is no such time zone") from error
+        return name
+
+    @field_validator("data")
+    @classmethod
+    def _is_choice(cls, data: str) -> str:
+        if data not in {"all", "since-champion"} and not _LAST.fullmatch(data):
+            raise ValueError("it is none of `all`, `since-champion` and `last N drops`")
+        return data
+
+    @property
+    def last(self) -> int | None:
+        """How many of the newest drops are taken; None if it is not by number."""
+        found = _LAST.fullmatch(self.data)
+        return int(found[1]) if found else None
+
+    @property
+    def preset(self) -> str:
+        """What the recipe extends."""
+        return str(self.recipe["extends"])
+
+    def overrides(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the recipe says over its preset, with where the weights begin. :param more: wins over it."""
+        rest = {key: value for key, value in self.recipe.items() if key != "extends"}
+        return merge(merge(rest, {"base": {"start": self.start}}), more or {})
+
+    def whole(self, more: Mapping[str, Any] | None = None) -> Recipe:
+        """The resolved recipe. :param more: see `overrides`. :raises RecipeError: if it cannot work."""
+        return check_startable(build_recipe(merge(resolve({"extends": self.preset}), self.overrides(more))))
+
+
+@dataclass(frozen=True)
+class Families:
+    """What a folder holds: families by name, sorted, and an error for each file that is none."""
+
+    families: Mapping[str, Family]
+    broken: tuple[DropforgeError, ...]
+
+
+def read_families(folder: str | Path) -> Families:
+    """All families of a folder; one that is not there holds none. Hidden files and other endings are passed over."""
+    families: dict[str, Family] = {}
+    broken: list[DropforgeError] = []
+    found = sorted(Path(folder).glob("*")) if Path(folder).is_dir() else []
+    for path in found:
+        if path.name.startswith(".") or path.suffix not in {ENDING, ".yml"}:
+            continue
+        try:
+            families[path.stem] = read_family(path)
+        except DropforgeError as error:
+            broken.append(error)
+    return Families(families, tuple(broken))
+
+
+def read_family(path: Path) -> Family:
+    """:raises DropforgeError: naming the file, what is wrong in it, and the mend."""
+    where = f"family file {path.name!r}"
+    try:
+        if path.suffix != ENDING:
+            raise RecipeError("its name", f"it does not end in `{ENDING}`", f"Rename it to `{path.stem}{ENDING}`")
+        layout.check_family(path.stem)
+        return parse_family(_read(path))
+    except DropforgeError as error:
+        raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None
+
+
+def parse_family(text: bytes | str) -> Family:
+    """Read a family from YAML text. :raises RecipeError: with the key, the cause and the mend."""
+    return build_family(read_yaml(text))
+
+
+def build_family(values: Mapping[str, Any]) -> Family:
+    """Check plain values and freeze them. :raises RecipeError: with the key, the cause and the mend."""
+    _check_keys(values, Family)
+    if isinstance(values.get("alert"), Mapping):
+        _check_keys(values["alert"], Alert, "alert.")
+    try:
+        family = Family.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        about = Alert.model_fields.get(key.removeprefix("alert.")) or Family.model_fields.get(key.partition(".")[0])
+        cause = "it is missing" if first["type"] == "missing" else f"{_said(first['msg'])}, not {first['input']!r:.60}"
+        raise RecipeError(f"key `{key}`", cause, f"It stands for: {about.description if about else key}") from None
+    if "extends" not in family.recipe:
+        raise RecipeError("key `recipe`", "it extends no preset", "Begin it with `extends: PRESET`")
+    for (section, key), own in _OWN.items():
+        inner = family.recipe.get(section)
+        if inner is not None and not isinstance(inner, Mapping):
+            raise RecipeError(
+                f"key `recipe.{section}`", f"it is no mapping, but {inner!r:.60}", "Indent its keys below"
+            )
+        if inner is not None and key in inner:
+            raise RecipeError(f"key `recipe.{section}.{key}`", "the calendar sets it", f"Say it as `{own}:` beside it")
+    whole = family.whole()
+    if whole.curation.scope == "family" and family.data != "all":
+        raise RecipeError(
+            f"key `data: {family.data}`",
+            "with `curation.scope: family` a dataset version holds all drops of the family",
+            "Write `data: all`, or `curation: {scope: drop}`",
+        )
+    return family
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise OSError("it is no file")
+        with path.open("rb") as stream:
+            return stream.read(RECIPE_LIMIT + 1)
+    except OSError as error:
+        raise RecipeError("its text", f"it cannot be read ({error})", "Write it anew, or take it away") from None
+
+
+def _said(message: str) -> str:
+    text = message.removeprefix("Value error, ")
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:
+    for key in values:
+        if key in model.model_fields:
+            continue
+        near = difflib.get_close_matches(str(key), model.model_fields, 1, 0.5)
+        near = near or (["cron"] if key == "schedule" else []) or (["recipe"] if key in Recipe.model_fields else [])
+        known = ", ".join(f"{path}{name}" for name in model.model_fields)
+        mend = f"Did you mean `{path}{near[0]}`?" if near else f"Known here: {known}"
+        raise RecipeError(f"key `{path}{key}`", "it is unknown", mend)

@@ -1,0 +1,94 @@
+"""What the bucket knows of a family's retrains: which came to their end, and what the champion was made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from dropforge import layout, ledger
+from dropforge.dataset import Manifest
+from dropforge.errors import DropforgeError
+from dropforge.retraining import Ended, Trained
+from dropforge.run import RunSpec
+from dropforge.store import MissingObjectError, Store
+
+if TYPE_CHECKING:
+    from dropforge.tracking import Champion
+
+_KEPT: Final = 50  # newest retrains that are read
+_BASE: Final = ("model", "revision", "scratch")
+
+
+def run_id(family: str, calendar_run: str) -> str:
+    """The fine-tune run that a run of the calendar starts: always the same one, so that a second try finds it."""
+    return f"retrain__{family}__{calendar_run}"[:240]
+
+
+def begin(store: Store, family: str, run: str) -> None:
+    """Note which fine-tune run the calendar starts now."""
+    store.put(layout.retrain_key(family), json.dumps({"run": run}).encode())
+
+
+def begun(store: Store, family: str) -> str | None:
+    """The fine-tune run that the calendar started last."""
+    try:
+        return str(json.loads(store.get(layout.retrain_key(family)))["run"])
+    except (MissingObjectError, ValueError, KeyError, TypeError):
+        return None
+
+
+def end(store: Store, family: str, ended: Ended) -> None:
+    """Note a retrain that came to its end; told twice it stands there once."""
+    name = hashlib.sha256(ended.run.encode()).hexdigest()[:32]
+    store.put_if_absent(f"{layout.retrains_prefix(family)}{name}.json", json.dumps(asdict(ended), indent=1).encode())
+
+
+def ended(store: Store, family: str) -> tuple[Ended, ...]:
+    """The family's newest retrains that came to their end, the newest first; what cannot be read is none."""
+    times = store.times(layout.retrains_prefix(family))
+    found: list[Ended] = []
+    for key in sorted(times, key=lambda key: times[key], reverse=True)[:_KEPT]:
+        with suppress(MissingObjectError, ValueError, TypeError):
+            found.append(Ended(**json.loads(store.get(key))))
+    return tuple(found)
+
+
+def trained(store: Store, champion: Champion) -> Trained:
+    """What a champion was made of, as its run says; of one from elsewhere nothing is known."""
+    unknown = Trained(champion.version, None, {})
+    if not layout.is_run(champion.run):
+        return unknown
+    try:
+        spec = RunSpec.from_json(store.get(layout.run_key(champion.run)))
+        drops = _uploads(store, spec)
+    except DropforgeError:
+        return unknown
+    start = spec.start
+    base: Mapping[str, Any] = spec.recipe.get("base") or {}
+    if start is not None and start.kind != "base":
+        base = start.origin  # whose revision nobody noted
+    return Trained(
+        version=champion.version,
+        drops=frozenset(drops),
+        base={name: base[name] for name in _BASE if name in base},
+        start=start.asked if start is not None else "base",
+    )
+
+
+def uploads(store: Store, family: str, drop_id: str) -> tuple[str, ...]:
+    """Ids of the uploads that an entry of the ledger stands for: its parts, or itself."""
+    try:
+        parts = ledger.read(store, family, drop_id).parts
+    except MissingObjectError:
+        return (drop_id,)
+    return tuple(part.id for part in parts) or (drop_id,)
+
+
+def _uploads(store: Store, spec: RunSpec) -> set[str]:
+    manifest = Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
+    entries = [step.drop for step in manifest.steps] or [str(spec.drop.get("id", ""))]
+    return {one for entry in entries for one in uploads(store, spec.family, entry)}

@@ -1,0 +1,140 @@
+"""Operators of the retrain DAGs: start a run of another DAG or find it started, wait for it, tell if it is late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSkipException,
+    DagRunTriggerException,
+    TaskDeferralTimeout,
+)
+
+from dropforge_airflow.dag_runs import state_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+GOING: Final = frozenset({"queued", "running"})
+_ENDS: Final = ("success", "failed")
+_POLL: Final = 5  # seconds
+
+
+class StartRunOperator(BaseOperator):
+    """Start a DAG run of a given name, whatever happened to earlier tries: never a second one.
+
+    A run that goes on or has succeeded is taken as it is, one that failed is run again under its name.
+    Airflow's own `TriggerDagRunOperator` fails where the run exists, or clears it while it runs.
+
+    :param dag: the DAG's id. :param run: the run's. :param conf: its configuration. :param note: shown on its page.
+    """
+
+    template_fields: Sequence[str] = ("run", "conf", "note")
+
+    def __init__(self, *, dag_to_start: str, run: Any, conf: Any, note: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.dag_to_start, self.run, self.conf, self.note = dag_to_start, run, conf, note
+
+    def execute(self, context: Context) -> str:
+        state = state_of(context["ti"], self.dag_to_start, self.run)
+        if state in GOING or state == "success":
+            self.log.info("Run %s of %s is there: %s", self.run, self.dag_to_start, state)
+            return str(self.run)
+        if context["ti"].get_dag(self.dag_to_start).is_paused:
+            raise AirflowFailException(
+                f"DAG {self.dag_to_start}: it is paused, so run {self.run} would wait. Unpause it, and clear this task"
+            )
+        raise DagRunTriggerException(
+            trigger_dag_id=self.dag_to_start,
+            dag_run_id=self.run,
+            conf=self.conf,
+            note=self.note,
+            reset_dag_run=state == "failed",
+            skip_when_already_exists=False,
+            wait_for_completion=False,
+            allowed_states=[],
+            failed_states=[],
+            poke_interval=_POLL,
+            deferrable=False,
+        )
+
+
+class AwaitRunOperator(BaseOperator):
+    """Wait for a DAG run's end in the triggerer, and end as it does.
+
+    :param awaited: the DAG's id. :param run: the run's.
+    """
+
+    template_fields: Sequence[str] = ("run",)
+
+    def __init__(self, *, awaited: str, run: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.awaited, self.run = awaited, run
+
+    def execute(self, context: Context) -> str:
+        self._wait(context)
+
+    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:  # noqa: ARG002 - Airflow's signature
+        """The run has ended. :raises AirflowFailException: if it failed."""
+        state = str(event[1].get(self.run))
+        if state != "success":
+            raise AirflowFailException(f"Run {self.run} of {self.awaited}: it {state}. Its tasks' logs say why")
+        return state
+
+    def _wait(self, context: Context, seconds: float | None = None) -> NoReturn:
+        from airflow.providers.standard.triggers.external_task import DagStateTrigger
+
+        state = state_of(context["ti"], self.awaited, self.run)
+        if state is None:
+            raise AirflowFailException(
+                f"Run {self.run} of {self.awaited}: it is not there. Clear the task that starts it"
+            )
+        self.log.info("Run %s of %s is %s", self.run, self.awaited, state)
+        self.defer(
+            trigger=DagStateTrigger(
+                dag_id=self.awaited,
+                states=list(_ENDS),  # type: ignore[arg-type]
+                run_ids=[self.run],
+                poll_interval=_POLL,
+            ),
+            method_name="resume",
+            timeout=None if seconds is None else timedelta(seconds=seconds),
+        )
+
+
+class LateOperator(AwaitRunOperator):
+    """Fails, while the run goes on, when it takes longer than it may: what Airflow does at failed tasks tells people.
+
+    :param since: Unix time from which the run's time counts. :param limit: seconds that it may take; None skips.
+    :param told: why so long, in a sentence.
+    """
+
+    template_fields: Sequence[str] = ("run", "since", "limit", "told")
+
+    def __init__(self, *, since: Any, limit: Any, told: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.since, self.limit, self.told = since, limit, told
+
+    def execute(self, context: Context) -> str:
+        if self.limit is None:
+            context["ti"].xcom_push(key="reason", value=self.told)
+            raise AirflowSkipException(f"Nothing to compare with: {self.told}")
+        self.log.info("The run counts as late after %.0f s: %s", self.limit, self.told)
+        # Airflow refuses a wait of no time; a task that is tried again may come after the limit.
+        self._wait(context, max(1.0, self.since + self.limit - time.time()))
+
+    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:  # noqa: ARG002 - how it ended is not our matter
+        return "on time"
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout:
+            reason = f"run {self.run} has taken {time.time() - self.since:.0f} s and has not ended; {self.told}"
+            context["ti"].xcom_push(key="reason", value=reason)
+            raise AirflowFailException(f"Late: {reason}. It goes on; end it on its page if it hangs") from None
