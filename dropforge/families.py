@@ -25,8 +25,6 @@ from dropforge.section import Section
 
 ENDING: Final = ".yaml"
 _LAST: Final = re.compile(r"last ([1-9][0-9]{0,2}) drops?")
-_LIMITS: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))  # of cron's five fields
-_FIELD: Final = re.compile(r"(?:\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?")
 #: Keys of the recipe that the family's own keys say, and these.
 _OWN: Final = {("base", "start"): "start", ("data", "source"): "data"}
 
@@ -58,16 +56,11 @@ class Family(Section):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, cron: str) -> str:
-        fields = cron.split()
-        if len(fields) != len(_LIMITS):
-            raise ValueError("it has not five fields")
-        for field, (low, high) in zip(fields, _LIMITS, strict=True):
-            for part in field.split(","):
-                read = _FIELD.fullmatch(part)
-                bounds = [int(number) for number in read.groups()[:2] if number] if read else [-1]
-                if not all(low <= number <= high for number in bounds) or bounds != sorted(bounds):
-                    raise ValueError(f"{part!r} is no `*`, and no number or range from {low} to {high}")
-        return " ".join(fields)
+        from croniter import croniter  # type: ignore[import-untyped]
+
+        if len(cron.split()) != 5 or not croniter.is_valid(cron):
+            raise ValueError("it is no cron expression of five fields")
+        return " ".join(cron.split())
 
     @field_validator("timezone")
     @classmethod

@@ -98,6 +98,26 @@ def test_a_dag_is_the_same_in_every_process_and_at_every_address(parsed: Any, tm
     assert fresh(tmp_path, PARSE, str(ROOT / "dags"), **elsewhere)["hashes"] == parsed["hashes"]
 
 
+def test_each_family_has_a_calendar_and_a_broken_file_is_told(parsed: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "families"
+    folder.mkdir()
+    (folder / "one.yaml").write_text("cron: 0 3 * * *\nrecipe: {extends: tiny}\n")
+    (folder / "two.yaml").write_text("cron: 0 4 * * *\ntimezone: Asia/Tokyo\nrecipe: {extends: tiny}\n")
+    (folder / "bad.yaml").write_text("cron: never\nrecipe: {extends: tiny}\n")
+    code = PARSE.replace("    runpy.run_path(str(path))", "    path.stem == 'families' or runpy.run_path(str(path))")
+    found = fresh(tmp_path, code, str(ROOT / "dags"), DROPFORGE_FAMILIES=str(folder), PYTHONHASHSEED="1")
+    more = [name for name in found["dags"] if name not in parsed["dags"]]
+    assert more == ["dropforge_retrain_one", "dropforge_retrain_two"]
+    ((file, told),) = found["errors"].items()
+    assert file.endswith("families.py")
+    assert "family file 'bad.yaml', key `cron`: it is no cron expression of five fields, not 'never'" in told
+    assert not HEAVY & set(found["imported"])
+    again = fresh(
+        tmp_path, code, str(ROOT / "dags"), DROPFORGE_FAMILIES=str(folder), PYTHONHASHSEED="2", TZ="Asia/Tokyo"
+    )
+    assert again["hashes"] == found["hashes"]
+
+
 def test_the_environment_chooses_the_default_preset(tmp_path: Path) -> None:
     tiny = fresh(tmp_path, PARSE, str(ROOT / "dags"), DROPFORGE_PRESET="tiny")
     params = dict(tiny["dags"]["dropforge_finetune"]["dag"]["params"])

@@ -12,11 +12,20 @@ from dropforge.cli.upload import find_files
 from dropforge.stack import control
 from tests.e2e.harness import Stack
 
+CALENDAR = """
+cron: 0 3 1 1 *
+data: all
+recipe: {extends: tiny, evaluate: {max_rows: 40}, promote: {min_improvement: 0}}
+alert: {after_runs: 1}
+"""
+
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     (folder / "families").mkdir()
+    # Before the start: Airflow reads a DAG file that is unchanged only every ten minutes.
+    (folder / "families" / "by-calendar.yaml").write_text(CALENDAR)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("DROPFORGE_FAMILIES", str(folder / "families"))
         control.start(folder)

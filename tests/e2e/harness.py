@@ -93,16 +93,6 @@ class Stack:
         """What a person does who clears a task and those after it in the UI."""
         self.connection.airflow.clear(FINETUNE, dag_run, task)
 
-    @property
-    def families(self) -> Path:
-        """The folder of the calendar's families."""
-        return self.folder / "families"
-
-    def dags(self) -> set[str]:
-        """The DAGs that Airflow knows."""
-        found = self.connection.airflow._call("GET", "/api/v2/dags", params={"limit": 100})
-        return {dag["dag_id"] for dag in found["dags"]}
-
     def xcom(self, dag: str, run: str, task: str, key: str) -> Any:
         """What a task left under a name."""
         path = f"/api/v2/dags/{dag}/dagRuns/{quote(run, safe='')}/taskInstances/{task}/xcomEntries/{key}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 FAMILY = "by-calendar"
 DAG = f"dropforge_retrain_{FAMILY}"
-FILE = """
-cron: 0 3 1 1 *
-data: all
-recipe: {extends: tiny, evaluate: {max_rows: 40}, promote: {min_improvement: 0}}
-alert: {after_runs: 1}
-"""
 
 
 def ended(stack: Stack, run: str) -> dict[str, str]:
@@ -41,16 +34,12 @@ def triggered(stack: Stack, **conf: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def champion(stack: Stack, samples: dict[int, dict[str, Path]]) -> Iterator[Drop]:
-    """A drop that became the family's champion, and the family's file in the folder of the calendar."""
+def champion(stack: Stack, samples: dict[int, dict[str, Path]]) -> Drop:
+    """A drop that became the family's champion."""
     drop = stack.drop(FAMILY, "one", samples[1], RECIPE)
     assert stack.end(wait_for_run(stack.connection, drop)) == "success"
     assert stack.champion(FAMILY) == "1"
-    path = stack.families / f"{FAMILY}.yaml"
-    path.write_text(FILE)
-    wait("the family's DAG", lambda: DAG in stack.dags(), 120)
-    yield drop
-    path.unlink()
+    return drop
 
 
 def test_nothing_changed_is_skipped_with_its_reason(stack: Stack, champion: Drop) -> None:

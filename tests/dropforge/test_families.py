@@ -1,0 +1,86 @@
+"""A family's file for the calendar: strict, and one that is broken says nothing about the others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dropforge.errors import DropforgeError
+from dropforge.families import parse_family, read_families
+
+WHOLE = "cron: 0 3 * * MON\nrecipe: {extends: tiny}\n"
+
+
+def test_the_example_works(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "families" / "python-help.yaml.example"
+    (tmp_path / "python-help.yaml").write_text(example.read_text())
+    found = read_families(tmp_path)
+    assert found.broken == ()
+    family = found.families["python-help"]
+    assert (family.data, family.start, family.timezone) == ("all", "base", "Europe/Berlin")
+    assert family.whole().promote.min_improvement == 0.01
+
+
+def test_what_is_not_said_is_all_drops_from_the_base_in_utc() -> None:
+    family = parse_family(WHOLE)
+    assert (family.data, family.start, family.timezone, family.last) == ("all", "base", "UTC", None)
+    assert parse_family(WHOLE + "data: last 12 drops").last == 12
+    assert parse_family(WHOLE + "start: champion").whole().base.start == "champion"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("schedule: 0 3 * * *\n" + WHOLE, "key `schedule`: it is unknown. Did you mean `cron`?"),
+        ("train: {max_steps: 3}\n" + WHOLE, "key `train`: it is unknown. Did you mean `recipe`?"),
+        ("recipe: {extends: tiny}", "key `cron`: it is missing"),
+        ("cron: 61 * * * *\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
+        ("cron: '@daily'\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
+        (WHOLE + "timezone: ../../etc/passwd", "key `timezone`: there is no such time zone"),
+        (WHOLE + "data: last 0 drops", "key `data`: it is none of `all`, `since-champion` and `last N drops`"),
+        (WHOLE + "start: champion/../x", "key `start`: "),
+        (WHOLE + "alert: {tims: 2}", "key `alert.tims`: it is unknown. Did you mean `alert.times`?"),
+        (WHOLE + "alert: {times: 1}", "key `alert.times`: "),
+        ("cron: 0 3 * * *\nrecipe: {train: {max_steps: 3}}", "key `recipe`: it extends no preset"),
+        (
+            "cron: 0 3 * * *\nrecipe: {extends: tiny, base: {start: champion}}",
+            "key `recipe.base.start`: the calendar sets it. Say it as `start:` beside it",
+        ),
+        (
+            "cron: 0 3 * * *\nrecipe: {extends: tiny, data: {source: {prefix: lake/}}}",
+            "key `recipe.data.source`: the calendar sets it. Say it as `data:` beside it",
+        ),
+        ("cron: 0 3 * * *\nrecipe: {extends: tiny, data: 7}", "key `recipe.data`: it is no mapping"),
+        ("cron: 0 3 * * *\nrecipe: {extends: tiny, train: {max_step: 3}}", "Did you mean `train.max_steps`?"),
+        (
+            "data: last 2 drops\ncron: 0 3 * * *\nrecipe: {extends: tiny, curation: {scope: family}}",
+            "with `curation.scope: family` a dataset version holds all drops of the family",
+        ),
+        ("- a list", "it is not a YAML mapping with text keys"),
+        ("a: !!python/object/apply:os.system [id]", "could not determine a constructor for the tag"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_mend(text: str, told: str) -> None:
+    with pytest.raises(DropforgeError, match=re.escape(told)):
+        parse_family(text)
+
+
+def test_a_broken_file_takes_no_other_family_away(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(WHOLE)
+    (tmp_path / "bad.yaml").write_text("cron: [")
+    (tmp_path / "Upper Case.yaml").write_text(WHOLE)
+    (tmp_path / "other.yml").write_text(WHOLE)
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "huge.yaml").write_text(WHOLE + "#" * 3_000_000)
+    (tmp_path / ".hidden.yaml").write_text("x")
+    (tmp_path / "notes.txt").write_text("x")
+    found = read_families(tmp_path)
+    assert list(found.families) == ["good"]
+    named = " ".join(str(error) for error in found.broken)
+    for name in ("bad.yaml", "Upper Case.yaml", "other.yml", "folder.yaml", "huge.yaml"):
+        assert f"family file '{name}'" in named
+    assert "Rename it to `other.yaml`" in named
+    assert len(found.broken) == 5
+    assert read_families(tmp_path / "nowhere") == read_families(tmp_path / "nowhere-else")
