@@ -30,7 +30,7 @@ def calendar(name: str, family: Family) -> None:
         catchup=False,
         max_active_runs=1,
         # Of the past nobody knows the champion: Airflow itself refuses a backfill.
-        allowed_run_types=["scheduled", "manual", "operator_triggered"],
+        allowed_run_types=["scheduled", "manual", "operator_triggered"],  # type: ignore[list-item]  # as its docs say
         params={"force": FORCE},
         tags=["dropforge", "retrain"],
         doc_md=DOC.format(name=name, data=f"`{family.data}`", start=family.start),

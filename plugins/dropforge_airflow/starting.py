@@ -123,6 +123,7 @@ class LateOperator(AwaitRunOperator):
     def execute(self, context: Context) -> str:
         if self.limit is None:
             context["ti"].xcom_push(key="reason", value=self.told)
+            self.log.info("Nothing to compare with: %s", self.told)
             raise AirflowSkipException(f"Nothing to compare with: {self.told}")
         self.log.info("The run counts as late after %.0f s: %s", self.limit, self.told)
         # Airflow refuses a wait of no time; a task that is tried again may come after the limit.

@@ -77,7 +77,9 @@ def look(
         decided = decide(asked, there, force=bool(params.get("force")))
         ti.xcom_push(key="reason", value=decided.reason)
         if not isinstance(decided, Retrain):
-            raise AirflowSkipException(f"Family {name} is not retrained: {decided.reason}")
+            told = f"Family {name} is not retrained: {decided.reason}"
+            log.info("%s", told)  # of the exception's text Airflow's log says nothing
+            raise AirflowSkipException(told)
         longest, told = limit(asked.alert, there.ended)
         conf = finetune_conf(store, name, asked, decided, f"{ti.dag_id}/{run_id}")
         retrains.begin(store, name, run)
