@@ -8,10 +8,14 @@ READY := $(VENV)/.ready
 WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # The lowest releases of torch and transformers that are supported have an environment of their own.
 COMPAT := .venv-compat
+# What starts docker-compose.yaml: Docker's or Podman's compose.
+COMPOSE ?= docker compose
 SOURCES := dropforge curation trainer plugins dags tests bench
+# Where it is set, every task, rank and command would compile what it imports of this clone.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-exact test-compat test-gpu test-chaos test-cluster e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-beside test-outages test-charts test-images test-compose server scan screenshots e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +28,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	  { echo "error: $(PYTHON) cannot make environments. Install its venv module (Debian: apt install python3-venv)"; exit 1; }
 	@echo "Installing into $(VENV): a few minutes the first time, PyTorch is large"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$$(sed -n 's/^uv==//p' requirements/uv.txt)
-	@$(BIN)/uv pip install --python $(BIN)/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/dev.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --compile-bytecode $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/dev.txt
 	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps $(addprefix --find-links=,$(PIP_FIND_LINKS)) -e .
 	@touch $@
 
@@ -40,11 +44,22 @@ down: $(READY)  ## Stop a stack that was left behind
 doctor: $(READY)  ## Check this machine
 	@$(BIN)/dropforge doctor $(ARGS)
 
+server:  ## Start a team's server in containers: docker-compose.yaml, with secrets made in .env on first use
+	@sh images/compose-env.sh
+	@$(COMPOSE) up -d --build
+
 test: $(READY)  ## Run all tests that need no cluster
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact and not chaos and not gpu" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact and not chaos and not gpu and not matrix and not images and not compose" $(ARGS)
 
 test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist and not exact and not chaos" $(ARGS)
+	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist and not exact and not chaos and not images and not compose" $(ARGS)
+
+test-matrix: $(READY)  ## Kill, cut off and clear every task of the fine-tune DAG
+	@$(BIN)/pytest -n0 -m matrix $(ARGS)
+
+screenshots: $(READY)  ## Take the pictures of the docs anew, from a stack of their own
+	@DROPFORGE_SCREENSHOTS=.screenshots $(BIN)/pytest -n0 tests/e2e/test_journey.py $(ARGS)
+	@for picture in docs/images/*.png; do cp .screenshots/$$(basename $$picture) $$picture; done
 
 test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test` runs a part
 	@$(BIN)/pytest $(WORKERS) -m exact $(ARGS)
@@ -63,18 +78,44 @@ test-compat: $(COMPAT)/.ready  ## Run parity, resume and the checks at start on 
 $(COMPAT)/.ready: requirements/compat-2.11.txt pyproject.toml $(READY)
 	@echo "Installing into $(COMPAT): another PyTorch, 5 GB"
 	@test -x $(COMPAT)/bin/python || $(BIN)/python -m venv $(COMPAT)
-	@$(BIN)/uv pip install --python $(COMPAT)/bin/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) \
+	@$(BIN)/uv pip install --python $(COMPAT)/bin/python --quiet --compile-bytecode $(addprefix --find-links=,$(PIP_FIND_LINKS)) \
 	  -r requirements/compat-2.11.txt
 	@$(BIN)/uv pip install --python $(COMPAT)/bin/python --quiet --no-deps $(addprefix --find-links=,$(PIP_FIND_LINKS)) -e .
 	@touch $@
 
-test-cluster: $(READY)  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
+# Helm is a program of one file: where there is none, Go makes it beside the environment's others.
+test-charts: $(READY)  ## Render the charts that are at hand with Helm, which is compiled by Go where there is none
+	@command -v helm >/dev/null || test -x $(BIN)/helm || \
+	  { echo "Compiling Helm into $(BIN), a minute or two"; CGO_ENABLED=0 GOBIN=$(CURDIR)/$(BIN) go install -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@v3.22.0; }
+	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(BIN)/pytest -n0 tests/dropforge/install/test_charts.py $(ARGS)
+
+test-cluster: test-beside test-outages  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
+
+test-beside: $(READY)  # those of the cluster that can run beside each other
 	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
 	@$(BIN)/pytest $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
-	@$(BIN)/pytest -m "cluster and outage" $(ARGS)
+
+test-outages: $(READY)  # those that take a node or the API server away, one by one
+	@$(BIN)/pytest -n0 -m "cluster and outage" $(ARGS)
+
+test-images: $(READY)  ## Build the images and start them, with the tool that DROPFORGE_IMAGE_BUILDER names
+	@test -x "$$DROPFORGE_IMAGE_BUILDER" || { echo "error: DROPFORGE_IMAGE_BUILDER names no program; images/README.md says which it is"; exit 1; }
+	@$(BIN)/pytest -n0 -s tests/images $(ARGS)
+
+test-compose: $(READY)  ## Bring docker-compose.yaml up for real, with the tool like podman-compose that DROPFORGE_COMPOSE names, and run a drop through it
+	@command -v "$$DROPFORGE_COMPOSE" >/dev/null || { echo "error: DROPFORGE_COMPOSE names no program; docs/install/compose.md says which it is"; exit 1; }
+	@$(BIN)/pytest -n0 -s -m compose tests/compose $(ARGS)
+
+# An environment of its own: what looks through packages is none of them.
+scan: $(READY)  ## Look up known vulnerabilities of all packages that are in the images
+	@test -x .venv-scan/bin/pip-audit || { $(BIN)/python -m venv .venv-scan && \
+	  $(BIN)/uv pip install --python .venv-scan/bin/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/image-tools.txt; }
+	@found=0; for part in image-airflow image-curation image-mlflow image-objects trainer; do echo "== requirements/$$part.txt"; \
+	  .venv-scan/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r requirements/$$part.txt $(ARGS) || found=1; \
+	  done; exit $$found
 
 e2e: $(READY)  ## Run only the tests that start the whole stack
-	@$(BIN)/pytest -m e2e $(ARGS)
+	@$(BIN)/pytest -m "e2e and not matrix" $(ARGS)
 
 lint: $(READY)  ## Check style, types and the arrows between the packages
 	@$(BIN)/ruff check $(SOURCES)
@@ -92,6 +133,11 @@ lock:  ## Compile requirements/*.txt from pyproject.toml, without URLs or hashes
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --extra $$part $$(test $$part != curation || echo "--extra text") $$(test $$part = dev || echo "--constraint requirements/dev.txt") \
 	    pyproject.toml -o requirements/$$part.txt || exit 1; done
+	@for part in "image-tools" "image-objects" "image-mlflow pyproject.toml" "image-curation pyproject.toml --extra curation --extra text --extra spark" \
+	    "image-airflow pyproject.toml --extra airflow --extra curation --extra text --extra hub --extra lineage"; do \
+	  set -- $$part; name=$$1; shift; \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+	    --no-emit-find-links --constraint requirements/dev.txt --group $$name "$$@" -o requirements/$$name.txt || exit 1; done
 	@grep -vE '^(torch|transformers|triton|nvidia-|cuda-|setuptools|datasets|huggingface|hf-)' requirements/dev.txt | \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --extra trainer --constraint /dev/stdin pyproject.toml requirements/compat-2.11.in \

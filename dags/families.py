@@ -7,10 +7,11 @@ from pathlib import Path
 
 from dropforge.errors import RecipeError
 from dropforge.families import read_families
+from dropforge.settings import families_folder
 
 # Airflow looks into files only that hold its name, airflow, and the word DAG.
 NAMED = os.environ.get("DROPFORGE_FAMILIES")
-FOLDER = Path(NAMED or Path(__file__).parents[1] / "families")
+FOLDER = families_folder(Path(__file__).parent)
 
 if NAMED and not FOLDER.is_dir():
     raise RecipeError("environment variable DROPFORGE_FAMILIES", f"{NAMED} is no folder", "Name the families' folder")

@@ -8,12 +8,19 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, chain, task
+from dropforge_airflow.alerts.callbacks import ASKED, RUN_FAILED, TASK_FAILED
 from dropforge_airflow.approve import ApproveOperator
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, MODELS
+from dropforge_airflow.confirm import ConfirmOperator
 from dropforge_airflow.form import form_fields
-from dropforge_airflow.operators import CurateOperator, OptionalJobOperator
+from dropforge_airflow.operators import (
+    CurateOperator,
+    MeteredJobOperator,
+    OpenRunOperator,
+    OptionalJobOperator,
+    TrainOperator,
+)
 from dropforge_airflow.tasks import data, plan, promote, run, turn
-from kubeflow_training.operators import PyTorchJobOperator
 from kubeflow_training.retries import RetryByCause, SharedBudget
 
 # The recipe says how many failures a run may have; preemption and eviction, an orderly `dropforge down` too, are none.
@@ -21,9 +28,9 @@ RETRIES = RetryByCause(shared=SharedBudget("open_run", "retries", at_most=20, na
 FIELDS = form_fields(os.environ.get("DROPFORGE_PRESET", "sample"))
 
 
-def step(body: Callable[..., Any], *, multiple_outputs: bool = False, **arguments: Any) -> Any:
+def step(body: Callable[..., Any], **arguments: Any) -> Any:
     """A task with this body and its name."""
-    return task(multiple_outputs=multiple_outputs, **arguments)(body)
+    return task(multiple_outputs=False, **arguments)(body)
 
 
 def wait(body: Callable[..., Any], **arguments: Any) -> Any:
@@ -38,20 +45,28 @@ with DAG(
     params={name: Param(field.default, field.description, **field.schema) for name, field in FIELDS.items()},
     tags=["dropforge"],
     doc_md=__doc__,
-    default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={
+        "owner": "dropforge",
+        "retries": 2,
+        "retry_delay": timedelta(seconds=10),
+        "on_failure_callback": TASK_FAILED,
+    },
+    on_failure_callback=RUN_FAILED,
 ):
     planned = step(plan.plan)()
     curated = CurateOperator(task_id="curate", planned=planned).output
     checked = step(data.check_data)(planned, curated)
-    opened = step(run.open_run, multiple_outputs=True)(planned, curated)
+    open_run = OpenRunOperator(task_id="open_run", planned=planned, curated=curated, forecast=checked[data.FORECAST])
+    opened: Any = open_run.output
 
+    confirmed = ConfirmOperator(task_id="confirm", opened=opened, notifiers=ASKED)
     tokenise = OptionalJobOperator(
         task_id="tokenise",
         manifest=opened["tokenise"],
         backend=opened["backend"],
         mlflow_url=opened["mlflow_url"],
     )
-    train = PyTorchJobOperator(
+    train = TrainOperator(
         task_id="train",
         manifest=opened["train"],
         backend=opened["backend"],
@@ -62,17 +77,19 @@ with DAG(
     )
     # Another run of the family may be comparing: its promotion would make this one's verdict void.
     champion = wait(turn.champion, poke_interval=10, timeout=timedelta(days=7))(opened)
-    evaluate = PyTorchJobOperator(
+    evaluate = MeteredJobOperator(
         task_id="evaluate",
         manifest=opened["evaluate"],
         backend=opened["backend"],
         mlflow_url=opened["mlflow_url"],
     )
     decided = step(promote.decide)(opened)
-    approved = ApproveOperator(task_id="approve", opened=opened)
+    approved = ApproveOperator(task_id="approve", opened=opened, notifiers=ASKED)
     registered = step(promote.register, outlets=[MODELS])(opened)
     reported = step(promote.report)(opened, registered, train.output)
-    closed = step(run.close_run)(opened)
+    # It fails because another task did, whose callback has the reason.
+    closed = step(run.close_run, on_failure_callback=None)(opened)
 
-    chain(checked, opened, tokenise, train, champion, evaluate, decided, approved, registered, reported, closed)
-    closed.as_teardown(setups=opened, on_failure_fail_dagrun=True)
+    chain(checked, open_run, confirmed, tokenise, train, champion)
+    chain(champion, evaluate, decided, approved, registered, reported, closed)
+    closed.as_teardown(setups=open_run, on_failure_fail_dagrun=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
+from dropforge_airflow.alerts.callbacks import RUN_FAILED, TASK_FAILED
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, INBOX, INTAKE_DAG
+
+from dropforge.settings import families_folder
+
+FAMILIES = families_folder(Path(__file__).parent)
 
 with DAG(
     INTAKE_DAG,
@@ -15,7 +21,8 @@ with DAG(
     max_active_runs=1,
     tags=["dropforge"],
     doc_md=__doc__,
-    default_args={"owner": "dropforge", "retries": 3},
+    default_args={"owner": "dropforge", "retries": 3, "on_failure_callback": TASK_FAILED},
+    on_failure_callback=RUN_FAILED,
 ):
 
     @task(outlets=[DROPS])
@@ -23,7 +30,7 @@ with DAG(
         """Work through the inbox and announce the drops that wait."""
         from dropforge_airflow.tasks.intake import run_intake
 
-        done = run_intake(context["ti"], FINETUNE_DAG)
+        done = run_intake(context["ti"], FINETUNE_DAG, FAMILIES)
         if not done.keys:
             # An outlet event without a partition key would be logged as an error by the scheduler.
             raise AirflowSkipException(done.summary())

@@ -5,17 +5,18 @@ A file that is broken is told by `families.py` as an import error, and takes no 
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, CronTriggerTimetable, Param, chain, task
+from dropforge_airflow.alerts.callbacks import TASK_FAILED
 from dropforge_airflow.assets import FINETUNE_DAG, RETRAIN_DAG
 from dropforge_airflow.starting import AwaitRunOperator, LateOperator, StartRunOperator
 from dropforge_airflow.tasks import retrain
 
 from dropforge.families import Family, read_families
+from dropforge.settings import families_folder
 
 FORCE = Param(False, "Retrain although nothing changed.", type="boolean", title="Force")
 DOC = """Retrains the family `{name}` on {data}, beginning with `{start}`, if its drops or its base are other than the
@@ -24,6 +25,7 @@ champion's. Why it did not is in the log of `look`, and among its XComs."""
 
 def calendar(name: str, family: Family) -> None:
     """The DAG of one family."""
+    assert family.cron is not None
     with DAG(
         f"{RETRAIN_DAG}_{name}",
         schedule=CronTriggerTimetable(family.cron, timezone=family.timezone),
@@ -34,14 +36,22 @@ def calendar(name: str, family: Family) -> None:
         params={"force": FORCE},
         tags=["dropforge", "retrain"],
         doc_md=DOC.format(name=name, data=f"`{family.data}`", start=family.start),
-        default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
+        default_args={
+            "owner": "dropforge",
+            "retries": 2,
+            "retry_delay": timedelta(seconds=10),
+            "on_failure_callback": TASK_FAILED,
+        },
     ):
-        looked: Any = task(multiple_outputs=True)(retrain.look)(name, family.model_dump(mode="json"))
+        looked: Any = task(multiple_outputs=True)(retrain.look)(
+            name, family.model_dump(mode="json", exclude={"intake"})
+        )
         run = looked["run"]
         start = StartRunOperator(
             task_id="start", dag_to_start=FINETUNE_DAG, run=run, conf=looked["conf"], note=looked["note"]
         )
-        finetune = AwaitRunOperator(task_id="finetune", awaited=FINETUNE_DAG, run=run)
+        # The run that it waits for tells itself of its failure.
+        finetune = AwaitRunOperator(task_id="finetune", awaited=FINETUNE_DAG, run=run, on_failure_callback=None)
         late = LateOperator(
             task_id="late",
             awaited=FINETUNE_DAG,
@@ -54,7 +64,6 @@ def calendar(name: str, family: Family) -> None:
         chain(looked, start, [finetune, late], closed)
 
 
-for found, its in read_families(
-    os.environ.get("DROPFORGE_FAMILIES") or Path(__file__).parents[1] / "families"
-).families.items():
-    calendar(found, its)
+for found, its in read_families(families_folder(Path(__file__).parent)).families.items():
+    if its.cron is not None:  # else it has rules of intake only
+        calendar(found, its)

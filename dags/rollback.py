@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
+from dropforge_airflow.alerts.callbacks import RUN_FAILED, TASK_FAILED
 from dropforge_airflow.assets import MODELS, ROLLBACK_DAG
 from dropforge_airflow.tasks import rollback
 
@@ -35,7 +36,13 @@ with DAG(
     },
     tags=["dropforge"],
     doc_md=__doc__,
-    default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
+    default_args={
+        "owner": "dropforge",
+        "retries": 2,
+        "retry_delay": timedelta(seconds=10),
+        "on_failure_callback": TASK_FAILED,
+    },
+    on_failure_callback=RUN_FAILED,
 ):
     chosen: Any = task(rollback.choose)()
     moved: Any = task(outlets=[MODELS])(rollback.move)

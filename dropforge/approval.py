@@ -31,6 +31,12 @@ class Pair:
         return cls(str(report["model"]["digest"]), None if version is None else str(version))
 
 
+def said(yes: bool, by: str | None, at: str) -> str:
+    """A person's word in one line. :param by: the user; None if the deadline passed. :param at: as ISO 8601 in UTC."""
+    word = "yes" if yes else "no"
+    return f"{by} said {word} at {at}" if by else f"nobody answered by {at}, which is a {word}"
+
+
 @dataclass(frozen=True)
 class Answer:
     """:param by: the user; None if the deadline passed. :param at: when, as ISO 8601 in UTC."""
@@ -41,8 +47,7 @@ class Answer:
 
     @property
     def told(self) -> str:
-        word = "yes" if self.promote else "no"
-        return f"{self.by} said {word} at {self.at}" if self.by else f"nobody answered by {self.at}, which is a {word}"
+        return said(self.promote, self.by, self.at)
 
 
 def read(store: Store, run: str, pair: Pair) -> Answer | None:

@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from dropforge import pod_rights
 from dropforge.errors import DropforgeError
 from dropforge.job import SECRET
 from dropforge.recipe_spark import SparkCluster
@@ -39,6 +40,8 @@ SETTINGS: Final = {
     },
     # Executors need no name of the driver, which is known to the cluster's DNS only some time after its start.
     "spark.kubernetes.executor.useDriverPodIP": "true",
+    # Pods mount claims that are there, and Spark makes none: so its driver needs no right to look for its own.
+    "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
 }
 """Of Spark, for both submitters."""
 
@@ -116,7 +119,12 @@ def spark_application(job: CurationJob, address: str, asked: SparkCluster) -> di
             "restartPolicy": {"type": "Never"},
             "timeToLiveSeconds": KEPT_SECONDS,
             "driver": driver,
-            "executor": {**common, "instances": asked.executors, "template": template(job, asked, "executor")},
+            "executor": {
+                **common,
+                "instances": asked.executors,
+                "serviceAccount": asked.service_account,
+                "template": template(job, asked, "executor"),
+            },
         },
     }
 
@@ -155,6 +163,7 @@ def submission(asked: SparkCluster) -> list[str]:
         "spark.kubernetes.container.image": asked.image,
         "spark.kubernetes.container.image.pullPolicy": "IfNotPresent",
         "spark.kubernetes.namespace": asked.namespace,
+        "spark.kubernetes.authenticate.executor.serviceAccountName": asked.service_account,
         "spark.executor.instances": str(asked.executors),
         "spark.executor.cores": str(asked.cores),
         "spark.executor.memory": asked.memory,
@@ -183,6 +192,12 @@ def template(job: CurationJob, asked: SparkCluster, role: str) -> dict[str, Any]
     if asked.entrypoint:
         container["command"] = list(asked.entrypoint)
     spec: dict[str, Any] = {"containers": [container], "volumes": held.get("volumes", [])}
+    # It is the driver that makes pods, also by an account that gives nobody its token unasked.
+    spec["automountServiceAccountToken"] = role == "driver"
+    if asked.run_as is not None:
+        claims = {"runAsGroup": asked.run_as, "fsGroup": asked.run_as, "fsGroupChangePolicy": "OnRootMismatch"}
+        spec["securityContext"] = {**pod_rights.pod(asked.run_as), **claims}
+        container["securityContext"] = pod_rights.container()
     if asked.node_selector:
         spec["nodeSelector"] = dict(asked.node_selector)
     if asked.tolerations:

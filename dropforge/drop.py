@@ -9,14 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dropforge import layout
 from dropforge.errors import DataError
 from dropforge.store import ObjectInfo, Store
+
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class IncompleteError(DataError):
@@ -69,13 +72,21 @@ class Drop(BaseModel):
     bucket: str
     files: tuple[DropFile, ...]
     root: str | None = None
-    """Where the files lie if they were not uploaded as a drop but named by a recipe (`dropforge.sources`)."""
+    """Where the files lie if they were not uploaded as a drop but named by a recipe (`dropforge.sources`), or uploaded
+    to another bucket than that of the ledger."""
     parts: tuple[Part, ...] = ()
-    """The uploads that it is made of, if a recipe named several."""
+    """The uploads that it is made of, if a recipe or a family's window named several."""
+    completed: float = 0.0
+    """When its `_SUCCESS` was written, as the store tells it (Unix time); 0 where nobody noted it."""
 
     @property
     def prefix(self) -> str:
         return layout.drop_prefix(self.family, self.drop) if self.root is None else self.root
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether somebody uploaded it as a drop."""
+        return self.root in {None, elsewhere(self.bucket, self.family, self.drop)}
 
     @property
     def total_bytes(self) -> int:
@@ -92,6 +103,16 @@ class Drop(BaseModel):
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=1).encode()
+
+
+def elsewhere(bucket: str, family: str, drop: str) -> str:
+    """The address of a drop in another bucket than that of the ledger."""
+    return f"s3://{bucket}/{layout.drop_prefix(family, drop)}"
+
+
+def is_id(text: str) -> bool:
+    """Whether this is written as an `identity`."""
+    return _ID.fullmatch(text) is not None
 
 
 def identity(files: Iterable[DropFile]) -> str:
@@ -127,7 +148,8 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
     """
     prefix = layout.drop_prefix(family, name)
     found = {info.key.removeprefix(prefix): info for info in store.list(prefix) if not info.key.endswith("/")}
-    if found.pop(layout.SUCCESS, None) is None:
+    success = found.pop(layout.SUCCESS, None)
+    if success is None:
         raise DataError(
             f"drop {family}/{name}",
             f"there is no {layout.SUCCESS} yet",
@@ -142,7 +164,7 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
             f"Upload what is missing, then {layout.SUCCESS} again",
         )
     files = tuple(drop_file(store, prefix, found[key], key, (listed or {}).get(key)) for key in names)
-    drop = Drop(family=family, drop=name, id=identity(files), bucket=bucket, files=files)
+    drop = Drop(family=family, drop=name, id=identity(files), bucket=bucket, files=files, completed=success.modified)
     if not drop.data_files:
         raise DataError(
             f"drop {family}/{name}", "it holds no file with rows", f"Upload the data before {layout.SUCCESS}"

@@ -21,6 +21,7 @@ from dropforge.methods import LOW_RANK, nf4_bytes, why_whole
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
+from dropforge.shared_memory import check_shared_memory
 
 RUNTIME_BYTES: Final = 930_000_000  # torch, transformers and a run without a model, as seen on CPU
 # What a CPU's heap takes for each byte that comes and goes, as seen: freed tensors leave holes that others do not fit,
@@ -134,19 +135,20 @@ class Estimate:
         return max(states, (held.weights + held.whole) * 4 // 5) + held.runtime // 2
 
 
-def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 1.0) -> Estimate:
+def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 1.0, curated: bool = False) -> Estimate:
     """Estimate a run.
 
     :param data_bytes: size of the drop, decompressed; without it, or with `data.mix`, steps are known only if the
         recipe names them.
     :param targets: share of the tokens that are learned from; where it is not known, all.
+    :param curated: whether that size is of the training rows alone, after curation.
     """
     train, compute = recipe.train, recipe.compute
     ranks = compute.nodes * compute.processes_per_node
     sequences = train.rows
     steps = train.max_steps
     if steps is None and data_bytes is not None and recipe.data.mix is None:
-        tokens = data_bytes * (1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
+        tokens = data_bytes * (1.0 if curated else 1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
         steps = max(1, ceil(tokens * (train.epochs or 1.0) / (sequences * train.sequence_length)))
     shape = shape_of(recipe)
     memory = host = trained = most = None
@@ -347,6 +349,7 @@ def check_memory(recipe: Recipe, figures: Estimate) -> None:
 
     :raises RecipeError: only if the estimate is known and clearly too large.
     """
+    check_shared_memory(recipe, figures.checkpoint_bytes)
     compute, ranks = recipe.compute, recipe.compute.processes_per_node
     if figures.host is not None and figures.host * ranks * 4 // 5 > compute.memory_gb * 1e9:
         raise RecipeError(

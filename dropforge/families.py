@@ -1,4 +1,5 @@
-"""A family's file: when the calendar retrains it, on which drops, from where, and with which recipe.
+"""A family's file: when the calendar retrains it, on which drops, from where, with which recipe; and how its drops
+are taken in.
 
 One strict YAML file per family, whose name is the family's. What is wrong with one file says nothing about the others:
 both come back, the families that can be read and the errors of those that cannot.
@@ -18,10 +19,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from dropforge import layout
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.intake_rules import Intake, check_rules
 from dropforge.recipe import START, Recipe
 from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, merge, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
-from dropforge.section import Section
+from dropforge.section import Section, help_of
 
 ENDING: Final = ".yaml"
 _LAST: Final = re.compile(r"last ([1-9][0-9]{0,2}) drops?")
@@ -39,19 +41,22 @@ class Alert(Section):
 
 
 class Family(Section):
-    """How the calendar retrains a family."""
+    """How the calendar retrains a family, how its drops are taken in, or both."""
 
-    cron: str
-    """When, as five fields: `0 3 * * 1` is Mondays at three."""
+    cron: str | None = None
+    """When it is retrained, as five fields: `0 3 * * 1` is Mondays at three. Without it no calendar retrains it."""
     timezone: str = "UTC"
     """In which time zone, as `Europe/Berlin`."""
     data: str = "all"
     """What a retrain takes: `all` drops, those `since-champion`, or the `last N drops`."""
     start: str = Field(default="base", pattern=START)
     """Where its weights begin: `base`, `champion`, or `runs/RUN/step-N`."""
-    recipe: dict[str, Any]
-    """The recipe, as in a drop's `recipe.yaml`. It begins with `extends: PRESET`."""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    """The recipe of what the calendar and the window start, as in a drop's `recipe.yaml`. It begins with
+    `extends: PRESET`."""
     alert: Alert = Alert()
+    intake: Intake | None = None
+    """What becomes of its drops before they have a run: `rate`, `window`, `latest_only`."""
 
     @field_validator("cron")
     @classmethod
@@ -79,6 +84,11 @@ class Family(Section):
         return data
 
     @property
+    def starts(self) -> bool:
+        """Whether runs are started with its recipe."""
+        return self.cron is not None or (self.intake is not None and self.intake.window is not None)
+
+    @property
     def last(self) -> int | None:
         """How many of the newest drops are taken; None if it is not by number."""
         found = _LAST.fullmatch(self.data)
@@ -97,6 +107,9 @@ class Family(Section):
     def whole(self, more: Mapping[str, Any] | None = None) -> Recipe:
         """The resolved recipe. :param more: see `overrides`. :raises RecipeError: if it cannot work."""
         return check_startable(build_recipe(merge(resolve({"extends": self.preset}), self.overrides(more))))
+
+
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {"alert": Alert, "intake": Intake}
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,12 @@ def read_family(path: Path) -> Family:
         raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None
 
 
+def rules_of(folder: str | Path, family: str) -> Family | None:
+    """The family's file; None if it has none. :raises DropforgeError: as `read_family`."""
+    path = Path(folder) / f"{layout.check_family(family)}{ENDING}"
+    return read_family(path) if path.exists() else None
+
+
 def parse_family(text: bytes | str) -> Family:
     """Read a family from YAML text. :raises RecipeError: with the key, the cause and the mend."""
     return build_family(read_yaml(text))
@@ -142,16 +161,21 @@ def parse_family(text: bytes | str) -> Family:
 def build_family(values: Mapping[str, Any]) -> Family:
     """Check plain values and freeze them. :raises RecipeError: with the key, the cause and the mend."""
     _check_keys(values, Family)
-    if isinstance(values.get("alert"), Mapping):
-        _check_keys(values["alert"], Alert, "alert.")
+    for name, model in _SECTIONS.items():
+        if isinstance(values.get(name), Mapping):
+            _check_keys(values[name], model, f"{name}.")
     try:
         family = Family.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        about = Alert.model_fields.get(key.removeprefix("alert.")) or Family.model_fields.get(key.partition(".")[0])
+        section, _, inner_key = key.partition(".")
+        about = help_of(_SECTIONS.get(section, Family), inner_key) or help_of(Family, section)
         cause = "it is missing" if first["type"] == "missing" else f"{_said(first['msg'])}, not {first['input']!r:.60}"
-        raise RecipeError(f"key `{key}`", cause, f"It stands for: {about.description if about else key}") from None
+        raise RecipeError(f"key `{key}`", cause, f"It stands for: {about or key}") from None
+    _check_used(family)
+    if not family.starts:
+        return family
     if "extends" not in family.recipe:
         raise RecipeError("key `recipe`", "it extends no preset", "Begin it with `extends: PRESET`")
     for (section, key), own in _OWN.items():
@@ -170,6 +194,24 @@ def build_family(values: Mapping[str, Any]) -> Family:
             "Write `data: all`, or `curation: {scope: drop}`",
         )
     return family
+
+
+def _check_used(family: Family) -> None:
+    """:raises RecipeError: for keys without the one that they belong to, and rules of intake that cannot work."""
+    if family.cron is None and family.intake is None:
+        raise RecipeError("keys `cron` and `intake`", "both are missing", "Give one of them, or take the file away")
+    if family.intake is not None:
+        check_rules(family.intake)
+    for key in ("timezone", "data", "alert") if family.cron is None else ():
+        if key in family.model_fields_set:
+            raise RecipeError(f"key `{key}`", "it is of the calendar", "Give `cron` too, or leave it out")
+    for key in ("recipe", "start") if not family.starts else ():
+        if key in family.model_fields_set:
+            raise RecipeError(
+                f"key `{key}`",
+                "nothing here starts a run with it: each drop has its own `recipe.yaml`",
+                "Give `cron` or `intake.window` too, or leave it out",
+            )
 
 
 def _read(path: Path) -> bytes:

@@ -9,14 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from dropforge import layout
-from dropforge.recipe import Recipe
+from dropforge.network_bench import Order
+from dropforge.placement.catalogue import find, read
+from dropforge.placement.fabrics import PREFLIGHT, Network, environment, preflight
+from dropforge.placement.pods import ARCH, GPU_TAINT, ahead, placed, rated_gbps
+from dropforge.recipe import Compute, Recipe
 from dropforge.run import RunSpec, job_name
 from dropforge.volumes import pod_volumes
 
 # Names of the environment variables a pod may need; on Kubernetes they come from one secret, never from the manifest.
 SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
+# Before names of annotations that Kueue reads.
+KUEUE = "kueue.x-k8s.io/"
 # Annotation by which the operator knows where the trainer keeps the whole log.
 LOG = "kubeflow-training/log"
+_FORGOTTEN = 3600  # seconds after which Kubernetes removes a measurement that has ended
 
 
 def train_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
@@ -25,18 +32,66 @@ def train_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     common = _common(spec, recipe, "train")
     return {
         **common,
+        "env": gang_environment(compute),
         "annotations": {**common["annotations"], LOG: f"{spec.root}/{layout.LOGS}"},
         "command": ["python", "-m", "trainer.launch", f"{spec.root}/run.json"],
+        **_placed(job_name(spec.run, "train"), compute, "train", compute.nodes),
         "nodes": compute.nodes,
         "processes_per_node": compute.processes_per_node,
         "deadline_seconds": compute.deadline_minutes * 60,
     }
 
 
+def network_job(compute: Compute, name: str, order: Order) -> dict[str, Any]:
+    """Arguments for the job that measures the network of such a gang: its pods, but for their command.
+
+    It has nothing to fetch or to save, and removes itself if nobody else does. Of the claims it takes those that many
+    nodes can read, where a file may lie that `network_env` names: a disk may be held by the training that runs now.
+    """
+    files = tuple(held for held in compute.volumes if held.read_only and held.storage != "disk")
+    return {
+        **_pod(compute.model_copy(update={"volumes": files})),
+        "secrets": [],
+        "name": name,
+        "env": environment(network_of(compute), compute.network_env),
+        "command": ["python", "-m", "trainer.network", order.to_json()],
+        **_placed(name, compute, "train", compute.nodes),
+        "nodes": compute.nodes,
+        "processes_per_node": compute.processes_per_node,
+        "grace_seconds": 5,
+        "deadline_seconds": int(order.joining + order.seconds),
+        "ttl_seconds": _FORGOTTEN,
+        "labels": {"app.kubernetes.io/managed-by": "dropforge", "dropforge/purpose": "bench-network"},
+    }
+
+
+def network_of(compute: Compute) -> Network:
+    """What the recipe says about the network of its gang."""
+    if compute.instance is None:
+        return Network(compute.nodes, compute.gpus, compute.fabric)
+    on = find(compute.instance, read())
+    return Network(compute.nodes, compute.gpus, compute.fabric, on.gpu_link or None, rated_gbps(on, compute.gpus))
+
+
+def gang_environment(compute: Compute) -> dict[str, str]:
+    """The variables of every pod of the gang: those of its network, and what its ranks show in the preflight."""
+    network, asked = network_of(compute), compute.preflight
+    env = environment(network, compute.network_env)
+    several = compute.nodes * compute.processes_per_node > 1
+    if several and (asked.when == "always" or (asked.when == "auto" and compute.nodes > 1 and compute.gpus > 0)):
+        held = preflight(network, floor=asked.min_gb_per_second, latency=asked.max_latency_ms, seconds=asked.seconds)
+        env[PREFLIGHT] = held.to_json()
+    return env
+
+
 def tokenise_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     """Arguments for the job that tokenises and packs before the training: one pod, one process, no GPU."""
+    cpus, memory_gb = ahead(recipe.compute)
     return {
         **_common(spec, recipe, "tokenise"),
+        **_placed(job_name(spec.run, "tokenise"), recipe.compute, "tokenise", 1),
+        "cpus": cpus,
+        "memory_gb": memory_gb,
         "command": ["python", "-m", "trainer.ahead", f"{spec.root}/run.json"],
         "gpus": 0,
         "nodes": 1,
@@ -49,6 +104,7 @@ def evaluate_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     """Arguments for the job that measures candidate and champion: one pod, one process."""
     return {
         **_common(spec, recipe, "evaluate"),
+        **_placed(job_name(spec.run, "evaluate"), recipe.compute, "evaluate", 1),
         "command": ["python", "-m", "trainer.evaluate", f"{spec.root}/evaluate.json"],
         "nodes": 1,
         "processes_per_node": 1,
@@ -63,6 +119,7 @@ def asked_job(spec: RunSpec, recipe: Recipe, purpose: str, order: str) -> dict[s
     """
     return {
         **_common(spec, recipe, purpose),
+        **_placed(job_name(spec.run, purpose), recipe.compute, purpose, 1),
         "command": ["python", "-m", "trainer.asked", order],
         "nodes": 1,
         "processes_per_node": 1,
@@ -70,10 +127,26 @@ def asked_job(spec: RunSpec, recipe: Recipe, purpose: str, order: str) -> dict[s
     }
 
 
-def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
-    compute = recipe.compute
+def _placed(job: str, compute: Compute, purpose: str, nodes: int) -> dict[str, Any]:
+    """Which nodes a job's pods get; what needs no GPU goes to any of the image's architecture, those with GPUs too."""
+    found: dict[str, Any] = {}
+    if compute.instance is not None:
+        on = find(compute.instance, read())
+        if purpose == "tokenise" and on.gpus:
+            return {"node_selector": {ARCH: on.arch}, "tolerations": [GPU_TAINT]}
+        found = placed(on, job=job, nodes=nodes, gpus=compute.gpus, fabric=compute.fabric)
+    if compute.node_selector:
+        found["node_selector"] = {**found.get("node_selector", {}), **compute.node_selector}
+    if compute.topology is not None and nodes > 1:
+        how = "required" if compute.topology_required else "preferred"
+        near = {f"podset-{how}-topology": compute.topology, "podset-group-name": "gang"}  # master and workers as one
+        found["pod_annotations"] = {f"{KUEUE}{key}": value for key, value in near.items()}
+    return found
+
+
+def _pod(compute: Compute) -> dict[str, Any]:
+    """What every job of a recipe asks for its pods."""
     return {
-        "name": job_name(spec.run, purpose),
         "namespace": compute.namespace,
         "image": compute.image,
         "cpus": compute.cpus,
@@ -82,8 +155,20 @@ def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
         "env": {},
         "secrets": [SECRET] if compute.backend == "kubernetes" else [],
         **pod_volumes(compute.volumes),
+        **({"service_account": compute.service_account} if compute.service_account else {}),
+        "user": compute.run_as,
+        # Trainers ask nothing of the API server.
+        "pod": {"automountServiceAccountToken": False},
         "queue": compute.queue,
+        "queue_priority": compute.priority,
         "grace_seconds": compute.grace_seconds,
+    }
+
+
+def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
+    return {
+        "name": job_name(spec.run, purpose),
+        **_pod(recipe.compute),
         "labels": {
             "app.kubernetes.io/managed-by": "dropforge",
             "dropforge/family": spec.family,

@@ -7,12 +7,20 @@
     ledger/drops/FAMILY/ID.json              one object per complete drop, or data named by a recipe: the truth
     ledger/pending/FAMILY/ID.json            the drop is waiting for a run
     ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
-    ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended
-    ledger/refused/messages/DIGEST.json      a message that is no S3 event, where there is no dead-letter queue
+    ledger/batches/FAMILY/ID.json            several drops that became one run by the family's window, and its recipe
+    ledger/superseded/FAMILY/ID.json         a drop that gets no run because of a newer one, and why
+    ledger/intake/FAMILY.json                what the family's rules of intake remember
+    ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended; of another bucket
+                                             DROP@ALIAS.json
+    ledger/messages/DIGEST.json              a message that is no S3 event, where there is no dead-letter queue
     ledger/turns/FAMILY.json                 the run that compares and promotes now; one at a time
+    ledger/moves/FAMILY.json                 who moves an alias of the family, for that moment
     ledger/retrains/FAMILY.json              the fine-tune run that the calendar started last
     ledger/retrains/FAMILY/DIGEST.json       one object per retrain that came to its end: how long, and with what
+    drops/.probe/ID/_SUCCESS                 what `dropforge doctor --watcher` sends; no family's name begins with a dot
+    ledger/probes/ID.json                    that the watcher had it, until the doctor has read it
     ledger/seen/DIGEST                       a _SUCCESS that polling has found, where there is no queue
+    ledger/told/DIGEST.json                  an alert that was sent; no retry sends it again
     datasets/FAMILY/DIGEST/manifest.json     a dataset version, written last
     datasets/FAMILY/DIGEST/passed.json       the gate let it pass
     datasets/FAMILY/shards/SHA256.parquet    its rows, content-addressed
@@ -21,22 +29,31 @@
     datasets/FAMILY/head.json                the newest version of those that hold the family's rows of all drops
 
 
+    sweeps/FAMILY/ID/trials/N.json           which run a trial of a sweep is; ID is a digest of the sweep's own DAG run
+    sweeps/FAMILY/ID/stops/N.json            why a trial is ended, written before it is
+    sweeps/FAMILY/ID/result.json             what came of each trial, and which is the best
     curation/FAMILY/ID/IDENTITY/job.json     what a curation on Kubernetes has to do; its outcome is result.json
     runs/RUN/run.json, checkpoints/, report.json, model/
+    runs/RUN/checkpoints/aside.json          checkpoints that a person has set aside, see dropforge.aside
     runs/RUN/began.json, attempts/N.json     when the run's first launcher started; each attempt, where it began
     runs/RUN/best/step-N-DIGEST.safetensors  weights of the best evaluations that a checkpoint may still export
     runs/RUN/failures/POD/START/             stacks and last collectives of an attempt that failed
+    runs/RUN/failures/UID.json               what the cluster said of a job that failed: it, pods, events, nodes
     runs/RUN/unsent-metrics/, unsent-tags/   what MLflow did not take
     runs/RUN/labels.json                     labels of a classifier, in the order of their numbers
     runs/RUN/plan/IDENTITY/plan.json         tokens and packs, made once; the manifest is written last
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     runs/RUN/evaluation-rows.json            what each row adds to the figures of candidate and champion
+    runs/RUN/forecast.json                   what the run would take, as it was planned
+    runs/RUN/approvals/                      what people said: start.json, and CANDIDATE-CHAMPION.json
+    runs/RUN/gangs/UID.json                  what one job of the run has held, and how long
     runs/RUN/answers/step-N.json             what the model answered in an evaluation; candidate.json and champion.json
     runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json
     runs/RUN/exports/step-N-DIGEST/          a checkpoint's model
     runs/RUN/logs/POD/START-NUMBER.log.gz    the whole log of a training pod, in pieces whose names sort in their order
     runs/RUN/profile.json                    a person's wish to have the next steps profiled, until it is taken
     runs/RUN/profiles/steps-A-B/             Chrome traces of a window of steps, one for each rank
+    network/DIGEST.json                      the kept measurement of such nodes' network, which later ones are held to
     mlflow/                                  MLflow's artifacts
 """
 
@@ -52,9 +69,16 @@ DROPS = "drops/"
 SUCCESS = "_SUCCESS"
 RECIPE = "recipe.yaml"
 INBOX = "ledger/inbox/"
+ENTRIES = "ledger/drops/"
 PENDING = "ledger/pending/"
+CLAIMS = "ledger/claims/"
 REFUSED = "ledger/refused/"
+MESSAGES = "ledger/messages/"
 SEEN = "ledger/seen/"
+SUPERSEDED = "ledger/superseded/"
+RUNS = "runs/"
+RULES = "ledger/intake/"
+PROBES = "ledger/probes/"
 LOGS = "logs/"  # in a run's folder
 FAILURES = "failures/"
 PROFILE_REQUEST = "profile.json"
@@ -63,6 +87,7 @@ EXPORT_FACTS = "dropforge-export.json"  # in the folder of a checkpoint's model,
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?")
+_PROBE = re.compile(rf"{DROPS}\.probe/([0-9a-f]{{32}})/{SUCCESS}")
 _POD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -130,13 +155,28 @@ def parse_drop_key(key: str) -> tuple[DropName, str] | None:
     return DropName(family, drop), relative
 
 
+def probe_key(probe: str) -> str:
+    """Of the object by which a doctor asks whether finished drops are seen. :param probe: 32 hexadecimal digits."""
+    return f"{DROPS}.probe/{probe}/{SUCCESS}"
+
+
+def probe_answer_key(probe: str) -> str:
+    return f"{PROBES}{probe}.json"
+
+
+def parse_probe_key(key: str) -> str | None:
+    """Which probe a decoded object key is of; None if it is of none."""
+    found = _PROBE.fullmatch(key)
+    return found[1] if found else None
+
+
 def inbox_key(digest: str) -> str:
     return f"{INBOX}{digest}.json"
 
 
 def entries_prefix(family: str) -> str:
     """Folder of the family's drops in the ledger."""
-    return f"ledger/drops/{family}/"
+    return f"{ENTRIES}{family}/"
 
 
 def ledger_key(family: str, drop_id: str) -> str:
@@ -147,17 +187,42 @@ def pending_key(family: str, drop_id: str) -> str:
     return f"{PENDING}{family}/{drop_id}.json"
 
 
-def refused_key(family: str, drop: str) -> str:
-    return f"{REFUSED}{family}/{drop}.json"
+def batch_key(family: str, drop_id: str) -> str:
+    return f"ledger/batches/{family}/{drop_id}.json"
+
+
+def superseded_key(family: str, drop_id: str) -> str:
+    """Of a drop that gets no run."""
+    return f"{SUPERSEDED}{family}/{drop_id}.json"
+
+
+def rules_key(family: str) -> str:
+    """What the family's rules of intake remember."""
+    return f"{RULES}{family}.json"
+
+
+def refused_key(family: str, drop: str, place: str = "") -> str:
+    """Of a drop that cannot be entered. :param place: alias of its bucket, if that is not the ledger's."""
+    return f"{REFUSED}{family}/{drop}{'@' if place else ''}{place}.json"
 
 
 def turn_key(family: str) -> str:
     return f"ledger/turns/{family}.json"
 
 
+def move_key(family: str) -> str:
+    """Who moves an alias of the family at this moment."""
+    return f"ledger/moves/{family}.json"
+
+
 def retrain_key(family: str) -> str:
     """Which fine-tune run the calendar started last for the family."""
     return f"ledger/retrains/{family}.json"
+
+
+def told_key(once: str) -> str:
+    """That an alert was sent. :param once: names what happened."""
+    return f"ledger/told/{hashlib.sha256(once.encode()).hexdigest()[:32]}.json"
 
 
 def retrains_prefix(family: str) -> str:
@@ -166,7 +231,7 @@ def retrains_prefix(family: str) -> str:
 
 
 def claims_prefix(family: str, drop_id: str) -> str:
-    return f"ledger/claims/{family}/{drop_id}/"
+    return f"{CLAIMS}{family}/{drop_id}/"
 
 
 def claim_key(family: str, drop_id: str, counter: int) -> str:
@@ -202,12 +267,17 @@ def head_key(family: str) -> str:
     return f"datasets/{family}/head.json"
 
 
+def sweep_prefix(family: str, dag_run: str) -> str:
+    """Folder of a sweep. :param dag_run: its own run in Airflow."""
+    return f"sweeps/{check_family(family)}/{hashlib.sha256(dag_run.encode()).hexdigest()[:32]}/"
+
+
 def curation_prefix(family: str, drop_id: str, identity: str) -> str:
     return f"curation/{family}/{drop_id}/{identity}/"
 
 
 def run_prefix(run: str) -> str:
-    return f"runs/{run}/"
+    return f"{RUNS}{run}/"
 
 
 def run_key(run: str) -> str:
@@ -253,6 +323,34 @@ def verdict_key(run: str) -> str:
 def approval_key(run: str, candidate: str, champion: str | None) -> str:
     """Key of a person's word. :param candidate: digest of its model. :param champion: version of the champion."""
     return f"{run_prefix(run)}approvals/{candidate[:16]}-{champion or 'none'}.json"
+
+
+def confirmation_key(run: str) -> str:
+    """Key of a person's word on whether the run may begin."""
+    return f"{run_prefix(run)}approvals/start.json"
+
+
+def network_key(digest: str) -> str:
+    """Of the kept measurement of a network. :param digest: of the nodes' shape."""
+    return f"network/{digest}.json"
+
+
+def forecast_key(run: str) -> str:
+    return run_prefix(run) + "forecast.json"
+
+
+def gangs_prefix(run: str) -> str:
+    return run_prefix(run) + "gangs/"
+
+
+def gang_key(run: str, uid: str) -> str:
+    """Key of what a job of the run has held. :param uid: of the job, from the cluster."""
+    return f"{gangs_prefix(run)}{pod_folder(uid)}.json"
+
+
+def failure_key(run: str, uid: str) -> str:
+    """Key of what the cluster said of a job of the run that failed. :param uid: of the job, from the cluster."""
+    return f"{run_prefix(run)}{FAILURES}{pod_folder(uid)}.json"
 
 
 def is_run(run: str) -> bool:

@@ -7,7 +7,7 @@ cannot both win.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,10 @@ from dropforge.store import MissingObjectError, Store
 
 @dataclass(frozen=True)
 class Claim:
-    """The run that took a drop; `counter` is above 1 for forced re-runs."""
+    """The run that took a drop; `counter` is above 1 for forced re-runs.
+
+    By the family's rules of intake it may be no run: the drop is part of a batch, or gets none (`because`).
+    """
 
     family: str
     drop_id: str
@@ -32,8 +35,14 @@ def record(store: Store, drop: Drop) -> bool:
     # Pending first: a crash between the two writes leaves a drop that is nudged, not one that is forgotten.
     if store.stat(layout.ledger_key(drop.family, drop.id)) is not None:
         return False
-    store.put(layout.pending_key(drop.family, drop.id), _stamp({"drop": drop.drop}))
+    wait(store, drop)
     return store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json())
+
+
+def wait(store: Store, drop: Drop, **more: Any) -> None:
+    """Put the drop's marker: it waits for a run."""
+    note = {"drop": drop.drop, "bucket": drop.bucket, "completed": drop.completed, **more}
+    store.put(layout.pending_key(drop.family, drop.id), _stamp(note))
 
 
 def place(store: Store, drop: Drop) -> Drop:
@@ -61,15 +70,18 @@ def read(store: Store, family: str, drop_id: str) -> Drop:
 
 
 def arrived(store: Store, family: str) -> tuple[Drop, ...]:
-    """The family's uploads in the order in which they were entered; of those under one name the last.
+    """The family's uploads in the order in which they were completed; of those under one name the last.
 
-    Nothing else records that order: two that were entered within a second stand by their names.
+    Of an entry that does not say it, the time of the entry counts. Two within a second stand by their names.
     """
     times = store.times(layout.entries_prefix(family))
     found = [(when, Drop.from_json(store.get(key))) for key, when in times.items()]
-    order = sorted(((int(when), drop.drop, drop) for when, drop in found if drop.root is None), key=lambda one: one[:2])
-    last = {drop.drop: drop for _, _, drop in order}
-    return tuple(drop for _, name, drop in order if last[name].id == drop.id)
+    order = sorted(
+        ((int(drop.completed or when), int(when), drop.drop, drop) for when, drop in found if drop.uploaded),
+        key=lambda one: one[:3],
+    )
+    last = {drop.drop: drop for *_, drop in order}
+    return tuple(drop for *_, name, drop in order if last[name].id == drop.id)
 
 
 def pending(store: Store) -> Iterator[tuple[str, str]]:
@@ -79,11 +91,13 @@ def pending(store: Store) -> Iterator[tuple[str, str]]:
         yield family, name.removesuffix(".json")
 
 
-def claim(store: Store, family: str, drop_id: str, owner: str, *, again: bool = False) -> Claim | None:
+def claim(
+    store: Store, family: str, drop_id: str, owner: str, *, again: bool = False, note: Mapping[str, Any] | None = None
+) -> Claim | None:
     """Take a drop for the run `owner`; None if another run has it.
 
     Asking twice with the same owner gives the same claim, so a retried task goes on. With `again`, a new counter
-    is taken although the drop was trained on before.
+    is taken although the drop was trained on before. :param note: is kept with the claim.
     """
     counter = 0
     for info in store.list(layout.claims_prefix(family, drop_id)):
@@ -94,7 +108,7 @@ def claim(store: Store, family: str, drop_id: str, owner: str, *, again: bool = 
         counter = max(counter, int(taken["counter"]))
     while counter == 0 or again:
         counter += 1
-        body = _stamp({"owner": owner, "counter": counter})
+        body = _stamp({**(note or {}), "owner": owner, "counter": counter})
         if store.put_if_absent(layout.claim_key(family, drop_id, counter), body):
             store.delete(layout.pending_key(family, drop_id))
             return Claim(family, drop_id, counter, owner)
@@ -103,12 +117,58 @@ def claim(store: Store, family: str, drop_id: str, owner: str, *, again: bool = 
     return None
 
 
-def owner_of(store: Store, family: str, drop_id: str, counter: int = 1) -> str | None:
-    """Who holds the claim, or None."""
+def _claimed(store: Store, family: str, drop_id: str, counter: int = 1) -> dict[str, Any] | None:
+    """What a claim says; None if there is none."""
     try:
-        return str(json.loads(store.get(layout.claim_key(family, drop_id, counter)))["owner"])
+        return dict(json.loads(store.get(layout.claim_key(family, drop_id, counter))))
     except MissingObjectError:
         return None
+
+
+def run_of(store: Store, family: str, claimed: Mapping[str, Any]) -> str | None:
+    """The run behind what a claim says, that of its batch if the drop is part of one; None if there is none yet."""
+    if claimed.get("batch") is not None:
+        return owner_of(store, family, str(claimed["batch"]))
+    return None if claimed.get("because") is not None else str(claimed["owner"])
+
+
+def owner_of(store: Store, family: str, drop_id: str, counter: int = 1) -> str | None:
+    """The run that holds the claim, that of its batch if it is part of one; None if there is none, or none yet."""
+    claimed = _claimed(store, family, drop_id, counter)
+    return None if claimed is None else run_of(store, family, claimed)
+
+
+def superseded_because(store: Store, family: str, drop_id: str) -> str | None:
+    """Why the drop gets no run, by its family's rules of intake; None if it is none of those."""
+    because = (_claimed(store, family, drop_id) or {}).get("because")
+    return None if because is None else str(because)
+
+
+def held(store: Store, family: str, drop_id: str) -> str | None:
+    """Why the drop still waits, by its family's rules of intake; None if it does not, or they do not say."""
+    try:
+        why = json.loads(store.get(layout.pending_key(family, drop_id))).get("held")
+    except (MissingObjectError, ValueError, AttributeError):
+        return None
+    return None if why is None else str(why)
+
+
+def newest_owner(store: Store, family: str, drop_id: str) -> str | None:
+    """The last run that took the drop; None if none has."""
+    counters = [int(info.key.rpartition("/")[2][:-5]) for info in store.list(layout.claims_prefix(family, drop_id))]
+    owners = (owner_of(store, family, drop_id, counter) for counter in sorted(counters, reverse=True))
+    return next(filter(None, owners), None)
+
+
+def taken_by(store: Store, family: str, drop_id: str) -> str:
+    """Why a drop is not to be had, in a clause."""
+    taken = _claimed(store, family, drop_id) or {"owner": "another run"}
+    if taken.get("because") is not None:
+        return f"gets no run: {taken['because']}"
+    run = run_of(store, family, taken)
+    if taken.get("batch") is not None:
+        return f"is part of batch {taken['batch']}" + (f", which belongs to run {run}" if run else "")
+    return f"belongs to run {run}"
 
 
 def _stamp(values: dict[str, Any]) -> bytes:

@@ -1,21 +1,24 @@
 """Dead letters: what arrived and led to no run, with its reason; each can be sent once more.
 
-They lie in three places: in the dead-letter queue; where there is none, or a message is too long for it, under
-`ledger/refused/messages/`; and finished drops that cannot be used under `ledger/refused/FAMILY/`.
+They lie in four places: in the dead-letter queue; where there is none, or a message is too long for it, under
+`ledger/messages/`; finished drops that cannot be used under `ledger/refused/FAMILY/`; and those that a newer
+one superseded under `ledger/superseded/`, which are listed apart.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from dropforge import inbox, layout
+from dropforge import inbox, intake_ledger, layout
 from dropforge.errors import DataError
+from dropforge.settings import split
 from dropforge.store import MissingObjectError, ObjectInfo, S3Store
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 REASON: Final = "dropforge.reason"
 """The attribute of a dead message that says why it is dead."""
-_MESSAGES: Final = layout.REFUSED + "messages/"
 _HIDDEN: Final = 60  # seconds in which nobody else sees the messages that are looked at
 _WITHOUT_REASON: Final = "it was received too often without being handled; the log of Airflow's triggerer tells why"
 
@@ -72,22 +74,45 @@ def dead_letters_url(sqs: SQSClient, queue_url: str) -> str:
 def letters(store: S3Store, sqs: SQSClient | None, queue_url: str, limit: int = 100) -> Iterator[list[Letter]]:
     """The dead letters of all places, the oldest first. Those of the queue are nobody else's while this is open.
 
-    :param sqs: None where there is no queue.
+    :param sqs: None where there is no queue. :param queue_url: several have spaces or commas between them.
     :param limit: of messages; drops are all there.
     """
-    found = [_refused(store, info) for info in store.list(layout.REFUSED) if not info.key.startswith(_MESSAGES)]
-    kept = list(store.list(_MESSAGES))[:limit]
-    found += [_kept(store, sqs, queue_url, info) for info in kept]
-    dead = dead_letters_url(sqs, queue_url) if sqs is not None else ""
-    if not dead or sqs is None:
+    homes = split(queue_url) if sqs is not None else ()
+    found = [_refused(store, info) for info in store.list(layout.REFUSED)]
+    kept = list(store.list(layout.MESSAGES))[:limit]
+    found += [_kept(store, sqs, homes[0] if homes else "", info) for info in kept]
+    queues: dict[str, _DeadQueue] = {}
+    for home in homes:
+        assert sqs is not None
+        dead = dead_letters_url(sqs, home)
+        if dead and dead not in queues:  # which several queues may share
+            queues[dead] = _DeadQueue(sqs, dead, home)
+    with ExitStack() as held:
+        room = max(0, limit - len(kept))
+        for queue in queues.values():
+            held.callback(queue.put_back)
+            read = queue.read(room)
+            found += read
+            room -= len(read)
         yield _sorted(found)
-        return
-    queue = _DeadQueue(sqs, dead, queue_url)
-    try:
-        found += queue.read(max(0, limit - len(kept)))
-        yield _sorted(found)
-    finally:
-        queue.put_back()
+
+
+def superseded_letters(store: S3Store) -> list[Letter]:
+    """Drops that get no run because of a newer one, the oldest first; one that is sent again waits as the newest."""
+    found = list(intake_ledger.superseded(store))
+    names = Counter((one.family, one.drop) for one in found)
+    return _sorted([_superseded(store, one, one.drop if names[one.family, one.drop] == 1 else one.id) for one in found])
+
+
+def _superseded(store: S3Store, one: intake_ledger.Superseded, name: str) -> Letter:
+    return Letter(
+        f"{one.family}/{name}",
+        one.reason,
+        "Replay it if it must have a run",
+        at=one.at,
+        _send=lambda: intake_ledger.revive(store, one),
+        _remove=lambda: intake_ledger.forget(store, one),
+    )
 
 
 class _DeadQueue:
@@ -172,12 +197,12 @@ def _refused(store: S3Store, info: ObjectInfo) -> Letter:
     record = _record(store, info.key)
 
     def send() -> None:
-        parsed = layout.parse_drop_key(f"{layout.DROPS}{name}/{layout.SUCCESS}")
-        found = store.stat(layout.drop_prefix(*parsed[0]) + layout.SUCCESS) if parsed else None
-        if parsed is None or found is None:
+        bucket = str(record.get("bucket") or store.bucket)
+        key = f"{layout.DROPS}{name.partition('@')[0]}/{layout.SUCCESS}"
+        found = store.stat(f"s3://{bucket}/{key}") if layout.parse_drop_key(key) else None
+        if found is None:
             raise DataError(f"drop {name}", f"its {layout.SUCCESS} is gone", f"Upload it, with {layout.SUCCESS} last")
-        key = layout.drop_prefix(*parsed[0]) + layout.SUCCESS
-        inbox.put(store, inbox.found_body(store.bucket, key, found.etag, datetime.now(UTC).isoformat()))
+        inbox.put(store, inbox.found_body(bucket, key, found.etag, datetime.now(UTC).isoformat()))
 
     return Letter(
         name,

@@ -19,22 +19,31 @@ _BY = "reaper"
 _PAGE = 500
 
 
-def close_orphans(tracking_uri: str, state_of: Callable[[str], str | None]) -> list[str]:
+def close_orphans(
+    tracking_uri: str,
+    state_of: Callable[[str], str | None],
+    settle: Callable[[str, str], None] = lambda *_: None,
+) -> list[str]:
     """End the MLflow runs of DAG runs that are over; the names of those runs.
 
     A run whose DAG run is not known stays open: another Airflow may use the same MLflow.
 
     :param state_of: the state of a DAG run by its id; None if it is not known.
+    :param settle: called with name and MLflow run of each, to write down what it has used.
     """
     mlflow = tracking.client(tracking_uri)
     closed: list[str] = []
     # The whole list first: a page begins where the one before ended, and ended runs leave the list.
     for run in list(_running(mlflow)):
-        name, dag_run = run.data.tags.get(tracking.TAG_RUN, ""), run.data.tags[tracking.TAG_DAG_RUN]
+        name, dag_run = (
+            run.data.tags.get(tracking.TAG_RUN) or str(run.info.run_name),
+            run.data.tags[tracking.TAG_DAG_RUN],
+        )
         state = state_of(dag_run) if dag_run else None
         status = _ENDS.get(state or "")
         if status is None:
             continue
+        settle(name, run.info.run_id)
         tracking.close_run(tracking_uri, run.info.run_id, status, {tracking.TAG_ENDED_BY: _BY})
         log.warning("MLflow run %s (%s) was still open after DAG run %s: %s", run.info.run_id, name, dag_run, status)
         closed.append(name)

@@ -6,12 +6,16 @@ Both sides are measured on the candidate's evaluation rows, so the numbers can b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
+
+from dropforge.slices import named
 
 Direction = Literal["lower", "higher"]
 
+SLICE: Final = "slice"  # a line that tells a slice's figures, and judges nothing
+_HIGHER: Final = ("eval/accuracy", "eval/macro_f1", "model/rows_per_second")
 LEAST_ROWS: Final = 20  # of fewer rows, draws from them say little about rows that were not there
 
 
@@ -30,6 +34,30 @@ class Guard:
     max_regression: float | None = None
 
 
+def is_cost(guard: Guard) -> bool:
+    """Whether it limits what the run has used, which no evaluation measures."""
+    return guard.metric.startswith("cost/")
+
+
+@dataclass(frozen=True)
+class SliceGuards:
+    """Limits that hold in each slice of the rows that is measured. :param by: how rows are cut."""
+
+    by: str
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stale:
+    """An old champion is easier to replace.
+
+    :param after_days: it is old from then on. :param min_improvement: enough then.
+    """
+
+    after_days: float
+    min_improvement: float
+
+
 @dataclass(frozen=True)
 class Policy:
     """What a candidate must show.
@@ -40,6 +68,8 @@ class Policy:
         value tolerates that much regression.
     :param better_than_base: the candidate must also beat the model it started from.
     :param guards: all of them must hold too.
+    :param slices: what must hold in parts of the rows.
+    :param stale: what is enough against an old champion; None for the same whatever its age.
     :param confidence: with which the gain over the champion must be more than `min_improvement`; None for any gain.
     """
 
@@ -49,6 +79,8 @@ class Policy:
     better_than_base: bool = True
     guards: tuple[Guard, ...] = ()
     confidence: float | None = None
+    slices: tuple[SliceGuards, ...] = ()
+    stale: Stale | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +126,8 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        decisive = [check for check in self.checks if not check.passed] or list(self.checks)
+        told = [check for check in self.checks if check.name != SLICE]
+        decisive = [check for check in self.checks if not check.passed] or told
         return "; ".join(check.reason for check in decisive)
 
     def as_markdown(self) -> str:
@@ -118,30 +151,37 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "
     """
 
     def comparable(metric: str) -> str:
-        counts_tokens = not metric.startswith("gen/") and task != "classification"
+        counts_tokens = metric.startswith("eval/") and task != "classification"
         return "eval/bits_per_byte" if counts_tokens and not same_tokenizer else metric
 
+    def guards_of(section: Mapping[str, Any]) -> tuple[Guard, ...]:
+        guards: list[Guard] = []
+        for asked in section.get("guards") or ():
+            guarded, regression = str(asked["metric"]), asked.get("max_regression")
+            if asked.get("at_least") is not None or asked.get("at_most") is not None:
+                guards.append(Guard(guarded, direction_of(guarded), asked.get("at_least"), asked.get("at_most")))
+            if regression is not None:
+                guarded = comparable(guarded)
+                guards.append(Guard(guarded, direction_of(guarded), max_regression=float(regression)))
+        return tuple(guards)
+
     metric = comparable(str(promote["metric"]))
-    guards: list[Guard] = []
-    for asked in promote.get("guards") or ():
-        guarded, regression = str(asked["metric"]), asked.get("max_regression")
-        if asked.get("at_least") is not None or asked.get("at_most") is not None:
-            guards.append(Guard(guarded, _direction(guarded), asked.get("at_least"), asked.get("at_most")))
-        if regression is not None:
-            guarded = comparable(guarded)
-            guards.append(Guard(guarded, _direction(guarded), max_regression=float(regression)))
+    stale = promote.get("stale")
     return Policy(
         metric=metric,
-        direction=_direction(metric),
+        direction=direction_of(metric),
         min_improvement=float(promote["min_improvement"]),
         better_than_base=bool(promote["better_than_base"]),
-        guards=tuple(guards),
+        guards=guards_of(promote),
+        slices=tuple(SliceGuards(str(part["by"]), guards_of(part)) for part in promote.get("slices") or ()),
+        stale=None if stale is None else Stale(float(stale["after_days"]), float(stale["min_improvement"])),
         confidence=promote.get("confidence"),  # runs of before have none
     )
 
 
-def _direction(metric: str) -> Direction:
-    return "higher" if metric.startswith("gen/") or metric in ("eval/accuracy", "eval/macro_f1") else "lower"
+def direction_of(metric: str) -> Direction:
+    """Whether lower or higher values of a metric are better."""
+    return "higher" if metric.startswith("gen/") or metric in _HIGHER else "lower"
 
 
 def decide(
@@ -150,6 +190,8 @@ def decide(
     base: Mapping[str, Any] | None,
     policy: Policy,
     gain: Gain | None = None,
+    slices: Sequence[Mapping[str, Any]] = (),
+    champion_days: float | None = None,
 ) -> Verdict:
     """Decide whether `candidate` replaces `champion`.
 
@@ -157,6 +199,8 @@ def decide(
     :param champion: the champion's metrics on the same rows; None when the family has no champion.
     :param base: the metrics before training on the same rows; None when they were not measured.
     :param gain: over the champion, with the interval that `policy.confidence` asks for.
+    :param slices: figures of parts of the rows, as `evaluation.json` has them.
+    :param champion_days: how old the champion's version was when it was looked up; None if that is not known.
     """
     value = candidate.get(policy.metric)
     if value is None or not math.isfinite(value):
@@ -169,6 +213,10 @@ def decide(
         checks.append(Check("better than base", value, base.get(policy.metric), False, problem))
     elif policy.better_than_base and base is not None:
         checks.append(_compare("better than base", value, base.get(policy.metric), 0.0, policy, "the base model"))
+    if champion is not None and policy.stale is not None:
+        checks.append(_aged(policy.stale, champion_days))
+        if _is_stale(policy.stale, champion_days):
+            policy = replace(policy, min_improvement=min(policy.min_improvement, policy.stale.min_improvement))
     if champion is None:
         checks.append(Check("better than champion", value, None, True, "the family has no champion yet"))
     else:
@@ -180,6 +228,10 @@ def decide(
             checks.append(_sure(gain, policy))
     for guard in policy.guards:
         checks += _guarded(guard, candidate, champion)
+    for part in policy.slices:
+        for one in slices:
+            if one["by"] == part.by:
+                checks += _in_slice(part, one, policy.metric, candidate, known=champion is not None)
     return Verdict(all(check.passed for check in checks), tuple(checks))
 
 
@@ -242,6 +294,40 @@ def _kept_up(guard: Guard, value: float, reference: Any, *, known: bool) -> Chec
     return Check("guard", value, reference, loss <= allowed, f"{told}; {guard.max_regression:.2%} is let pass")
 
 
+def _in_slice(
+    part: SliceGuards, one: Mapping[str, Any], metric: str, whole: Mapping[str, Any], *, known: bool
+) -> list[Check]:
+    """A slice's figures in the deciding metric, and what its guards say; names come from `dropforge.slices.named`."""
+    where = f"of {named(part.by)} {one['name']} ({one['rows']} rows)"
+    if "too_few" in one:
+        told = f"{where.removeprefix('of ')}: too few to measure, {one['too_few']} are needed"
+        return [Check(SLICE, None, None, True, told)]
+    mine, theirs = one.get("candidate") or {}, one.get("champion") or {}
+    checks = [Check(SLICE, mine.get(metric), theirs.get(metric), True, f"{metric} {where}")]
+    for guard in part.guards:
+        if guard.metric not in mine and guard.metric in whole:
+            checks.append(
+                Check(SLICE, None, None, True, f"{guard.metric} {where}: too few of them were measured by it")
+            )
+            continue
+        for check in _guarded(guard, mine, theirs if known else None):
+            checks.append(replace(check, name="guard in slice", reason=f"{where.removeprefix('of ')}: {check.reason}"))
+    return checks
+
+
+def _is_stale(stale: Stale, days: float | None) -> bool:
+    return days is not None and days > stale.after_days
+
+
+def _aged(stale: Stale, days: float | None) -> Check:
+    if days is None:
+        return Check("age", None, stale.after_days, True, "the champion's age is not known: it counts as new")
+    word = f"the champion is {days:.1f} days old"
+    if _is_stale(stale, days):
+        word += f", more than {stale.after_days:g}: a gain of {_share(stale.min_improvement)} is enough"
+    return Check("age", days, stale.after_days, True, word)
+
+
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -261,7 +347,7 @@ def _share(value: float) -> str:
 
 
 def _show(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.4f}"
 
 
 def verdict_as_dict(verdict: Verdict) -> dict[str, Any]:

@@ -13,11 +13,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from dropforge.recipe_costs import Limits, Price
 from dropforge.recipe_data import Curation, Data
+from dropforge.recipe_idle import Idle
+from dropforge.recipe_network import NetworkEnv, Preflight
 from dropforge.recipe_promote import Promote
 from dropforge.section import Section
 from dropforge.shape import config_of, context_of
-from dropforge.volumes import Volume
+from dropforge.volumes import USER, Volume
 
 DEFAULT_TOKENS = 4096  # of a step, where neither tokens nor rows are given
 LARGEST = 1_000_000_000  # no size of a model or batch comes near it, and what is computed from sizes stays small
@@ -286,11 +289,19 @@ class Train(Section):
         return (self.tokens_per_step or DEFAULT_TOKENS) // self.sequence_length or 1
 
 
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LabelName = Annotated[str, Field(pattern=rf"^([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL}$")]
+LabelValue = Annotated[str, Field(pattern=rf"^({_LABEL})?$")]
+
+
 class Compute(Section):
     """What each pod gets."""
 
     backend: Literal["local", "kubernetes"] = "local"
     """`local` runs the same PyTorchJob as processes of this machine."""
+    instance: str | None = Field(default=None, min_length=1, max_length=60)
+    """Kind of machine that each pod has for itself, as `dropforge instances` lists them: it says `gpus`,
+    `gpu_memory_gb`, `processes_per_node`, `cpus` and `memory_gb` where the recipe does not, and which nodes fit."""
     nodes: int = Field(default=1, ge=1, le=LARGEST)
     """Pods of the gang."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
@@ -309,6 +320,12 @@ class Compute(Section):
     weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
+    fabric: Literal["tcp", "efa", "infiniband"] | None = None
+    """By what nodes reach each other; null leaves it to NCCL to find."""
+    network_env: NetworkEnv = Field(default_factory=dict)
+    """Variables of NCCL, libfabric and gloo for every pod, instead of the fabric's own or beside them."""
+    preflight: Preflight = Preflight()
+    """What the ranks show before anything is fetched."""
     tokenize_ahead: bool = False
     """A job of one pod without GPUs tokenises and packs the rows before the gang begins; else its first rank does it
     while all GPUs wait."""
@@ -316,24 +333,48 @@ class Compute(Section):
     """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is its
     own temporary folder. Who may write there can run code in a training."""
     data_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
-    """A folder where each node keeps tokens and packs by their SHA-256, for later pods and runs; null fetches them for
-    each pod."""
+    """A folder where each node keeps base models, tokens and packs by their SHA-256, for other pods and later runs;
+    null fetches them for each pod. Who may write there can change what a training begins with."""
     data_cache_gb: float = Field(default=100, gt=0)
     """Gigabytes that `data_cache` may take; what was not used for the longest time goes first."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"
     """Kubernetes namespace."""
+    service_account: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+    """Of the pods, for a role of their own at the cloud; null is that of the namespace. Nothing of ours asks Kubernetes
+    for anything by it."""
+    run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
+    """User id of the pods, which are held to Kubernetes' restricted Pod Security Standard; null leaves user and rights
+    to the image, for one that needs root."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
     """Claims that every pod mounts."""
-    queue: str | None = None
+    node_selector: dict[LabelName, LabelValue] | None = Field(default=None, max_length=20)
+    """More labels that nodes of the pods must have, as of a zone or a capacity block."""
+    queue: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
     """Kueue's local queue; without it the pods compete with all others."""
+    priority: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
+    """Kueue's WorkloadPriorityClass: the highest goes first, and may suspend what runs. Needs `queue`."""
+    topology: LabelName | None = None
+    """Label of nodes that the pods of a gang should have in common, as of a rack: one of the flavor's `topology` in the
+    file of teams. Ranks follow the nodes' places. Needs `queue`."""
+    topology_required: bool = False
+    """Whether the gang rather waits than to be spread over several of them. Needs `topology`."""
     grace_seconds: int = Field(default=60, ge=5)
     """Time between SIGTERM and SIGKILL, for the last checkpoint."""
+    idle: Idle | None = None
+    """When idle GPUs end the run; null never. Needs `gpus`."""
     deadline_minutes: int = Field(default=720, ge=1)
     """Longest run time of each job (training, evaluation, what is asked of a checkpoint), waiting not included."""
     retries: int = Field(default=2, ge=0)
     """Gangs to start after the first one failed for a reason that a retry can mend."""
+    gpu_tflops: float | None = Field(default=None, gt=0, le=1e6)
+    """What one of these GPUs gives a training, in teraFLOPs a second (its data sheet says two or three times as much):
+    the plan's time where no earlier run of the family was measured. Null invents none."""
+    price: Price | None = None
+    """What hours cost; without it there are hours and no money."""
+    limits: Limits | None = None
+    """Hours and money above which a person is asked, or the run ends; without it nothing is limited."""
 
 
 class Generation(Section):

@@ -25,11 +25,22 @@ Metric = (
 )
 
 
+Measured = Literal[
+    "model/bytes",
+    "model/parameters",
+    "model/rows_per_second",
+    "cost/gpu_hours",
+    "cost/core_hours",
+    "cost/total",
+]
+
+
 class Guard(Section):
     """A metric that does not decide, but that no champion may fall behind with."""
 
-    metric: Metric
-    """As in `promote.metric`."""
+    metric: Metric | Measured
+    """As in `promote.metric`; or the model's size and speed, which the evaluation measures of both models
+    (`model/...`), or what the run has used up to the verdict (`cost/...`, which has limits only)."""
     at_least: float | None = None
     """The lowest value that is let pass."""
     at_most: float | None = None
@@ -44,6 +55,28 @@ class Guard(Section):
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError(f"nothing is at least {self.at_least:g} and at most {self.at_most:g}")
         return self
+
+
+class Slices(Section):
+    """Evaluation rows cut into parts, each measured for candidate and champion; guards hold in each of them."""
+
+    by: str = Field(default="source", min_length=1, max_length=200)
+    """`source` (what the row says, else its file), `label`, or a column that `data.keep_columns` keeps."""
+    top: int = Field(default=10, ge=1, le=50)
+    """The slices with the most rows; all others together are one more."""
+    min_rows: int = Field(default=20, ge=1)
+    """A slice of fewer rows is not measured, which its line in the verdict says."""
+    guards: tuple[Guard, ...] = Field(default=(), max_length=5, strict=False)
+    """Limits that hold in each slice that is measured."""
+
+
+class Stale(Section):
+    """A champion of some age is easier to replace: its data are old, whatever it scores."""
+
+    after_days: float = Field(gt=0, le=3650)
+    """Days since the champion's version was registered."""
+    min_improvement: float = Field(ge=-1, lt=1)
+    """Enough then, in the place of `promote.min_improvement`; negative tolerates a regression."""
 
 
 class Promote(Section):
@@ -64,5 +97,12 @@ class Promote(Section):
     """The candidate must also beat the model it started from."""
     guards: tuple[Guard, ...] = Field(default=(), max_length=20, strict=False)
     """Limits of other metrics, all of which must hold."""
+    slices: tuple[Slices, ...] = Field(default=(), max_length=3, strict=False)
+    """Parts of the evaluation rows that are told apart."""
+    stale: Stale | None = None
+    """What is enough against an old champion; without it its age does not count."""
+    input_example: bool = True
+    """What one evaluation row asks is kept in the model's folder, and shown in MLflow, as an example of an input. It is
+    masked as all rows are (`curation.pii`)."""
     approval: Approval | None = None
     """A person is asked before the alias moves; without it nobody is."""

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dropforge.placement.storages import STORAGES
 from dropforge.section import Section
-from dropforge.volumes import Volume, nearest
+from dropforge.volumes import USER, Volume, nearest
 
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _MEMORY = r"^[1-9]\d{0,5}[mg]$"
@@ -32,7 +33,7 @@ class SparkCluster(Section):
     namespace: str = Field(default="default", pattern=_NAME)
     """One that the Spark operator watches."""
     service_account: str = Field(default="spark", pattern=_NAME)
-    """Of the driver, which makes the executors."""
+    """Of driver and executors; the driver makes the executors by it."""
     executors: int = Field(default=2, ge=1, le=1000)
     """Pods that work; one more leads them."""
     cores: int = Field(default=1, ge=1, le=256)
@@ -47,6 +48,8 @@ class SparkCluster(Section):
     """Labels of the nodes, as `{kubernetes.io/arch: arm64}`."""
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=50)] = ()
     """Taints that the pods bear."""
+    run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
+    """User id of the pods, held to Kubernetes' restricted Pod Security Standard; null leaves it to the image."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False, max_length=50)] = ()
     """Claims that every pod mounts; one of them, written by all, holds the work folder."""
     work_path: str = Field(default="/work", pattern=r"^/[^\s:]+$")
@@ -67,6 +70,10 @@ class SparkCluster(Section):
             )
         if held.read_only:
             raise ValueError(f"`work_path` lies in claim {held.claim}, which is read-only: write `read_only: false`")
+        if held.storage is not None and not STORAGES[held.storage].shared:
+            raise ValueError(
+                f"`work_path` lies in claim {held.claim}, {STORAGES[held.storage].what}, which the pods do not share"
+            )
         return self
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import ssl
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -117,6 +119,12 @@ def reached(tracking: Tracking) -> Tracking:
     :raises DropforgeError: if it carries a login.
     """
     return replace(tracking, uri=without_login(os.environ.get("MLFLOW_TRACKING_URI") or tracking.uri))
+
+
+def real(value: Any) -> float:
+    """A metric's value: MLflow's databases keep the largest number in the place of an infinite one."""
+    number = float(value)
+    return math.copysign(math.inf, number) if abs(number) >= sys.float_info.max else number
 
 
 def speaks_rest(uri: str) -> bool:

@@ -6,6 +6,7 @@ Nothing is deleted or trained. The version that is left is marked, so that no cl
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -54,8 +55,19 @@ def choose(tracking_uri: str, store: Store, family: str, alias: str = "champion"
     return Choice(family, alias, str(target.version), current, back)
 
 
-def move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
-    """Move the alias; False if an earlier try did. :raises DataError: if it was moved elsewhere since the choice."""
+def move(
+    tracking_uri: str, choice: Choice, reason: str, by: str, hold: AbstractContextManager[None] | None = None
+) -> bool:
+    """Move the alias; False if an earlier try did.
+
+    :param hold: keeps others from moving it, see `dropforge.moves`.
+    :raises DataError: if it was moved elsewhere since the choice.
+    """
+    with hold or nullcontext():
+        return _move(tracking_uri, choice, reason, by)
+
+
+def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
     mlflow = tracking.client(tracking_uri)
     family, alias = choice.family, choice.alias
     holder = tracking.by_alias(mlflow, family, alias)

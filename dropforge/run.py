@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from dropforge.errors import DropforgeError
 
+DATASET_DIGEST: Final = 36  # characters of a dataset's digest that MLflow has room for
 TERMINATION_MESSAGE_LIMIT: Final = 2048  # bytes; the kubelet cuts at 4096 and 12 KiB per pod
 
 
@@ -26,8 +27,10 @@ class ExitCode(IntEnum):
     BAD_RECIPE = 10
     BAD_DATA = 11
     DIVERGED = 12
+    IDLE = 13
     PREEMPTED = 20
     HARDWARE = 21
+    NODE = 22  # this node is the cause: another one may do
 
 
 @dataclass(frozen=True)

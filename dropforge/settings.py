@@ -6,12 +6,15 @@ Credentials are not here: boto3 and Airflow's connection find them by themselves
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dropforge.errors import DropforgeError
+
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,13 @@ class Settings:
     """
     :param bucket: S3 bucket of drops, datasets and runs.
     :param bucket_alias: its short name in partition keys, which are limited to 250 characters.
-    :param queue_url: SQS queue that the bucket notifies; empty where `drops/` is polled instead.
+    :param queue_url: SQS queues that the buckets notify, with spaces or commas between them; empty where `drops/` is
+        polled instead.
     :param tracking_uri: address of the MLflow server.
     :param airflow_url: address of Airflow's API server.
     :param state: folder of the embedded stack.
     :param drop_patience: minutes that a drop may wait for files that its `_SUCCESS` lists.
+    :param drop_buckets: other buckets that drops come from, with their aliases.
     """
 
     bucket: str
@@ -33,14 +38,26 @@ class Settings:
     airflow_url: str
     state: Path
     drop_patience: float = 60.0
+    drop_buckets: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def root(self) -> str:
         """Address of the bucket."""
         return f"s3://{self.bucket}"
 
+    @property
+    def queue_urls(self) -> tuple[str, ...]:
+        return split(self.queue_url)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """All buckets that drops come from with their aliases, that of the ledger first."""
+        return {self.bucket: self.bucket_alias, **self.drop_buckets}
+
     def to_env(self) -> dict[str, str]:
+        others = " ".join(f"{alias}={bucket}" for bucket, alias in self.drop_buckets.items())
         return {
+            **({"DROPFORGE_DROP_BUCKETS": others} if others else {}),
             "DROPFORGE_BUCKET": self.bucket,
             "DROPFORGE_BUCKET_ALIAS": self.bucket_alias,
             "DROPFORGE_QUEUE_URL": self.queue_url,
@@ -55,7 +72,7 @@ def default_state() -> Path:
     return Path(os.environ.get("DROPFORGE_STATE") or ".dropforge").absolute()
 
 
-def without_login(tracking_uri: str) -> str:
+def without_login(tracking_uri: str, variable: str = "MLFLOW_TRACKING_URI") -> str:
     """The address of MLflow, which goes into `run.json`, logs and links: it must not carry a login.
 
     A password with characters that an address does not allow is found too, and is not repeated in the error.
@@ -69,7 +86,7 @@ def without_login(tracking_uri: str) -> str:
         login = "@" in tracking_uri
     if login:
         raise DropforgeError(
-            "MLflow's address (MLFLOW_TRACKING_URI)",
+            f"MLflow's address ({variable})",
             "it carries a login, which would stand in run.json, logs and links",
             "Name the server alone, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN",
@@ -90,15 +107,47 @@ def from_env(env: Mapping[str, str] = os.environ) -> Settings:
         return env[name]
 
     bucket = need("DROPFORGE_BUCKET")
+    alias = env.get("DROPFORGE_BUCKET_ALIAS") or bucket
     return Settings(
         bucket=bucket,
-        bucket_alias=env.get("DROPFORGE_BUCKET_ALIAS") or bucket,
+        bucket_alias=alias,
         queue_url=env.get("DROPFORGE_QUEUE_URL", ""),
         tracking_uri=without_login(need("MLFLOW_TRACKING_URI")),
         airflow_url=env.get("DROPFORGE_AIRFLOW_URL", ""),
         state=Path(env.get("DROPFORGE_STATE") or ".dropforge").absolute(),
         drop_patience=_minutes(env, "DROPFORGE_DROP_PATIENCE", Settings.drop_patience),
+        drop_buckets=_buckets(env.get("DROPFORGE_DROP_BUCKETS", ""), bucket, alias),
     )
+
+
+def families_folder(dags: Path) -> Path:
+    """Folder of the families' files: `DROPFORGE_FAMILIES`, else `families` beside the folder of the DAG files."""
+    return Path(os.environ.get("DROPFORGE_FAMILIES") or dags.parent / "families")
+
+
+def split(text: str) -> tuple[str, ...]:
+    """The words of a list with spaces or commas between them, each once."""
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def _buckets(text: str, own: str, own_alias: str) -> dict[str, str]:
+    """Buckets with their aliases, from words as `ALIAS=BUCKET` or `BUCKET`. :raises DropforgeError: for others."""
+    thing, found = "environment variable DROPFORGE_DROP_BUCKETS", {own: own_alias}
+    for word in split(text):
+        alias, _, bucket = word.rpartition("=")
+        alias = alias or bucket
+        if not _ALIAS.fullmatch(alias) or not _ALIAS.fullmatch(bucket):
+            raise DropforgeError(
+                thing,
+                f"{word!r} is no bucket",
+                "Write ALIAS=BUCKET or BUCKET, of at most 63 letters, digits, dots and hyphens",
+            )
+        if found.get(bucket, alias) != alias:
+            raise DropforgeError(thing, f"bucket {bucket} has the alias {found[bucket]} already", "Give it one alias")
+        if any(known == alias and other != bucket for other, known in found.items()):
+            raise DropforgeError(thing, f"two buckets have the alias {alias}", "Give each one of its own")
+        found[bucket] = alias
+    return {bucket: alias for bucket, alias in found.items() if bucket != own}
 
 
 def _minutes(env: Mapping[str, str], name: str, default: float) -> float:

@@ -31,8 +31,8 @@ def pin(store: Store, source: Source, family: str, bucket: str = "") -> Drop:
         thing, bucket = f"data set {source.hub}", ""
         root, files = files_of(source)
     elif source.drops is not None:
-        thing, root = f"drops of family {family}", layout.family_prefix(family)
-        parts, files = _drops(store, source.drops, family)
+        thing = f"drops of family {family}"
+        root, parts, files = _drops(store, source.drops, family)
     elif source.prefix is not None:
         thing, root = f"source {source.prefix!r}", source.prefix.rstrip("/") + "/"
         files = _below(store, root)
@@ -62,22 +62,26 @@ def _below(store: Store, root: str) -> tuple[DropFile, ...]:
     return tuple(drop_file(store, root, found[key], key, None) for key in keys)
 
 
-def _drops(store: Store, ids: tuple[str, ...], family: str) -> tuple[tuple[Part, ...], tuple[DropFile, ...]]:
-    """The drops, and their data files as they were entered, each below its drop's name."""
+def _drops(store: Store, ids: tuple[str, ...], family: str) -> tuple[str, tuple[Part, ...], tuple[DropFile, ...]]:
+    """Where the drops lie, what they are, and their data files as they were entered, each below its drop's name."""
     found: dict[str, Drop] = {}
     for one in ids:
         try:
             drop = ledger.read(store, family, one)
         except MissingObjectError:
             raise DataError(f"drop id {one}", f"family {family} has no such drop", "Look under ledger/drops/") from None
-        if drop.root is not None:
+        if not drop.uploaded:
             raise DataError(f"drop id {one}", "it was not uploaded but named by a recipe", "Name uploaded drops only")
         if drop.drop in found:
             cause = f"it was uploaded under the name {drop.drop}, as {found[drop.drop].id} was"
             raise DataError(f"drop id {one}", cause, "Name the one whose files are there")
         found[drop.drop] = drop
+    roots = {drop.prefix.removesuffix(f"{name}/"): drop.bucket for name, drop in found.items()}
+    if len(roots) > 1:
+        cause = f"the drops lie in several buckets ({', '.join(sorted(roots.values()))}), and are read from one place"
+        raise DataError(f"drops of family {family}", cause, "Name drops of one bucket, or upload them to one")
     files = (file.model_copy(update={"key": f"{name}/{file.key}"}) for name in found for file in found[name].data_files)
-    return tuple(Part(drop=name, id=drop.id) for name, drop in found.items()), tuple(files)
+    return next(iter(roots)), tuple(Part(drop=name, id=drop.id) for name, drop in found.items()), tuple(files)
 
 
 def _shards(store: Store, name: str, thing: str) -> tuple[str, tuple[DropFile, ...]]:

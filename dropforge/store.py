@@ -11,7 +11,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
+_S3: Final = "s3://"
 _UNFINISHED: Final = ".tmp-"  # how the name of a file begins that is being written
 
 
@@ -38,15 +40,23 @@ class MissingObjectError(DropforgeError, KeyError):
     __str__ = Exception.__str__
 
 
+class ChangedObjectError(DropforgeError):
+    """The object is another than it was when it was looked for."""
+
+
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object's key (relative to the store), size in bytes and entity tag (no quotes)."""
+    """An object's key (relative to the store), size in bytes and entity tag (no quotes).
+
+    :param modified: when it was written, in seconds since 1970; 0 where nobody says.
+    """
 
     key: str
     size: int
     etag: str
     version_id: str | None = None
     sha256: str | None = None
+    modified: float = field(default=0.0, compare=False)
 
 
 class Store(Protocol):
@@ -75,8 +85,14 @@ class Store(Protocol):
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Size in bytes of each object whose key starts with `prefix`; cheaper than `list`, which knows contents."""
 
-    def times(self, prefix: str = "") -> dict[str, float]:
-        """When each object whose key starts with `prefix` was written, in seconds since 1970; as cheap as `sizes`."""
+    def times(self, prefix: str = "", most: int | None = None) -> dict[str, float]:
+        """When each object whose key starts with `prefix` was written, in seconds since 1970; as cheap as `sizes`.
+
+        :param most: how many keys are listed, the first in their order; None for all.
+        """
+
+    def folders(self, prefix: str = "", most: int | None = None) -> tuple[str, ...]:
+        """Names of the folders right below a folder, its `/` included; what lies in them is not listed."""
 
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
@@ -92,14 +108,14 @@ class Store(Protocol):
 
         :param version: the id of the version that was listed, in a bucket that keeps old ones; it is read if the object
             was replaced or deleted since.
-        :raises MissingObjectError: if it is not there.
+        :raises MissingObjectError: if it is not there. :raises ChangedObjectError: if its tag is another.
         """
 
     def upload(self, path: Path, key: str) -> None:
         """Copy a local file into the store."""
 
-    def download(self, key: str, path: Path) -> None:
-        """Copy an object to a local file; the file appears whole or not at all."""
+    def download(self, key: str, path: Path, etag: str | None = None) -> None:
+        """Copy an object to a local file, which appears whole or not at all; with `etag`, fail if it is another now."""
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -136,7 +152,7 @@ def s3_client(*, hurried: bool = False) -> S3Client:
 
 
 class S3Store:
-    """A bucket, or a prefix of one, through boto3."""
+    """A bucket, or a prefix of one, through boto3. `open` and `stat` take addresses in other buckets too."""
 
     def __init__(self, bucket: str, prefix: str = "", client: S3Client | None = None) -> None:
         self.bucket = bucket
@@ -193,7 +209,7 @@ class S3Store:
         from botocore.exceptions import ClientError
 
         try:
-            head = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key, ChecksumMode="ENABLED")
+            head = self.client.head_object(**self._at(key), ChecksumMode="ENABLED")
         except ClientError as error:
             if _code(error) in {"404", "NoSuchKey", "NotFound"}:
                 return None
@@ -204,11 +220,13 @@ class S3Store:
             head["ETag"].strip('"'),
             head.get("VersionId"),
             head.get("ChecksumSHA256"),
+            head["LastModified"].timestamp(),
         )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         for item in self._items(prefix):
-            yield ObjectInfo(item["Key"].removeprefix(self.prefix), item["Size"], item["ETag"].strip('"'))
+            key, modified = item["Key"].removeprefix(self.prefix), item["LastModified"].timestamp()
+            yield ObjectInfo(key, item["Size"], item["ETag"].strip('"'), modified=modified)
 
     def _items(self, prefix: str) -> Iterator[Any]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
@@ -218,8 +236,15 @@ class S3Store:
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {item.key: item.size for item in self.list(prefix)}
 
-    def times(self, prefix: str = "") -> dict[str, float]:
-        return {item["Key"].removeprefix(self.prefix): item["LastModified"].timestamp() for item in self._items(prefix)}
+    def times(self, prefix: str = "", most: int | None = None) -> dict[str, float]:
+        found = islice(self._items(prefix), most)
+        return {item["Key"].removeprefix(self.prefix): item["LastModified"].timestamp() for item in found}
+
+    def folders(self, prefix: str = "", most: int | None = None) -> tuple[str, ...]:
+        start = self.prefix + prefix
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start, Delimiter="/")
+        found = (str(item["Prefix"]) for page in pages for item in page.get("CommonPrefixes", []))
+        return tuple(name.removeprefix(start).rstrip("/") for name in islice(found, most))
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
@@ -248,10 +273,18 @@ class S3Store:
             except ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] >= 500:
                     raise
-        raise MissingObjectError(f"{self.uri}/{key}") if absent else _changed(f"{self.uri}/{key}")
+        uri = key if key.startswith(_S3) else f"{self.uri}/{key}"
+        raise MissingObjectError(uri) if absent else _changed(uri)
+
+    def _at(self, key: str) -> Any:
+        """The place of an object: of this store by its key, of any other by its address."""
+        if not key.startswith(_S3):
+            return {"Bucket": self.bucket, "Key": self.prefix + key}
+        bucket, _, elsewhere = key.removeprefix(_S3).partition("/")
+        return {"Bucket": bucket, "Key": elsewhere}
 
     def _opened(self, key: str, condition: dict[str, str]) -> BinaryIO:
-        answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, **cast(Any, condition))
+        answer = self.client.get_object(**self._at(key), **cast(Any, condition))
         return cast(BinaryIO, answer["Body"])
 
     def upload(self, path: Path, key: str) -> None:
@@ -269,8 +302,8 @@ class S3Store:
                 raise
             send()
 
-    def download(self, key: str, path: Path) -> None:
-        _save(self.open(key), path)
+    def download(self, key: str, path: Path, etag: str | None = None) -> None:
+        _save(self.open(key, etag), path)
 
 
 class FolderStore:
@@ -322,18 +355,21 @@ class FolderStore:
 
     def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
-        return ObjectInfo(key, path.stat().st_size, _etag(path)) if path.is_file() else None
+        return _info(key, path) if path.is_file() else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         for key in self._keys(prefix):
-            path = self.root / key
-            yield ObjectInfo(key, path.stat().st_size, _etag(path))
+            yield _info(key, self.root / key)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {key: (self.root / key).stat().st_size for key in self._keys(prefix)}
 
-    def times(self, prefix: str = "") -> dict[str, float]:
-        return {key: (self.root / key).stat().st_mtime for key in self._keys(prefix)}
+    def times(self, prefix: str = "", most: int | None = None) -> dict[str, float]:
+        return {key: (self.root / key).stat().st_mtime for key in self._keys(prefix)[:most]}
+
+    def folders(self, prefix: str = "", most: int | None = None) -> tuple[str, ...]:
+        names = {key.removeprefix(prefix).partition("/")[0] for key in self._keys(prefix) if "/" in key[len(prefix) :]}
+        return tuple(sorted(names, key=str.encode))[:most]
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
         base = self._path(prefix.rpartition("/")[0])
@@ -370,14 +406,19 @@ class FolderStore:
         with path.open("rb") as stream:
             _save(stream, target)
 
-    def download(self, key: str, path: Path) -> None:
-        _save(self.open(key), path)
+    def download(self, key: str, path: Path, etag: str | None = None) -> None:
+        _save(self.open(key, etag), path)
 
 
 def out_of_reach(error: BaseException) -> bool:
     """Whether an error of a store means that it could not be read or written now: nothing is known of the object."""
     if isinstance(error, OSError):
         return not isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+    return of_client(error)
+
+
+def of_client(error: BaseException) -> bool:
+    """Whether an error is one of S3's client, and so of no disk here; its time-outs are `OSError`s too."""
     return type(error).__module__.partition(".")[0] in ("botocore", "boto3", "s3transfer", "urllib3")
 
 
@@ -385,8 +426,13 @@ def _code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _changed(uri: str) -> DropforgeError:
-    return DropforgeError(uri, "it changed while it was being read", "Upload changed data as a new drop")
+def _changed(uri: str) -> ChangedObjectError:
+    return ChangedObjectError(uri, "it changed while it was being read", "Upload changed data as a new drop")
+
+
+def _info(key: str, path: Path) -> ObjectInfo:
+    state = path.stat()
+    return ObjectInfo(key, state.st_size, _etag(path), modified=state.st_mtime)
 
 
 def _etag(path: Path) -> str:

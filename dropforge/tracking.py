@@ -10,18 +10,20 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from dropforge import mlflow_pages, slices
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Verdict
-from dropforge.run import RunSpec, Tracking
+from dropforge.run import DATASET_DIGEST, RunSpec, Tracking
 from dropforge.settings import without_login
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -39,15 +41,33 @@ TAG_RESUMED: Final = "dropforge.resumed_from"
 TAG_STEPS: Final = "dropforge.steps"
 TAG_VERDICT: Final = "dropforge.verdict"
 TAG_VERSION: Final = "dropforge.version"
+TAG_STEP: Final = "dropforge.step"
 TAG_CHECKPOINT: Final = "dropforge.checkpoint"
 TAG_MODEL: Final = "dropforge.model_digest"
 TAG_START: Final = "dropforge.start"
 TAG_CODE: Final = "dropforge.user_code"
+TAG_BASE: Final = "dropforge.base"  # and with _revision, _digest and _license behind it
+TAG_DATA_LICENSE: Final = "dropforge.data_license"
 TAG_PREVIOUS: Final = "dropforge.previous_champion"
 TAG_ENDED_BY: Final = "dropforge.ended_by"
+TAG_REASON: Final = "dropforge.reason"  # of its job, in the words of the job library; empty for other tasks
+TAG_HEALTH: Final = "dropforge.health"  # what kept the training from going faster, in one line
 TAG_ROLLED_BACK: Final = "dropforge.rolled_back"
 TAG_APPROVAL: Final = "dropforge.approval"
+TAG_COMPARE: Final = "dropforge.compare"  # on a run: MLflow's view of it beside that version's run
+TAG_PARENT: Final = "mlflow.parentRunId"  # MLflow's pages show a run below the one that it names
+TAG_SWEEP: Final = "dropforge.sweep"  # the sweep's run in Airflow, on its own MLflow run
+TAG_TRIAL: Final = "dropforge.trial"  # on a trial: its number
+TAG_STOPPED: Final = "dropforge.stopped"  # on a trial: why its sweep ended it
+TAG_BEST: Final = "dropforge.best"  # on a sweep: the run of its best trial
 TAG_CHAMPION: Final = "dropforge.champion"  # on a run: the version that it was measured against
+TAG_PLAN: Final = "dropforge.plan"  # what the run would take, in one line
+TAG_CONFIRMED: Final = "dropforge.confirmed"  # who let it begin
+TAG_COST: Final = "dropforge.cost"  # what it has used, in one line
+TAG_FAILURE: Final = "dropforge.failure"  # why its last job failed, and where everything about that lies
+TAG_CAUSES: Final = "dropforge.causes"  # why each of its trainings' jobs that failed did, in their order
+TAG_LOST: Final = "dropforge.lost_steps"  # that all of them have done in vain
+_VERSIONS: Final = "mlflow.modelVersions"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 log = logging.getLogger(__name__)
@@ -58,6 +78,7 @@ class Champion:
     """The model version that holds an alias.
 
     :param run: name of the run that made it, and :param digest: of its files, as they were registered; empty if not.
+    :param created: when the version was registered; None if that is not known.
     """
 
     version: str
@@ -65,6 +86,7 @@ class Champion:
     run_id: str
     run: str = ""
     digest: str = ""
+    created: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +117,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
     from mlflow.entities import Param, RunTag
 
     mlflow = client(tracking_uri)
-    experiment = _experiment(mlflow, spec.family)
+    experiment = experiment_of(mlflow, spec.family)
     all_tags = {
         TAG_RUN: spec.run,
         TAG_FAMILY: spec.family,
@@ -120,6 +142,11 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
             mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
         _log_dataset(mlflow, run.info.run_id, spec)
     return Tracking(uri=tracking_uri, run_id=run.info.run_id, experiment_id=experiment)
+
+
+def log_drop(tracking_uri: str, run_id: str, entry: bytes) -> None:
+    """Keep with the run what the ledger says of its data: each file's bucket, key, size, digest and S3 version."""
+    client(tracking_uri).log_text(run_id, entry.decode(), "drop.json")
 
 
 def close_run(tracking_uri: str, run_id: str, status: Status, tags: Mapping[str, str] | None = None) -> None:
@@ -168,6 +195,23 @@ def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champio
     return None if version is None else as_champion(version)
 
 
+def rival(tracking_uri: str, family: str, alias: str, run: str) -> Champion | None:
+    """Whom the candidate of a run is compared with: the champion; if that is the candidate itself, whom it replaced."""
+    from mlflow.exceptions import MlflowException
+
+    mlflow = client(tracking_uri)
+    version = by_alias(mlflow, family, alias)
+    if version is not None and version.tags.get(TAG_RUN) == run and TAG_CHECKPOINT not in version.tags:
+        number = version.tags.get(TAG_PREVIOUS, "none")
+        try:
+            version = None if number == "none" else mlflow.get_model_version(family, number)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            version = None  # deleted since
+    return None if version is None else as_champion(version)
+
+
 def as_champion(version: ModelVersion) -> Champion:
     """What is known of a version's model."""
     return Champion(
@@ -176,10 +220,29 @@ def as_champion(version: ModelVersion) -> Champion:
         version.run_id or "",
         version.tags.get(TAG_RUN, ""),
         version.tags.get(TAG_MODEL, ""),
+        datetime.fromtimestamp(version.creation_timestamp / 1000, UTC) if version.creation_timestamp else None,
     )
 
 
-def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any], verdict: Verdict, step: int) -> None:
+def side_by_side(tracking_uri: str, run_id: str, family: str, version: str) -> str | None:
+    """MLflow's compare view of a candidate's run and the run that made a version; None if that has none any more."""
+    from mlflow.exceptions import MlflowException
+
+    mlflow = client(tracking_uri)
+    try:
+        other = mlflow.get_model_version(family, version).run_id
+        runs = [mlflow.get_run(one) for one in (run_id, other)] if other and other != run_id else []
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    ids, experiments = [run.info.run_id for run in runs], [run.info.experiment_id for run in runs]
+    return mlflow_pages.compare_view(tracking_uri, ids, experiments) if runs else None
+
+
+def log_evaluation(
+    tracking_uri: str, run_id: str, family: str, evaluation: Mapping[str, Any], verdict: Verdict, step: int
+) -> None:
     """Put the measurement of candidate and champion, and the verdict, on the MLflow run.
 
     :param evaluation: the content of `evaluation.json`.
@@ -194,7 +257,13 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
         Metric(f"{side}/{name.removeprefix('eval/')}", float(value), now, step)
         for side in ("candidate", "champion")
         for name, value in (evaluation.get(side) or {}).items()
-        if name.startswith(("eval/", "gen/"))
+        if name.startswith(("eval/", "gen/", "model/"))
+    ]
+    metrics += [
+        Metric(slices.metric_name(side, one["by"], one["name"], name), float(value), now, step)
+        for one in evaluation.get("slices") or ()
+        for side in ("candidate", "champion")
+        for name, value in (one.get(side) or {}).items()
     ]
     gain = evaluation.get("gain") or {}
     metrics += [
@@ -204,16 +273,32 @@ def log_evaluation(tracking_uri: str, run_id: str, evaluation: Mapping[str, Any]
     ]
     word = "promote" if verdict.promote else "keep champion"
     tags = {TAG_VERDICT: f"{word}: {verdict.reason}"[:4900]}
+    mlflow, page = client(tracking_uri), verdict.as_markdown()
     if version := evaluation.get("champion_version"):
         tags[TAG_CHAMPION] = str(version)
-    mlflow = client(tracking_uri)
-    mlflow.log_batch(run_id, metrics=metrics, tags=[RunTag(key, value) for key, value in tags.items()])
-    mlflow.log_text(run_id, verdict.as_markdown() + "\n", "verdict.md")
+        if link := side_by_side(tracking_uri, run_id, family, str(version)):
+            tags[TAG_COMPARE] = link
+            page += f"\n\n[Candidate and champion side by side]({link})"
+    for start in range(0, len(metrics), 900):  # the server takes 1000
+        mlflow.log_batch(run_id, metrics=metrics[start : start + 900])
+    mlflow.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    mlflow.log_text(run_id, page + "\n", "verdict.md")
 
 
-def note_approval(tracking_uri: str, run_id: str, text: str) -> None:
-    """Show on the MLflow run until when a person is asked, or what the answer was."""
-    client(tracking_uri).set_tag(run_id, TAG_APPROVAL, text[:4900])
+def note(tracking_uri: str, run_id: str, tag: str, text: str) -> None:
+    """Show a line on the MLflow run, such as until when a person is asked, or what the answer was."""
+    client(tracking_uri).set_tag(run_id, tag, text[:4900])
+
+
+def log_hours(tracking_uri: str, run_id: str, metrics: Mapping[str, float], tag: str, text: str) -> None:
+    """Put what a run would take, or has taken, on its MLflow run: figures, and all of it in a line."""
+    import time
+
+    from mlflow.entities import Metric, RunTag
+
+    now = int(time.time() * 1000)
+    found = [Metric(name, value, now, 0) for name, value in metrics.items()]
+    client(tracking_uri).log_batch(run_id, metrics=found, tags=[RunTag(tag, text[:4900])])
 
 
 def log_wall(tracking_uri: str, run_id: str, wall: Mapping[str, float], step: int) -> None:
@@ -238,40 +323,52 @@ def register(
     *,
     alias: str,
     compared_with: str | None,
+    hold: AbstractContextManager[None] | None = None,
 ) -> Registered:
     """Register the run's model as a version of its family; move `alias` to it if the verdict says so.
 
     :param report: the content of `report.json`.
     :param compared_with: version of the champion the candidate was measured against; None if there was none.
+    :param hold: keeps others from moving the alias, see `dropforge.moves`.
     :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it, or if
         somebody rolled this version back.
     """
     mlflow = client(tracking_uri)
-    version = _version(mlflow, spec, report)
-    number = str(version.version)
-    current = by_alias(mlflow, spec.family, alias)
-    holder = str(current.version) if current is not None else None
-    previous = version.tags.get(TAG_PREVIOUS) or None
-    if verdict.promote and holder != number:
-        if back := version.tags.get(TAG_ROLLED_BACK):
-            raise DropforgeError(
-                f"version {number} of {spec.family}",
-                f"it was rolled back ({back})",
-                f"If it shall be {alias!r} again: `dropforge rollback {spec.family} --to {number}`",
-            )
-        if holder != compared_with:
-            raise DropforgeError(
-                f"alias {alias!r} of {spec.family}",
-                f"it moved from version {compared_with or 'none'} to {holder or 'none'} since the comparison",
-                "Clear the task `champion` and those after it to compare again",
-            )
-        mlflow.set_model_version_tag(spec.family, number, TAG_PREVIOUS, holder or "none")
-        mlflow.set_registered_model_alias(spec.family, alias, number)
-        previous = holder
+    number = str(_version(mlflow, spec, report).version)
+    if (model := _exported(mlflow, spec, report.get("exported_step"))) is not None:
+        _link(mlflow, model, spec.family, number)
+    with hold or nullcontext():
+        previous = _promoted(mlflow, spec.family, number, verdict, alias, compared_with)
     mlflow.set_model_version_tag(spec.family, number, TAG_VERDICT, verdict.reason[:4900])
     if spec.tracking is not None:
         mlflow.set_tag(spec.tracking.run_id, TAG_VERSION, number)
     return Registered(number, verdict.promote, None if previous in {None, "none"} else previous)
+
+
+def _promoted(
+    mlflow: MlflowClient, family: str, number: str, verdict: Verdict, alias: str, compared_with: str | None
+) -> str | None:
+    """Move the alias to a version, if the verdict says so and it may; who held it before."""
+    tags = mlflow.get_model_version(family, number).tags
+    current = by_alias(mlflow, family, alias)
+    holder = str(current.version) if current is not None else None
+    if not verdict.promote or holder == number:
+        return tags.get(TAG_PREVIOUS) or None
+    if back := tags.get(TAG_ROLLED_BACK):
+        raise DropforgeError(
+            f"version {number} of {family}",
+            f"it was rolled back ({back})",
+            f"If it shall be {alias!r} again: `dropforge rollback {family} --to {number}`",
+        )
+    if holder != compared_with:
+        raise DropforgeError(
+            f"alias {alias!r} of {family}",
+            f"it moved from version {compared_with or 'none'} to {holder or 'none'} since the comparison",
+            "Clear the task `champion` and those after it to compare again",
+        )
+    mlflow.set_model_version_tag(family, number, TAG_PREVIOUS, holder or "none")
+    mlflow.set_registered_model_alias(family, alias, number)
+    return holder
 
 
 def register_checkpoint(
@@ -291,10 +388,11 @@ def register_checkpoint(
         spec.family,
         source=str(model["uri"]),
         run_id=spec.tracking.run_id if spec.tracking else None,
-        tags={**_provenance(spec, model), TAG_CHECKPOINT: digest, "dropforge.step": str(step)},
+        tags={**_provenance(spec, model), TAG_CHECKPOINT: digest, TAG_STEP: str(step)},
         description=f"Checkpoint step-{step} of run {spec.run} on dataset {spec.dataset_digest[:12]}",
         model_id=model_id,
     )
+    _link(mlflow, mlflow.get_logged_model(model_id), spec.family, str(made.version))
     return str(made.version)
 
 
@@ -307,9 +405,18 @@ def find_run(mlflow: MlflowClient, experiment: str, run: str) -> Run | None:
 
 
 def search(
-    mlflow: MlflowClient, tag: str, value: str | None = None, *, family: str | None = None, limit: int = 100
+    mlflow: MlflowClient,
+    tag: str,
+    value: str | None = None,
+    *,
+    family: str | None = None,
+    limit: int = 100,
+    also: str = "",
 ) -> list[Run]:
-    """Runs that carry a tag, or a tag with this value, over all families or one; the newest first."""
+    """Runs that carry a tag, or a tag with this value, over all families or one; the newest first.
+
+    :param also: a further condition, as MLflow's filters are written.
+    """
     experiments = [
         experiment.experiment_id
         for experiment in mlflow.search_experiments()
@@ -317,10 +424,12 @@ def search(
     ]
     test = "LIKE '%'" if value is None else f"= '{value.replace(chr(39), '')}'"
     order = ["attributes.start_time DESC"]
-    return list(mlflow.search_runs(experiments, f"tags.`{tag}` {test}", max_results=limit, order_by=order))
+    wanted = f"tags.`{tag}` {test}" + (f" AND {also}" if also else "")
+    return list(mlflow.search_runs(experiments, wanted, max_results=limit, order_by=order))
 
 
-def _experiment(mlflow: MlflowClient, family: str) -> str:
+def experiment_of(mlflow: MlflowClient, family: str) -> str:
+    """The family's experiment, made if there is none."""
     from mlflow.exceptions import MlflowException
 
     experiment = mlflow.get_experiment_by_name(family)
@@ -353,6 +462,26 @@ def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> 
     )
 
 
+def _exported(mlflow: MlflowClient, spec: RunSpec, step: int | None) -> LoggedModel | None:
+    """The logged model of the checkpoint whose weights the run's model has, with its figures; None if it has none."""
+    if spec.tracking is None or step is None:
+        return None
+    found = mlflow.search_logged_models(
+        [spec.tracking.experiment_id],
+        f"source_run_id = '{spec.tracking.run_id}' AND tags.`{TAG_STEP}` = '{step}'",
+        max_results=1,
+    )
+    return found[0] if found else None
+
+
+def _link(mlflow: MlflowClient, model: LoggedModel, family: str, number: str) -> None:
+    """Have MLflow's pages lead from a logged model to its version, as `mlflow.register_model` has them."""
+    known = json.loads(model.tags.get(_VERSIONS) or "[]")
+    this = {"name": family, "version": number}
+    if this not in known:
+        mlflow.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps([*known, this])})
+
+
 def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
     from mlflow.exceptions import MlflowException
 
@@ -368,9 +497,18 @@ def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
         TAG_RUN: spec.run,
         **_data(spec),
         TAG_MODEL: str(model["digest"]),
+        **_origins(spec, model),
         "dropforge.method": str(spec.recipe["train"]["method"]),
         **_lineage(spec),
     }
+
+
+def _origins(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
+    """The base model, what pins it, and the licences of what went in, as far as they are known."""
+    base = model.get("base") or {}
+    tags = {f"{TAG_BASE}{f'_{key}' if key != 'model' else ''}": str(value)[:4900] for key, value in base.items()}
+    terms = (spec.recipe.get("data") or {}).get("license")
+    return tags | ({TAG_DATA_LICENSE: str(terms)[:4900]} if terms else {})
 
 
 def _data(spec: RunSpec) -> dict[str, str]:
@@ -396,8 +534,8 @@ def _log_dataset(mlflow: MlflowClient, run_id: str, spec: RunSpec) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     source = json.dumps({"uri": spec.dataset, "drop": spec.drop.get("prefix", "")})
-    # A digest has room for 36 characters there; the tag has the whole.
-    dataset = Dataset(name=spec.family, digest=spec.dataset_digest[:36], source_type="s3", source=source)
+    # The tag has the whole digest.
+    dataset = Dataset(name=spec.family, digest=spec.dataset_digest[:DATASET_DIGEST], source_type="s3", source=source)
     mlflow.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 

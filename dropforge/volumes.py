@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
+from dropforge.placement.storages import Kind
 from dropforge.section import Section
+
+USER: Final = 10001
+"""User id of our images, whose group gets the claims that can be given to one."""
 
 
 class Volume(Section):
@@ -21,6 +25,9 @@ class Volume(Section):
     """The part of it that is mounted."""
     read_only: bool = True
     """Whether pods may not write to it."""
+    storage: Kind | None = None
+    """What it stands on: `disk` of one node, each `node`'s own, or shared by all: `nfs`, `lustre`, `virtiofs`. What
+    cannot work on it is refused then; null refuses nothing."""
 
 
 def nearest(folder: str, asked: Sequence[Volume]) -> Volume | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
+import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +20,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from dropforge.store import FolderStore, S3Store, Store, s3_client
 
+# Each process has an Airflow of its own, before anything imports it: never the user's, and never another worker's.
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="dropforge-airflow-")
+atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
+os.environ.setdefault("AIRFLOW__CORE__UNIT_TEST_MODE", "False")
 # As in a rank (trainer.launch), and before torch is imported: threads that spin while they wait take the others' cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Half of the CPU time of a short-lived Spark goes into compiling Java once more, and collecting garbage in parallel.
@@ -28,15 +35,20 @@ hypothesis.settings.load_profile("untimed")
 
 _ON_GPUS = os.environ.get("DROPFORGE_RANKS_ON") == "cuda"
 _PASSED: set[str] = set()
+# By worker and scope, when it began and ended there.
+_SPENT: dict[tuple[str, str], tuple[float, float]] = {}
 
 RANKS = "tests/trainer/test_ranks"  # one server of ranks for all of them
+ALERTS = "tests/e2e/test_a"  # with approval, a quarter of what would be the longest folder
 
 # Where the time goes, the longest first: a worker that begins one of these late ends last. A folder is run whole by one
 # worker, because its files share services that take long to start; each line of a folder has services of its own.
 _LONGEST = (
     "tests/cluster/",
     "tests/e2e/test_whole_way.py",
+    "tests/e2e/test_sweep.py",
     "tests/e2e/",
+    ALERTS,
     "tests/trainer/test_launch.py",
     "tests/kubeflow_training/airflow_side/",
     "tests/dropforge/",
@@ -53,12 +65,12 @@ _LONGEST = (
 
 
 def scope(nodeid: str) -> str:
-    """What one worker runs whole: the first line of `_LONGEST` that fits, else the file."""
+    """What one worker runs whole: the longest line of `_LONGEST` that fits, else the file."""
     path, _, test = nodeid.partition("::")
     # Hundreds of cells: half an hour if one worker ran them all.
     if method := re.match(r"test_the_rest_of_the_matrix\[.*-(full|lora|config)-", test):
         return f"{path}:{method[1]}"
-    return next((found for found in _LONGEST if path.startswith(found)), path)
+    return max((found for found in _LONGEST if path.startswith(found)), key=len, default=path)
 
 
 class ByPlace(LoadScopeScheduling):
@@ -83,7 +95,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """On GPUs, say what was left out, and why: green is not all of it where there are few."""
+    """Which worker had what for more than a minute, so that one sees whether some waited for one.
+
+    On GPUs, what was left out, and why: green is not all of it where there are few.
+    """
+    if workers := sorted({worker for worker, _ in _SPENT if worker}):
+        terminalreporter.section("seconds from start to end by worker")
+        start = min(begun for begun, _ in _SPENT.values())
+        for worker in workers:
+            mine = sorted(
+                (begun - start, ended - start, name) for (of, name), (begun, ended) in _SPENT.items() if of == worker
+            )
+            long = [f"{name} {begun:.0f}-{ended:.0f}" for begun, ended, name in mine if ended - begun > 60]
+            terminalreporter.line(f"{worker} {max(ended for _, ended, _ in mine):.0f}: {', '.join(long)}")
     if not _ON_GPUS:
         return
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
@@ -101,11 +125,21 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed:
         _PASSED.add(report.nodeid)
+    if report.stop:  # a worker's crash has no time
+        key = getattr(report, "worker_id", ""), scope(report.nodeid)
+        begun, ended = _SPENT.get(key, (report.start, report.stop))
+        _SPENT[key] = min(begun, report.start), max(ended, report.stop)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: order.get(scope(item.nodeid), len(order)))
+
+    def place(item: pytest.Item) -> int:
+        # It stops the stack that its folder shares: in one process it comes after all others there.
+        found = ALERTS if item.path.name == "test_stack.py" else scope(item.nodeid)
+        return order.get(found, len(order))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 _LFS = (".safetensors", ".parquet")
 
 
+@lru_cache(maxsize=64)
 def digest_of(name: str, data: bytes) -> str:
     """What the hub calls a file by: SHA-256 of a large one, git's SHA-1 of the others."""
     if name.endswith(_LFS):
@@ -241,6 +244,18 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
     hub.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return server
+
+
+@contextmanager
+def open_hub(hub: Hub, cache: Path, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The hub is served until the block ends, and this process's client asks it. :param cache: of the client."""
+    server = serve(hub)
+    point_to(hub, cache, patch)
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def point_to(hub: Hub, cache: Path, patch: pytest.MonkeyPatch) -> None:

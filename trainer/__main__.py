@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from trainer.commands import evaluate, export, inspect, plan, run, tokenise
+from trainer.commands import doctor, evaluate, export, inspect, plan, run, tokenise
 from trainer.commands.errors import INTERRUPTED, PIPE, TERMINATED, tell
 
 _EPILOG = """\
@@ -24,8 +24,8 @@ exit codes:
   2    the command line is wrong
   10   the recipe or an address is wrong     11   the data or a checkpoint is broken
   12   the training diverged                 20   preempted: start it again, it goes on
-  21   hardware or a lost rank               130  Ctrl-C
-  1    anything else
+  21   hardware or a lost rank               22   this node is broken
+  130  Ctrl-C                                1    anything else
 
 example:
   python -m trainer plan s3://dropforge/runs/python-help-9ab3f12c77d0
@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (plan, tokenise, run, evaluate, export, inspect):
+    for command in (plan, tokenise, run, evaluate, export, inspect, doctor):
         command.add(commands)
     return parser
 

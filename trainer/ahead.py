@@ -18,7 +18,7 @@ from dropforge.store import open_store, split_uri
 from trainer.compat import check_versions
 from trainer.config import read_settings
 from trainer.launch import Verdict, write_termination_message
-from trainer.prepare import prepare
+from trainer.prepare import node_cache, prepare
 from trainer.rank import ending
 from trainer.report.console import Console, warn
 from trainer.state.stop import StopSignal
@@ -31,12 +31,12 @@ def tokenise_ahead(spec: RunSpec, check: Callable[[], None], say: Callable[[str]
     :raises DataError: if the dataset is not what the run was planned for, or too few of its rows teach anything.
     """
     settings = read_settings(spec.recipe)
-    with tempfile.TemporaryDirectory(prefix="dropforge-ahead-") as name:
+    with tempfile.TemporaryDirectory(prefix="dropforge-ahead-") as name, node_cache(settings, say) as node:
         if settings.base.start != "base":
             from trainer.restore import bring_start
 
-            spec = bring_start(spec, say, check)
-        prepare(spec, settings, Path(name), check, say, weights=False)
+            spec = bring_start(spec, say, check, node=node)
+        prepare(spec, settings, Path(name), check, say, weights=False, node=node)
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

@@ -39,7 +39,7 @@ def do(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     stop.check()
     if order["verb"] == "evaluate":
         return {"figures": _evaluate(spec, order, stop, console)}
-    return {"model": _export(spec, order, console)}
+    return {"model": _export(spec, order, stop, console)}
 
 
 def read_order(uri: str) -> dict[str, Any]:
@@ -64,14 +64,17 @@ def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console
     from trainer.config import read_settings
     from trainer.data.user_code import user_code
     from trainer.evaluate import evaluation_rows, measure_model
+    from trainer.prepare import node_cache
     from trainer.restore import export_sealed
 
     settings = read_settings(spec.recipe)
     with user_code(settings.code) as code, tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
         rows = evaluation_rows(spec, settings, code)
         console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
-        export_sealed(spec, order["step"], order["digest"], Path(name) / "model", console.say)
-        measured = measure_model("checkpoint", str(Path(name) / "model"), rows, settings, stop, console, code)
+        model = Path(name) / "model"
+        with node_cache(settings, console.say) as node:
+            export_sealed(spec, order["step"], order["digest"], model, console.say, node, stop.check)
+        measured = measure_model("checkpoint", str(model), rows, settings, stop, console, code)
     figures = measured.figures
     if "problem" in figures:
         raise DataError(
@@ -80,11 +83,15 @@ def _evaluate(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console
     return figures
 
 
-def _export(spec: RunSpec, order: Mapping[str, Any], console: Console) -> dict[str, Any]:
+def _export(spec: RunSpec, order: Mapping[str, Any], stop: StopSignal, console: Console) -> dict[str, Any]:
+    from trainer.config import read_settings
+    from trainer.prepare import node_cache
     from trainer.restore import export_to
 
     console.phase(f"reading checkpoint step-{order['step']} of {spec.run}")
-    return export_to(spec, order["step"], order["digest"], order["to"], console.say)
+    to, say = order["to"], console.say
+    with node_cache(read_settings(spec.recipe), say) as node:
+        return export_to(spec, order["step"], order["digest"], to, say, node=node, check=stop.check)
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

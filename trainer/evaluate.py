@@ -4,13 +4,14 @@ The rows are the evaluation rows of the candidate's dataset, the first `evaluate
 content keys. Each model reads them with its own tokenizer, so `eval/loss` (nats per token) compares two models only
 if they share the tokenizer (`same_tokenizer`); `eval/bits_per_byte` compares any two.
 
-evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": {"version", "model"} or null}`;
-the result is `evaluation.json` in the run's folder. Both models are measured in the recipe's `evaluate.precision`,
-which the result names. A model without a finite loss has `problem` in the place of its figures. With
-`evaluate.generation` each model answers the same rows (`gen/...`), which compare whatever the tokenizers are; what it
-answered is `answers/candidate.json` and `answers/champion.json` in the run's folder and among its artifacts.
+evaluate.json: `{"run": address of run.json, "candidate": model folder, "champion": null or {"version", "model",
+"days"}}`; the result is `evaluation.json` in the run's folder. Both models are measured in the recipe's
+`evaluate.precision`, which the result names. A model without a finite loss has `problem` in the place of its figures.
+With `evaluate.generation` each model answers the same rows (`gen/...`), which compare whatever the tokenizers are; what
+it answered is `answers/candidate.json` and `answers/champion.json` in the run's folder and among its artifacts.
 What each row adds to the figures of both is `evaluation-rows.json` (`trainer.row_sums`), written before the result,
-which has its SHA-256; with `promote.confidence` the gain's interval that follows from it is `gain` of the result.
+which has its SHA-256; `slices` are the figures of parts of them, as `promote.slices` asks; with `promote.confidence`
+the gain's interval that follows from it is `gain` of the result.
 
 Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
 their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
@@ -26,6 +27,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +38,7 @@ import numpy as np
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.promotion import Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
+from dropforge.slices import OWN, cuts_of
 from dropforge.store import open_store, split_uri
 from trainer import bootstrap
 from trainer.compat import check_versions, quiet_libraries
@@ -47,6 +50,7 @@ from trainer.rank import ending
 from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
 from trainer.report.samples import name_of, table_json
+from trainer.row_slices import sliced
 from trainer.row_sums import NAME, Columns, answered_columns, figure, measured_columns, placed, plain
 from trainer.state.stop import StopSignal
 
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from trainer.generate import Answers
 
 RESULT = "evaluation.json"
+_KEPT: Final = ("eval/", "gen/", "model/")  # figures that are told of the champion, too
 _KINDS: Final = {
     "causal-lm": "a causal language model",
     "classification": "a classifier",
@@ -114,11 +119,13 @@ def _compare(
         "candidate": candidate,
         "champion": None
         if champion is None
-        else {key: value for key, value in champion.items() if key.startswith(("eval/", "gen/")) or key == "problem"},
+        else {key: value for key, value in champion.items() if key.startswith(_KEPT) or key == "problem"},
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
+        "champion_days": None if order["champion"] is None else order["champion"].get("days"),
         "same_tokenizer": same,
         "metric_note": "" if same or settings.task == "classification" else note,
         "gain": None if gain is None else vars(gain),
+        "slices": sliced(cuts_of(spec.recipe.get("promote") or {}), rows, columns),
     }
     found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
     if found:
@@ -186,8 +193,10 @@ def evaluation_rows(spec: RunSpec, settings: Settings, code: UserCode | None = N
     store = open_store(spec.data_root)
     keys = {split: bytearray() for split in ("train", "eval")}  # 16 bytes of each row are all that stays of it
 
+    kept = any(cut.by not in OWN for cut in cuts_of(spec.recipe.get("promote") or {}))
+
     def read(split: str) -> Iterator[Row]:
-        for row in read_rows(store, manifest, split):
+        for row in read_rows(store, manifest, split, None, kept and split == "eval"):
             keys[split] += row.key
             yield row
 
@@ -215,6 +224,7 @@ def measure_model(
     """
     from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
+    from trainer.data.hub import Through
     from trainer.data.labels import for_labels
     from trainer.data.seq2seq import for_seq2seq
     from trainer.data.tokenizer import load_tokenizer
@@ -233,6 +243,7 @@ def measure_model(
     from trainer.model.loss import choose_way, loss_model
     from trainer.model.prefix import open_model
     from trainer.model.seq2seq import load_seq2seq
+    from trainer.prepare import node_cache
     from trainer.tokenise import encode_eval, prompts_of
 
     code = code or UserCode()
@@ -241,8 +252,10 @@ def measure_model(
     quiet_libraries()
     gang = gang_from_env(settings.gpus, {})
     set_threads(1)
-    with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary:
-        folder = fetch_folder(uri, Path(temporary), prefix=True)
+    with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary, node_cache(settings, console.say) as node:
+        through = Through(node, Path(temporary), stop.check) if node is not None else None
+        folder = fetch_folder(uri, Path(temporary), prefix=True, through=through)
+        folder_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         task = task_of(folder)
         if task != settings.task:
             what = f"{_KINDS[task]}, and no {_KINDS[settings.task].partition(' ')[2]}"
@@ -255,7 +268,7 @@ def measure_model(
         elif task == "sequence-to-sequence":
             tokenizer, model = for_seq2seq(tokenizer), load_seq2seq(folder)
         else:
-            model = open_model(folder)
+            model = open_model(folder, node=node, check=stop.check)
         built = Built(model.to(gang.device).eval())
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = context_of(built.model) or settings.train.sequence_length
@@ -275,6 +288,7 @@ def measure_model(
         if done == count or done % max(1, count // 10) == 0:
             console.progress(done, steps=count, text=f"measuring the {name}")
 
+    began = time.monotonic()
     found = measure(
         loss,
         tokens,
@@ -291,7 +305,7 @@ def measure_model(
     if found is None:
         stop.check()
     assert found is not None
-    figures = found.plain()
+    figures = {**found.plain(), **_size(folder_bytes, built.model), "model/rows_per_second": _speed(found.rows, began)}
     digest = hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
     if labels is not None:
         figures["unseen_labels"] = tokens.facts["unseen_labels"]
@@ -299,7 +313,7 @@ def measure_model(
         console.say(f"{name}: " + "  ".join(f"{key} {value:.4f}" for key, value in found.metrics().items()))
     else:  # JSON has no such number, and none of the others means anything
         problem = f"its loss on these rows is {found.loss}"
-        figures = {**{key: value for key, value in figures.items() if not key.startswith("eval/")}, "problem": problem}
+        figures = {**{key: value for key, value in figures.items() if not key.startswith(_KEPT)}, "problem": problem}
         console.say(f"{name} {uri}: {problem}")
         return MeasuredModel(figures, digest, labels=labels)
     assert found.each is not None
@@ -325,6 +339,16 @@ def measure_model(
     console.say(f"{name}: {answers}")
     columns |= answered_columns(answers, rows)
     return MeasuredModel({**figures, **answers.plain()}, digest, answers, columns=columns)
+
+
+def _size(stored: int, model: Any) -> dict[str, int]:
+    """:param stored: bytes of its files of weights; a prefix is small, and its parameters are its base's as well."""
+    return {"model/bytes": stored, "model/parameters": sum(weight.numel() for weight in model.parameters())}
+
+
+def _speed(rows: int, began: float) -> float:
+    """Rows that were read in a second, as the recipe's evaluation does it: a time, which is another one next time."""
+    return rows / max(time.monotonic() - began, 1e-9)
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:

@@ -24,20 +24,23 @@ from types import FrameType
 from typing import Any, Final
 
 from dropforge.errors import DropforgeError
+from dropforge.placement.fabrics import PREFLIGHT
 from dropforge.run import ExitCode, RunSpec, termination_message
 from dropforge.store import Store, open_store, split_uri
 from trainer.report.archive import EVERY, Archive
 from trainer.report.console import warn
 from trainer.report.system import start_system_metrics
+from trainer.report.tracking import tag_run
 from trainer.report.wall import BEGAN_KEY
 
 _MARGIN: Final = 3.0  # seconds of the grace that are left for the termination message and the last of the log
 _ARCHIVE: Final = 10.0  # seconds that the end waits for the store to take the rest of the log
 _EVIDENCE: Final = ("stacks-*", "flight-*", "hang.json")
 _LARGEST: Final = 32 << 20  # bytes of a file
+IDLE_TAG: Final = "dropforge.idle"
 _BEGAN: Final = time.time()
 # Whoever has a reason of his own comes before those who only lost a peer.
-_CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED)
+_CAUSES: Final = (ExitCode.BAD_RECIPE, ExitCode.BAD_DATA, ExitCode.DIVERGED, ExitCode.NODE)
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,23 @@ class Terminator:
     """Passes SIGTERM on to the ranks, and ends them just before the grace does.
 
     :param over: the ranks have ended, and a SIGTERM only makes the rest short.
+    :param idle: why the GPUs count as idle, if that is the reason of the stop.
     """
 
     def __init__(self) -> None:
         self.grace = 60.0
         self.stopped = self.over = False
+        self.idle = ""
         self.agent: Any = None
         self._end = math.inf
 
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._pass_on)
+
+    def stop_idle(self, why: str) -> None:
+        """Stop as a SIGTERM does: with a checkpoint, on all nodes, within the grace."""
+        self.idle = why
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def left(self) -> float:
         """Seconds until this pod is killed."""
@@ -160,15 +170,25 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     from trainer.compat import flight_recorder
+    from trainer.config import read_settings
     from trainer.model.deterministic import environment
     from trainer.node.agent import Output, make_agent, place_from_env
     from trainer.node.heart import STACK_SIGNAL
+    from trainer.node.idle import IdleWatch, Policy
     from trainer.node.machine import available_cores
     from trainer.node.scratch import scratch as make_scratch
+    from trainer.node.system import find_gpus
     from trainer.node.watchdog import Watchdog
+    from trainer.preflight.node import check_node
+    from trainer.preflight.verdict import PreflightError
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what matters is said by this module
-    place = place_from_env(env)
+    place, visible = place_from_env(env), env.get("CUDA_VISIBLE_DEVICES")
+    if PREFLIGHT in env:
+        try:
+            print(f"this node: {check_node(read_settings(spec.recipe).gpus, find_gpus(), visible)}", flush=True)
+        except PreflightError as error:
+            return Verdict(int(error.code), str(error))
     if place.node == 0:
         leave_began(open_store(spec.root), _BEGAN)
     with make_scratch() as scratch:
@@ -185,9 +205,10 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
         command = [sys.executable, "-m", "trainer.rank", uri]
         agent = make_agent(place, command, output)
         terminator.agent = agent
+        ranks = range(place.first_rank, place.first_rank + place.ranks)
         watchdog = Watchdog(
             scratch,
-            range(place.first_rank, place.first_rank + place.ranks),
+            ranks,
             place.nodes * place.ranks,
             signal_stacks=lambda: agent.signal_ranks(STACK_SIGNAL),
             kill=lambda: agent.signal_ranks(signal.SIGKILL),
@@ -195,6 +216,10 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
             store=agent.store if place.nodes > 1 else None,
         )
         watchdog.start()
+        policy = Policy.of(spec.recipe)
+        idle = None
+        if policy is not None:
+            idle = IdleWatch(policy, scratch, ranks, stop=terminator.stop_idle, tell=output.tell, visible=visible)
         system = start_system_metrics(spec.tracking, env, place.node, place.nodes)
         try:
             result = agent.run()
@@ -206,6 +231,8 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
                 ExitCode.HARDWARE, f"the nodes could not meet at {where}: {' '.join(str(error).split())[:500]}"
             )
         finally:
+            if idle is not None:
+                idle.close()
             agent.signal_ranks(signal.SIGKILL)
             hung = watchdog.close()
             output.close()
@@ -214,11 +241,14 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
         ends = []
         for rank, failure in sorted(result.failures.items()):
             lines = [line for line in output.last.get(rank, ()) if line.strip()]
-            word = _word(scratch, rank) or (lines[-1] if lines else "")
+            word = word_of(scratch, rank) or (lines[-1] if lines else "")
             ends.append(Ended(rank, failure.exitcode, word, rank in agent.closed))
         verdict = Verdict(ExitCode.HARDWARE, hung[1], hung[0]) if hung else judge(ends, terminator.stopped)
+        if terminator.idle and verdict.code == ExitCode.PREEMPTED:
+            verdict = replace(verdict, code=ExitCode.IDLE, message=f"{terminator.idle}: {verdict.message}")
+            tag_run(spec.tracking, {IDLE_TAG: terminator.idle}, terminator.left() - _MARGIN)
         verdict = replace(verdict, step=output.progress.get("step"), steps=output.progress.get("steps"))
-        if verdict.code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+        if verdict.code not in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.IDLE):
             kept = keep_evidence(scratch, spec.root, archive.folder, terminator.left)
             if kept and hung:
                 verdict = replace(verdict, message=f"{verdict.message}. Stacks: {kept}")
@@ -254,7 +284,7 @@ def keep_evidence(scratch: Path, root: str, folder: str, left: Callable[[], floa
     return f"{root}/{folder}" if stored.is_set() else ""
 
 
-def _word(scratch: Path, rank: int) -> str:
+def word_of(scratch: Path, rank: int) -> str:
     try:
         return str(json.loads((scratch / f"outcome-{rank}.json").read_text())["message"])
     except (OSError, ValueError, KeyError):

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,7 @@ def prepare(
     keep: bool = True,
     share: bool = True,
     weights: bool = True,
+    node: NodeCache | None = None,
     patience: float = PATIENCE,
 ) -> None:
     """Fill the scratch folder.
@@ -110,6 +112,7 @@ def prepare(
     :param share: whether to take over, and to store, tokens beside the dataset, for other runs; only with `keep`.
     :param weights: whether the base model's are needed; those of a model that the run goes on from are held to their
         digests either way.
+    :param node: the node's cache; the base model's files are read there until it is released.
     :raises DataError: if the dataset is not what the run was planned for.
     :raises DropforgeError: if what was made here is not what is stored.
     """
@@ -130,7 +133,8 @@ def prepare(
                 "Start a new run, whose plan pins it",
             )
         whole = weights or bool(spec.start and spec.start.files)
-        base = str(fetch_base(settings.base.model, settings.base.revision, scratch / "base", weights=whole))
+        model, revision, to = settings.base.model, settings.base.revision, scratch / "base"
+        base = str(fetch_base(model, revision, to, weights=whole, node=node, check=check))
         check_files(spec.start, Path(base))
     labels = None
     if settings.task == "classification":
@@ -147,7 +151,6 @@ def prepare(
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
-    node = NodeCache(Path(settings.data_cache), settings.data_cache_bytes, say) if settings.data_cache else None
     stored = PlanStore(run, identity(spec, settings, tokenizer, labels, code), cache=node)
     if keep and comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
@@ -348,6 +351,13 @@ def _sha256(path: Path) -> str:
 
 def _fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
+
+
+def node_cache(settings: Settings, say: Callable[[str], None]) -> AbstractContextManager[NodeCache | None]:
+    """The cache of the node, if the recipe names one; what was read there is held until the end of the `with`."""
+    if settings.data_cache is None:
+        return nullcontext()
+    return NodeCache(Path(settings.data_cache), settings.data_cache_bytes, say)
 
 
 def scratch_folder() -> Path | None:

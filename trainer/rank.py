@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
@@ -22,7 +23,9 @@ from trainer.compat import check_quantising, check_versions, quiet_libraries
 from trainer.config import read_settings
 from trainer.node.compiler import check_compiler, open_cache
 from trainer.node.heart import Heart, bounds_from_env, keep_flight_records
-from trainer.prepare import prepare, scratch_folder
+from trainer.preflight.ranks import hold, preflight_from_env
+from trainer.preflight.verdict import PreflightError
+from trainer.prepare import node_cache, prepare, scratch_folder
 from trainer.report.board import check_board
 from trainer.report.console import Console, warn
 from trainer.report.wall import Wall, began_from_env
@@ -46,16 +49,24 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
         console.say(f"run {spec.run} is already done")
         return
     given = scratch_folder()
-    with tempfile.TemporaryDirectory(prefix="dropforge-") if given is None else nullcontext(str(given)) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="dropforge-") if given is None else nullcontext(str(given)) as name,
+        node_cache(settings, console.phase) as node,
+    ):
         scratch = Path(name)
+        held, shown = preflight_from_env(os.environ), None
+        if held is not None:
+            console.phase(f"preflight, {held.fabric}")
+            shown = hold(held, settings.gpus, scratch, os.environ, stop.check, lambda: import_module("torch"))
+            console.say(f"preflight: {shown}")
         if os.environ.get("LOCAL_RANK", "0") == "0":
             first = os.environ.get("RANK", "0") == "0"
             with wall.during("data"):
                 if settings.base.start != "base":
                     from trainer.restore import bring_start
 
-                    spec = bring_start(spec, console.phase, stop.check, first=first)
-                prepare(spec, settings, scratch, stop.check, console.phase, first=first)
+                    spec = bring_start(spec, console.phase, stop.check, first=first, node=node)
+                prepare(spec, settings, scratch, stop.check, console.phase, first=first, node=node)
         from trainer.gang import gang_from_env, set_threads
         from trainer.model.deterministic import enable
         from trainer.training import train
@@ -65,7 +76,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
             enable()
         gang = gang_from_env(settings.gpus)
         set_threads(gang.local_world)
-        train(spec, settings, gang, scratch, stop, console, heart or Heart(), wall)
+        train(spec, settings, gang, scratch, stop, console, heart or Heart(), wall, shown)
 
 
 def ending(error: BaseException) -> tuple[int, str]:
@@ -92,6 +103,8 @@ def ending(error: BaseException) -> tuple[int, str]:
             return ExitCode.HARDWARE, f"the ranks lost each other: {text}. Look for a rank that ended first"
         case StorageError():
             return ExitCode.HARDWARE, text
+        case PreflightError():
+            return error.code, text
         case ExportError() | UnreachableError():  # another try may do
             return 1, text
         case DropforgeError():
@@ -125,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         code, message = ending(error)
         if code == 1:
             traceback.print_exc()
-        _leave_word(rank, int(code), message)
+        leave_word(rank, int(code), message)
         warn(message)
         if code == ExitCode.HARDWARE:
             _keep_flight_records(rank)
@@ -134,18 +147,18 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         stop.uninstall()
         heart.end()
-    _leave_word(rank, 0, "done")
+    leave_word(rank, 0, "done")
     return 0
 
 
 def _leave_at_once(rank: int) -> None:
     """End because of a SIGTERM before training, whatever the main thread is in: nothing can be lost."""
-    _leave_word(rank, ExitCode.PREEMPTED, TOO_EARLY)
+    leave_word(rank, ExitCode.PREEMPTED, TOO_EARLY)
     warn(TOO_EARLY)
     os._exit(ExitCode.PREEMPTED)
 
 
-def _leave_word(rank: int, code: int, message: str) -> None:
+def leave_word(rank: int, code: int, message: str) -> None:
     """Tell the launcher how it went; it writes the termination message. A full disk must not change the exit code."""
     folder = scratch_folder()
     if folder is not None:

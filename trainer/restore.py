@@ -23,11 +23,14 @@ from trainer.compat import quiet_libraries
 from trainer.config import read_settings
 from trainer.data.batch import Batch
 from trainer.data.labels import read_labels
+from trainer.data.node_cache import NodeCache
 from trainer.data.tokenizer import load_tokenizer
 from trainer.data.tokens import collect
+from trainer.data.user_code import UserCode
 from trainer.gang import Gang
 from trainer.model.build import Built, fetch_base, upload_folder
 from trainer.model.export import Exported, export_model
+from trainer.model.packaged import packaging
 from trainer.prepare import PATIENCE, TOKENIZER, Prepared, comes, open_tokenizer
 from trainer.state.checkpoint import WEIGHT, Checkpoints, Seal
 from trainer.state.reader import BlockReader, Copies, fill
@@ -79,10 +82,17 @@ def choose(spec: RunSpec, seals: list[Seal], choice: Choice) -> Seal:
     return seals[-1]
 
 
-def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) -> tuple[Built, Any]:
-    """The model of a checkpoint and its tokenizer, on the CPU.
+def restore(
+    spec: RunSpec,
+    seal: Seal,
+    checkpoints: Checkpoints,
+    scratch: Path,
+    node: NodeCache | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Built, Any, str]:
+    """The model of a checkpoint, its tokenizer and the folder of its base (empty if it has none), on the CPU.
 
-    :param scratch: where a base model in a store is copied to.
+    :param scratch: where a base model in a store is copied to. :param node, check: as of `fetch_base`.
     :raises DataError: if the checkpoint's bytes are broken. :raises RecipeError: if the base model is not there.
     """
     settings = read_settings(spec.recipe)
@@ -93,7 +103,7 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
         raise _broken(thing, error) from error
     base = settings.base.model or ""
     if base:
-        base = str(fetch_base(base, settings.base.revision, scratch / "base"))
+        base = str(fetch_base(base, settings.base.revision, scratch / "base", node=node, check=check))
     try:
         tokenizer = open_tokenizer(settings, base, open_store(spec.root))
     except MissingObjectError:
@@ -114,16 +124,24 @@ def restore(spec: RunSpec, seal: Seal, checkpoints: Checkpoints, scratch: Path) 
         fill(reader, {f"{WEIGHT}{name}": weight for name, weight in named.items()})
     except (DropforgeError, ValueError, KeyError) as error:
         raise _broken(thing, error) from error
-    return built, tokenizer
+    return built, tokenizer, base
 
 
 def _broken(thing: str, error: Exception) -> DataError:
     return DataError(thing, f"it is broken ({error})", "Choose an older one with --step")
 
 
-def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], None]) -> tuple[Seal, Exported]:
+def export(
+    spec: RunSpec,
+    choice: Choice,
+    folder: Path,
+    say: Callable[[str], None],
+    node: NodeCache | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Seal, Exported]:
     """Write a checkpoint's model into a folder that is empty or not there; it appears whole or not at all.
 
+    :param node, check: as of `fetch_base`, for the run's base model.
     :raises RecipeError: if something lies there. :raises DataError: if the checkpoint is missing or broken.
     :raises ExportError: if what was read back is another model.
     """
@@ -134,13 +152,14 @@ def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], Non
     seal = choose(spec, checkpoints.seals(), choice)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dropforge-export-") as scratch:
-        built, tokenizer = restore(spec, seal, checkpoints, Path(scratch))
+        built, tokenizer, local = restore(spec, seal, checkpoints, Path(scratch), node, check)
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             tokenizer = portable(tokenizer)
-            base = read_settings(spec.recipe).base
-            target = open_store(str(staging))
-            exported = export_model(built, tokenizer, target, "", _probe(built), base.model or "", base.revision)
+            settings = read_settings(spec.recipe)
+            about = packaging(spec, UserCode(), local)  # nobody's code runs for an export
+            name, commit, target = settings.base.model or "", settings.base.revision, open_store(str(staging))
+            exported = export_model(built, tokenizer, target, "", _probe(built), name, commit, about, local)
             _check_tokenizer(tokenizer, staging)
             staging.chmod(0o755)  # made for one user; a model is for those who may enter its parent
             for path in staging.rglob("*"):
@@ -152,24 +171,41 @@ def export(spec: RunSpec, choice: Choice, folder: Path, say: Callable[[str], Non
     return seal, exported
 
 
-def export_sealed(spec: RunSpec, step: int, digest: str, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def export_sealed(
+    spec: RunSpec,
+    step: int,
+    digest: str,
+    folder: Path,
+    say: Callable[[str], None],
+    node: NodeCache | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """Write a checkpoint's model into a folder, if the checkpoint is the one that is meant. :param digest: of it.
 
+    :param node, check: as of `fetch_base`, for the run's base model.
     :raises DataError: if it is missing, broken or another one by now.
     """
-    seal, exported = export(spec, Choice(step), folder, say)
+    seal, exported = export(spec, Choice(step), folder, say, node, check)
     if seal.digest != digest:
         raise DataError(f"checkpoint step-{step} of {spec.run}", "it holds other bytes than asked for", "Ask again")
     return exported.plain()
 
 
 def export_to(
-    spec: RunSpec, step: int, digest: str, to: str, say: Callable[[str], None], folder: Path | None = None
+    spec: RunSpec,
+    step: int,
+    digest: str,
+    to: str,
+    say: Callable[[str], None],
+    folder: Path | None = None,
+    node: NodeCache | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Put a checkpoint's model where it belongs, unless an earlier try has; what is known of it, its `files` too.
 
     :param digest: of the checkpoint. :param to: address of the model's folder.
     :param folder: an empty place for it instead; nothing is stored then.
+    :param node, check: as of `fetch_base`, for the run's base model.
     :raises DataError: if the checkpoint is missing, broken or another one by now.
     """
     store = open_store(to)
@@ -179,7 +215,7 @@ def export_to(
         return there
     with tempfile.TemporaryDirectory(prefix="dropforge-asked-") as name:
         made = folder or Path(name) / "model"
-        facts = {**export_sealed(spec, step, digest, made, say), "uri": to, "checkpoint": digest}
+        facts = {**export_sealed(spec, step, digest, made, say, node, check), "uri": to, "checkpoint": digest}
         if folder is None:
             upload_folder(made, store)
             store.put(EXPORT_FACTS, json.dumps(facts, indent=1).encode())
@@ -204,6 +240,7 @@ def bring_start(
     first: bool = True,
     patience: float = PATIENCE,
     folder: Path | None = None,
+    node: NodeCache | None = None,
 ) -> RunSpec:
     """Have the checkpoint that a run goes on from (`base.start`) as a model where its recipe names one.
 
@@ -212,6 +249,7 @@ def bring_start(
     :param check: called now and then while waiting; it may raise to stop.
     :param first: whether this is the first node; the others wait for what it makes.
     :param folder: an empty place for it instead, for who must not write; the run that is returned begins there.
+    :param node: the node's cache, for the base model of the checkpoint's run.
     :return: the run; its start knows the model's files.
     :raises RecipeError: if the checkpoint is gone, broken or another one by now.
     """
@@ -224,7 +262,7 @@ def bring_start(
     root = start.model.rpartition("/exports/")[0]
     try:
         source = RunSpec.from_json(open_store(root).get("run.json"))
-        facts = export_to(source, start.step or 0, digest, start.model, say, folder)
+        facts = export_to(source, start.step or 0, digest, start.model, say, folder, node, check)
     except (DataError, MissingObjectError) as error:
         raise RecipeError(
             "recipe key `base.start`", f"{start.asked} cannot be used ({error.cause})", "Start from a newer checkpoint"

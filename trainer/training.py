@@ -16,7 +16,9 @@ from trainer.data.tokenizer import CHAT_TEMPLATE, plain_template
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
 from trainer.model.export import Exported, ExportError, export_model
+from trainer.model.packaged import packaging
 from trainer.node.heart import Heart
+from trainer.preflight.verdict import Figures
 from trainer.prepare import await_prepared
 from trainer.report.console import Console
 from trainer.report.teller import Teller
@@ -39,8 +41,11 @@ def train(
     console: Console,
     heart: Heart,
     wall: Wall | None = None,
+    shown: Figures | None = None,
 ) -> None:
     """Train, evaluate, export and report.
+
+    :param shown: what the preflight measured, if there was one.
 
     :raises PreemptedError, CollectiveError, DropforgeError: see `trainer.rank` for how each ends.
     """
@@ -86,6 +91,8 @@ def train(
     try:
         resumed_from = loop.resume()
         teller.begin(resumed_from, loop.steps)
+        if shown is not None:
+            teller.tracker.metrics(shown.metrics(), resumed_from or 0)
         if prepared.code.wheel is not None:
             teller.tracker.tags({"dropforge.user_code": str(prepared.code.wheel)[:5000]})
         if resumed_from is not None and gang.leader:  # the attempt before may have ended before it could tell
@@ -95,7 +102,7 @@ def train(
         loop.run()
         teller.trained(loop.progress.step)
         loop.release()
-        exported = write_model(loop, made, store, settings.base)
+        exported = write_model(loop, made, store, spec, settings.base)
         if exported is not None:
             teller.succeeded(loop, exported, made.facts(proven))
         gang.follow("report")  # nobody leaves before it is there, and writing a large model takes its time
@@ -125,7 +132,7 @@ def places(
     return checkpoints, None if asked is None else open_fast(checkpoints, gang, asked.folder, asked.keep)
 
 
-def write_model(loop: Loop, made: Assembly, store: Store, base: Base) -> Exported | None:
+def write_model(loop: Loop, made: Assembly, store: Store, spec: RunSpec, base: Base) -> Exported | None:
     """Write the model's folder, on the leader; all ranks take part.
 
     :raises ExportError: if it cannot be written now.
@@ -136,7 +143,10 @@ def write_model(loop: Loop, made: Assembly, store: Store, base: Base) -> Exporte
             return None
         loop.console.phase("writing the model", loop.steps)
         tokenizer = portable(made.prepared.tokenizer)
-        return export_model(whole, tokenizer, store, "model/", made.probe, base.model or "", base.revision)
+        local = made.prepared.base
+        about = packaging(spec, made.prepared.code, local)
+        name, commit = base.model or "", base.revision
+        return export_model(whole, tokenizer, store, "model/", made.probe, name, commit, about, local)
     except torch.OutOfMemoryError as error:  # the recipe has proved itself: all steps are done
         raise ExportError(
             f"model {store.uri}/model/",

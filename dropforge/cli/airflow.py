@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import httpx
@@ -12,6 +15,20 @@ from dropforge.errors import DropforgeError
 FINETUNE = "dropforge_finetune"
 INTAKE = "dropforge_intake"
 ROLLBACK = "dropforge_rollback"
+SWEEP = "dropforge_sweep"
+_PAGE = 50  # more than 100 Airflow gives nobody
+#: Seconds. Airflow on SQLite may wait up to 60 for another writer: who gives up earlier does not know what it did.
+_TIMEOUT: Final = httpx.Timeout(90, connect=20)
+#: Seconds from the question on. A worker notices the end of the process that asked up to `min_heartbeat_interval` (5)
+#: later, and Airflow takes that for the end of the task which the answer has resumed: it would ask again.
+_SETTLES: Final = 10.0
+_TAKEN: Final = 60.0  # seconds from an answer to the end of a task that has nothing else to do
+_OF_A_DAG: Final = re.compile(r"/api/v2/dags/([^/]+)(?:/dagRuns)?")
+_ON_ITS_WAY: Final = frozenset({None, "awaiting_input", "scheduled", "queued", "running", "up_for_retry", "restarting"})
+
+
+class NoSuchRunError(DropforgeError):
+    """Airflow has no DAG run of this name."""
 
 
 class Airflow:
@@ -20,7 +37,7 @@ class Airflow:
     def __init__(self, url: str, user: str, password: str) -> None:
         self.url = url.rstrip("/")
         self.user, self.password = user, password
-        self._http = httpx.Client(base_url=self.url, timeout=20)
+        self._http = httpx.Client(base_url=self.url, timeout=_TIMEOUT)
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
         try:
@@ -34,10 +51,24 @@ class Airflow:
         except httpx.HTTPStatusError as error:
             if error.response.status_code == 404 and "/dagRuns/" in path:
                 name = path.partition("/dagRuns/")[2].partition("/")[0]
-                raise DropforgeError(
+                raise NoSuchRunError(
                     f"run {unquote(name)}", "Airflow knows no such run", "List runs with `dropforge runs`"
                 ) from None
-            detail = error.response.text[:300]
+            # Below other addresses of a DAG it may be a run or a task that is not there.
+            if error.response.status_code == 404 and (asked := _OF_A_DAG.fullmatch(path)):
+                raise DropforgeError(
+                    f"DAG {asked[1]}",
+                    "Airflow knows no such DAG",
+                    f"See the import errors on {self.url}/dags: its file may be broken, or gone",
+                ) from None
+            detail = _detail(error.response)
+            if error.response.status_code in {401, 403}:
+                login = f"user {self.user!r}" if self.user else "nobody, as AIRFLOW_USERNAME is not set,"
+                raise DropforgeError(
+                    f"Airflow at {self.url}",
+                    f"{login} may not do this ({method} {path}: {detail})",
+                    "Log in as somebody who may (AIRFLOW_USERNAME, AIRFLOW_PASSWORD), or ask for the right",
+                ) from None
             raise DropforgeError(
                 f"Airflow at {self.url}",
                 f"it answered {error.response.status_code} to {path} ({detail})",
@@ -48,6 +79,10 @@ class Airflow:
                 f"Airflow at {self.url}", f"it does not answer ({error})", "Start the stack with `dropforge up`"
             ) from None
         return answer.json() if answer.content else None
+
+    def is_paused(self, dag: str) -> bool:
+        """Whether new runs of a DAG wait until somebody unpauses it."""
+        return bool(self._call("GET", f"/api/v2/dags/{dag}")["is_paused"])
 
     def dag_run(self, dag: str, run: str) -> dict[str, Any]:
         """One DAG run."""
@@ -64,11 +99,14 @@ class Airflow:
         runs: list[dict[str, Any]] = self._call("GET", f"/api/v2/dags/{dag}/dagRuns", params=query)["dag_runs"]
         return runs
 
+    def count_runs(self, dag: str, state: str) -> int:
+        """How many runs of a DAG are in a state."""
+        query: dict[str, str | int] = {"limit": 1, "state": state}
+        return int(self._call("GET", f"/api/v2/dags/{dag}/dagRuns", params=query)["total_entries"])
+
     def task_states(self, dag: str, run: str) -> list[dict[str, Any]]:
         """The task instances of a DAG run."""
-        answer = self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances", params={"limit": 100})
-        states: list[dict[str, Any]] = answer["task_instances"]
-        return states
+        return self._instances(f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances")
 
     def log(self, dag: str, run: str, task: str, attempt: int) -> list[str]:
         """The lines of a task's log."""
@@ -89,12 +127,12 @@ class Airflow:
         """Mark a run as failed, which ends what it does."""
         self._call("PATCH", f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}", json={"state": "failed"})
 
-    def clear(self, dag: str, run: str, task: str) -> None:
+    def clear(self, dag: str, run: str, task: str, *, downstream: bool = True) -> None:
         """Clear a task and those after it: they run again."""
         body = {
             "dag_run_id": run,
             "task_ids": [task],
-            "include_downstream": True,
+            "include_downstream": downstream,
             "only_failed": False,
             "dry_run": False,
         }
@@ -106,19 +144,70 @@ class Airflow:
         answer: dict[str, Any] = self._call("GET", path)
         return answer
 
+    def settle(self, dag: str, run: str, task: str) -> None:
+        """Wait until an answer to a task's question will not be asked for again: some seconds after it was asked."""
+        question = self.question(dag, run, task)
+        # After a clear Airflow asks by the question of the try before, whose time is that try's.
+        asked = max(_time(question["created_at"]), _time(question["task_instance"]["start_date"]))
+        # A clock that goes wrong makes it no longer.
+        time.sleep(min(_SETTLES, max(0.0, _SETTLES - (datetime.now(UTC) - asked).total_seconds())))
+
     def answer(self, dag: str, run: str, task: str, option: str) -> None:
-        """Answer a task's question, with this user's rights."""
+        """Answer a task's question, with this user's rights, once it has settled."""
+        self.settle(dag, run, task)
         path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/-1/hitlDetails"
         self._call("PATCH", path, json={"chosen_options": [option], "params_input": {}})
 
-    def trigger(self, dag: str, conf: dict[str, Any]) -> str:
-        """Start a DAG run as the form does; returns its id."""
-        answer = self._call("POST", f"/api/v2/dags/{dag}/dagRuns", json={"logical_date": None, "conf": conf})
+    def see_taken(self, dag: str, run: str, task: str, option: str) -> bool:
+        """Wait until a task has taken its answer, at most a minute; False if it has not by then.
+
+        To the same question it is answered the same again; another one, as after a clear, is another's to answer.
+        """
+        end, asked = time.monotonic() + _TAKEN, self.question(dag, run, task)
+        while time.monotonic() < end:
+            question = self.question(dag, run, task)
+            state = question["task_instance"]["state"]
+            if state not in _ON_ITS_WAY:
+                return True
+            if state == "awaiting_input" and not question["response_received"]:
+                if any(question.get(part) != asked.get(part) for part in ("subject", "body")):
+                    return True
+                self.answer(dag, run, task, option)
+            time.sleep(0.5)
+        return False
+
+    def mapped_states(self, dag: str, run: str, task: str) -> dict[int, str]:
+        """The states of a mapped task's instances by their index; none before it is expanded."""
+        found = self._instances(f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/listMapped")
+        return {int(one["map_index"]): str(one["state"] or "") for one in found}
+
+    def _instances(self, path: str) -> list[dict[str, Any]]:
+        """All task instances of a list that Airflow hands out in pages."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self._call("GET", path, params={"limit": _PAGE, "offset": len(found)})["task_instances"]
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+    def trigger(self, dag: str, conf: dict[str, Any], run: str | None = None) -> str:
+        """Start a DAG run as the form does; returns its id. :param run: the id it shall have."""
+        body = {"logical_date": None, "conf": conf} | ({"dag_run_id": run} if run else {})
+        answer = self._call("POST", f"/api/v2/dags/{dag}/dagRuns", json=body)
         return str(answer["dag_run_id"])
 
     def variable(self, key: str) -> str:
         """The value of an Airflow Variable."""
         return str(self._call("GET", f"/api/v2/variables/{key}")["value"])
+
+
+def _detail(answer: httpx.Response) -> str:
+    """The server's own words."""
+    try:
+        found = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        found = answer.text
+    return " ".join(str(found).split())[:300]
 
 
 def last_error(content: list[Any]) -> str | None:
@@ -129,6 +218,11 @@ def last_error(content: list[Any]) -> str | None:
             text = str(details[-1].get("exc_value") or details[-1].get("exc_type"))
             return text.partition("\nLast lines of ")[0]
     return None
+
+
+def _time(said: Any) -> datetime:
+    """A time that Airflow tells; the oldest there is if it tells none."""
+    return datetime.fromisoformat(str(said)) if said else datetime.min.replace(tzinfo=UTC)
 
 
 def _quoted(run: str) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dropforge.cli import (
     approve,
+    bench,
     checkpoints,
     compare,
     curate,
@@ -20,14 +21,27 @@ from dropforge.cli import (
     drops,
     explain,
     forget,
+    images,
+    install,
+    instances,
     letters,
     logs,
+    manifests,
+    metrics,
     profile,
+    queue,
+    queues,
     recipes,
+    resume,
     rollback,
     runs,
     secret,
     services,
+    shell,
+    stop,
+    submit,
+    sweep,
+    top,
 )
 from dropforge.errors import DropforgeError
 
@@ -43,6 +57,10 @@ app.command("down")(services.down)
 app.command("doctor")(services.doctor)
 app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)
+app.command("submit")(submit.submit)
+app.command("sweep")(sweep.sweep)
+app.command("stop")(stop.stop)
+app.command("resume")(resume.resume)
 app.command("runs")(runs.runs)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
@@ -50,12 +68,22 @@ app.command("rollback")(rollback.rollback)
 app.command("letters")(letters.letters)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("logs")(logs.logs)
+app.add_typer(queue.app, name="queue")
+app.add_typer(queues.app, name="queues")
+app.command("top")(top.top)
+app.command("shell")(shell.shell)
 app.command("curate")(curate.curate)
 app.command("explain")(explain.explain)
 app.command("forget")(forget.forget)
 app.command("rebuild")(forget.rebuild)
 app.command("profile")(profile.profile)
+app.command("metrics")(metrics.metrics)
+app.command("install")(install.install)
+app.command("manifests")(manifests.manifests)
+app.add_typer(bench.app, name="bench")
+app.add_typer(images.app, name="images")
 app.command("secret")(secret.secret)
+app.command("instances")(instances.instances)
 app.command("render")(recipes.render)
 app.command("plan")(recipes.plan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -14,7 +14,8 @@ from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.drops import find_dag_run
 from dropforge.errors import DropforgeError
 
-TASK = "approve"
+#: Tasks that ask a person, and the recipe key without which they never do.
+ASKING: Final = {"confirm": "compute.limits.ask_above", "approve": "promote.approval"}
 console = Console(soft_wrap=True)
 
 
@@ -27,23 +28,33 @@ def approve(
     ] = None,
     state: StateOption = None,
 ) -> None:
-    """Say whether the model of a run becomes champion, where its recipe asks a person."""
+    """Answer a run that waits for a person: whether it may begin, or whether its model becomes champion."""
     connection = connect(state)
     dag_run, title = find_dag_run(connection, run)
     airflow = connection.airflow
     states = {task["task_id"]: task["state"] for task in airflow.task_states(FINETUNE, dag_run)}
-    if states.get(TASK) != "awaiting_input":
+    waiting = next((task for task in ASKING if states.get(task) == "awaiting_input"), None)
+    if waiting is None:
+        told = ", ".join(f"task {task} is {states.get(task) or 'not begun'}" for task in ASKING)
+        keys = " or ".join(f"`{key}`" for key in ASKING.values())
         raise DropforgeError(
             f"run {title}",
-            f"nobody is asked: task {TASK} is {states.get(TASK) or 'not begun'}",
-            f"Look at {airflow.page(FINETUNE, dag_run)}; a run asks only if its recipe has `promote.approval`",
+            f"nobody is asked: {told}",
+            f"Look at {airflow.page(FINETUNE, dag_run)}; a run asks only if its recipe has {keys}",
         )
-    question = airflow.question(FINETUNE, dag_run, TASK)
+    question = airflow.question(FINETUNE, dag_run, waiting)
     console.print(Text(str(question["subject"]), style="bold"))
     # A table for a terminal; in a pipe the Markdown itself, which can be read and searched.
     console.print(Markdown(str(question["body"])) if console.is_terminal else Text(str(question["body"])))
-    promote, keep = question["options"]
+    agree, refuse = question["options"]
     if yes is None:
-        yes = typer.confirm(f"{promote}?")
-    airflow.answer(FINETUNE, dag_run, TASK, promote if yes else keep)
-    console.print(Text(f"Answered: {promote if yes else keep}. Follow it with `dropforge follow {title}`"))
+        yes = typer.confirm(f"{agree}?")
+    airflow.answer(FINETUNE, dag_run, waiting, agree if yes else refuse)
+    said = f"Answered: {agree if yes else refuse}."
+    try:
+        taken = airflow.see_taken(FINETUNE, dag_run, waiting, agree if yes else refuse)
+    except DropforgeError as error:
+        taken, said = False, f"{said} Then Airflow failed ({error.cause})."
+    if not taken:
+        said += " Whether the task has taken it is not seen yet."
+    console.print(Text(f"{said} Follow it with `dropforge follow {title}`"))

@@ -1,4 +1,4 @@
-"""How a command finds the services: the running stack of the state folder, else the environment."""
+"""How a command finds the services: by the folder that was named, the environment, or the default folder."""
 
 from __future__ import annotations
 
@@ -30,14 +30,27 @@ class Connection(NamedTuple):
     stack: Path | None = None
 
 
+def stack_folder(state: Path | None) -> Path | None:
+    """Where to look for an embedded stack; None where the environment names a bucket and nobody named a folder.
+
+    A stack's own environment names both. A bucket alone was set by hand: a demo in the default folder, stopped or not,
+    is not what was meant.
+
+    :raises DropforgeError: for a folder that no stack could have.
+    """
+    if state is None and not os.environ.get("DROPFORGE_STATE") and os.environ.get("DROPFORGE_BUCKET"):
+        return None
+    return check_folder(state or settings.default_state())
+
+
 def connect(state: Path | None) -> Connection:
     """Connect to the stack of the state folder, or to the services that the environment names.
 
     :raises DropforgeError: if neither is there.
     """
-    folder = check_folder(state or settings.default_state())
-    stack = read_state(folder)
-    if stack is None:
+    folder = stack_folder(state)
+    stack = read_state(folder) if folder else None
+    if folder is None or stack is None:
         found = settings.from_env()
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
-from dropforge import layout, ledger, tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge import layout, ledger, sweeps, tracking
+from dropforge.cli.airflow import FINETUNE, NoSuchRunError
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.cli.upload import default_name, find_files, upload
@@ -87,9 +86,13 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> st
     """
     patience = Patience(connection.stack, f"dropforge follow {drop.family}/{drop.drop}")
     end = time.monotonic() + seconds
+    held = None
     while time.monotonic() < end:
         try:
-            owner = _newest_owner(connection, drop)
+            owner = ledger.newest_owner(connection.store, drop.family, drop.id)
+            if owner is None:
+                _check_not_superseded(connection, drop)
+                held = ledger.held(connection.store, drop.family, drop.id)
         except BotoCoreError as error:
             patience.check_stack()
             mend = "Start the stack with `dropforge up`"
@@ -101,9 +104,21 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> st
         time.sleep(0.5)
     raise DropforgeError(
         f"drop {drop.family}/{drop.drop}",
-        f"no run took it within {seconds:g} s",
-        f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.url}",
+        f"no run took it within {seconds:g} s" + (f": {held}" if held else ""),
+        "Follow it later: it is not forgotten"
+        if held
+        else f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.url}",
     )
+
+
+def _check_not_superseded(connection: Connection, drop: Drop) -> None:
+    because = ledger.superseded_because(connection.store, drop.family, drop.id)
+    if because is not None:
+        raise DropforgeError(
+            f"drop {drop.family}/{drop.drop}",
+            f"it gets no run: {because}",
+            f"`dropforge letters {drop.family}/{drop.drop} --superseded --replay` puts it in line again",
+        )
 
 
 def start_again(connection: Connection, drop: Drop) -> str:
@@ -120,19 +135,8 @@ def _known(connection: Connection, drop: Drop) -> str | None:
         return None
     if before.drop == drop.drop:
         return None  # intake has been quicker than this command
-    owner = _newest_owner(connection, drop)
+    owner = ledger.newest_owner(connection.store, before.family, before.id)
     return f"as {before.family}/{before.drop}" + (f", taken by {owner}" if owner else ", not taken by a run yet")
-
-
-def _newest_owner(connection: Connection, drop: Drop) -> str | None:
-    """The Airflow id of the run that took the drop, of several the last."""
-    newest = None
-    for counter in itertools.count(1):
-        owner = ledger.owner_of(connection.store, drop.family, drop.id, counter)
-        if owner is None:
-            break
-        newest = owner
-    return newest
 
 
 def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:
@@ -140,7 +144,9 @@ def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:
     if run is not None and run.count("/") == 1:
         family, _, name = run.partition("/")
         drop = read_drop(connection.store, family, name, connection.settings.bucket)
-        return wait_for_run(connection, drop, 10), run
+        dag_run = wait_for_run(connection, drop, 10)
+        _check_begun(connection, dag_run, run)
+        return dag_run, run
     if run is not None and "__" in run:
         return run, run
     uri = connection.settings.tracking_uri
@@ -150,6 +156,21 @@ def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:
         raise DropforgeError(f"run {run or ''}".strip(), "there is no such run", "List them with `dropforge runs`")
     tags = found[0].data.tags
     return tags[tracking.TAG_DAG_RUN], tags[tracking.TAG_RUN]
+
+
+def _check_begun(connection: Connection, dag_run: str, title: str) -> None:
+    """:raises DropforgeError: of the data of a sweep whose best trial is not known yet."""
+    if not dag_run.startswith(sweeps.CANDIDATE_RUN):
+        return
+    try:
+        connection.airflow.dag_run(FINETUNE, dag_run)
+    except NoSuchRunError:
+        sweep = dag_run.removeprefix(sweeps.CANDIDATE_RUN)
+        raise DropforgeError(
+            f"drop {title}",
+            f"{sweep} trains on it, and which of its trials is the best is not known yet",
+            "Follow it with `dropforge sweep FILE --follow`, or name one of `dropforge runs --trials`",
+        ) from None
 
 
 def show_end(connection: Connection, dag_run: str, view: View) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from dataclasses import dataclass, field
-from typing import Any
+
+from dropforge.rest import real
 
 _MOST = 2500  # the server's limit for one answer; of more points it picks evenly, the first and the last among them
 _LAST = 2**31 - 1
@@ -25,12 +24,6 @@ def read_points(tracking_uri: str, run_id: str, metric: str, *, start: int = 0, 
     server = get_default_host_creds(tracking_uri)  # type: ignore[no-untyped-call]
     answer = http_request_safe(server, _PATH, "GET", params=query)  # type: ignore[no-untyped-call]
     return {int(point.get("step", 0)): real(point["value"]) for point in answer.json().get("metrics", [])}
-
-
-def real(value: Any) -> float:
-    """MLflow's databases keep the largest number in the place of an infinite one."""
-    number = float(value)
-    return math.copysign(math.inf, number) if abs(number) >= sys.float_info.max else number
 
 
 @dataclass

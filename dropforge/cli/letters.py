@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.errors import DataError
-from dropforge.letters import Letter
+from dropforge.letters import Letter, superseded_letters
 from dropforge.letters import letters as dead_letters
 from dropforge.store import S3Store
 
@@ -27,6 +28,9 @@ def letters(
     replay: Annotated[bool, typer.Option("--replay", help="Send them once more.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Delete them; a drop's files stay.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="With --replay or --discard: all that are listed.")] = False,
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="Those that get no run because a newer drop came.")
+    ] = False,
     limit: Annotated[int, typer.Option(help="How many messages at most.", min=1)] = 100,
     state: StateOption = None,
 ) -> None:
@@ -40,12 +44,22 @@ def letters(
     if (replay or discard) and not ids and not everything:
         raise typer.BadParameter("name letters, or give --all", param_hint="IDS")
     connection = connect(state)
-    with dead_letters(_store(connection), _sqs(connection), connection.settings.queue_url, limit) as found:
+    with _found(connection, limit, superseded=superseded) as found:
         chosen = _chosen(found, ids or [])
         if replay or discard:
             _do(chosen, replay=replay)
             return
         _show(chosen, whole=bool(ids))
+
+
+@contextmanager
+def _found(connection: Connection, limit: int, *, superseded: bool) -> Iterator[list[Letter]]:
+    store = _store(connection)
+    if superseded:
+        yield superseded_letters(store)
+        return
+    with dead_letters(store, _sqs(connection), connection.settings.queue_url, limit) as found:
+        yield found
 
 
 def _do(chosen: Sequence[Letter], *, replay: bool) -> None:

@@ -4,45 +4,110 @@ from __future__ import annotations
 
 import gzip
 import heapq
+import re
 import sys
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
 from dropforge import layout
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.named import find
+from dropforge.cli.patience import Patience
+from dropforge.cli.stop import state_of
+from dropforge.cli.watch import ENDED
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
 
 _STAMP = len("2026-11-21T10:00:00.123Z")
+_RANK = re.compile(rb" \[rank (\d+)\] ")  # behind the time, as the launcher writes it
+_LOOK = 2.0  # seconds
 
 
 def logs(
     run: Annotated[str, typer.Argument(help="A run, as `dropforge runs` names it.")],
     pod: Annotated[str | None, typer.Option("--pod", "-p", help="Only this pod.", show_default="all")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", "-r", help="Only this rank.", min=0, show_default="all")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last so many lines.", min=1)] = None,
+    watch: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until the run is over.")] = False,
     state: StateOption = None,
 ) -> None:
-    """Print the whole log of a run's training, all tries and pods in the order of time."""
+    """Print the whole log of a run's training, all tries and pods in the order of time.
+
+    The trainer stores it once a minute, at first sooner; what --follow prints comes no sooner. Airflow's log of the
+    task `train` has it at once, up to its limit.
+    """
     connection = connect(state)
+    wanted = Wanted(rank)
+    if watch:
+        _follow(connection, run, pod, wanted, tail)
+        return
     pieces = _pieces(connection.store, run, pod)
-    for line in _lines(connection.store, pieces, tail):
+    count = _print(_lines(connection.store, pieces, wanted, tail))
+    if rank is not None and not count:
+        there = ", ".join(str(number) for number in sorted(wanted.seen)) or "none yet"
+        raise DropforgeError(f"rank {rank}", f"the run's log has no line of it; ranks that wrote: {there}", "Name one")
+
+
+@dataclass
+class Wanted:
+    """Whose lines are printed. :ivar seen: the ranks that wrote any of those that were looked at."""
+
+    rank: int | None = None
+    seen: set[int] = field(default_factory=set)
+
+    def of(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        if self.rank is None:
+            yield from lines
+            return
+        for line in lines:
+            if found := _RANK.match(line, _STAMP):
+                self.seen.add(number := int(found[1]))
+                if number == self.rank:
+                    yield line
+
+
+def _print(lines: Iterable[bytes]) -> int:
+    """Write lines as they are; how many."""
+    count = 0
+    for line in lines:
         sys.stdout.buffer.write(line)
+        count += 1
     sys.stdout.buffer.flush()
+    return count
+
+
+def _follow(connection: Connection, run: str, pod: str | None, wanted: Wanted, tail: int | None) -> None:
+    """Print what there is, and each new piece, until the run is over and nothing new comes."""
+    named, patience = find(connection, run), Patience(connection.stack, f"dropforge logs {run} --follow")
+    done: set[str] = set()
+    while True:
+        try:
+            over = state_of(connection, named) in ENDED  # before the look: what came in between is in it
+            patience.answered()
+        except DropforgeError as error:
+            patience.check_stack()
+            patience.bear(error)
+            over = False
+        found = _listed(connection.store, run)
+        new = {name: [key for key in keys if key not in done] for name, keys in found.items() if pod in (None, name)}
+        done.update(key for keys in new.values() for key in keys)
+        _print(_lines(connection.store, new, wanted, tail))
+        tail = None if done else tail
+        if over:
+            return
+        time.sleep(_LOOK)
 
 
 def _pieces(store: Store, run: str, pod: str | None) -> dict[str, list[str]]:
     """Keys of the log's pieces by pod, in order. :raises DropforgeError: if there is no such run, log or pod."""
     if "/" in run or store.stat(layout.run_key(run)) is None:
         raise DropforgeError(f"run {run}", "there is no such run", "List them with `dropforge runs`")
-    prefix = layout.logs_prefix(run)
-    found: dict[str, list[str]] = {}
-    for item in store.list(prefix):
-        name, _, piece = item.key.removeprefix(prefix).partition("/")
-        if piece.endswith(".log.gz"):
-            found.setdefault(name, []).append(item.key)
+    found = _listed(store, run)
     if not found:
         raise DropforgeError(
             f"run {run}", "it has no log yet", "The first lines come a minute after the ranks start: try again then"
@@ -54,10 +119,20 @@ def _pieces(store: Store, run: str, pod: str | None) -> dict[str, list[str]]:
     return {pod: found[pod]}
 
 
-def _lines(store: Store, pieces: dict[str, list[str]], tail: int | None) -> Iterator[bytes]:
+def _listed(store: Store, run: str) -> dict[str, list[str]]:
+    prefix = layout.logs_prefix(run)
+    found: dict[str, list[str]] = {}
+    for item in store.list(prefix):
+        name, _, piece = item.key.removeprefix(prefix).partition("/")
+        if piece.endswith(".log.gz"):
+            found.setdefault(name, []).append(item.key)
+    return found
+
+
+def _lines(store: Store, pieces: dict[str, list[str]], wanted: Wanted, tail: int | None) -> Iterator[bytes]:
     if tail is None:
-        return _merged([_read(store, keys) for keys in pieces.values()])
-    ends = [_last(store, keys, tail) for keys in pieces.values()]
+        return _merged([wanted.of(_read(store, keys)) for keys in pieces.values()])
+    ends = [_last(store, keys, wanted, tail) for keys in pieces.values()]
     return iter(list(_merged([iter(lines) for lines in ends]))[-tail:])
 
 
@@ -77,11 +152,11 @@ def _read(store: Store, keys: Sequence[str]) -> Iterator[bytes]:
         yield from (line + b"\n" for line in text.removesuffix(b"\n").split(b"\n"))
 
 
-def _last(store: Store, keys: Sequence[str], count: int) -> list[bytes]:
+def _last(store: Store, keys: Sequence[str], wanted: Wanted, count: int) -> list[bytes]:
     """The last lines of a pod; older pieces are not fetched."""
     found: list[bytes] = []
     for key in reversed(keys):
-        found = [*_read(store, [key]), *found]
+        found = [*wanted.of(_read(store, [key])), *found]
         if len(found) >= count:
             break
     return found[-count:]

@@ -11,12 +11,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.patience import asking_mlflow
 from dropforge.code import look_at, told
+from dropforge.costs import limits_told
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
-from dropforge.job import evaluate_job, tokenise_job, train_job
+from dropforge.forecast import Forecast, Speed, forecast
+from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
 from dropforge.layout import check_family, run_prefix
+from dropforge.placement.catalogue import read
+from dropforge.placement.fabrics import PREFLIGHT, Preflight, variables
+from dropforge.placement.pods import told as placed_on
 from dropforge.provenance import code_digest
-from dropforge.recipe import Recipe
+from dropforge.recipe import Compute, Recipe
 from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.rules import PLACEHOLDER
 from dropforge.run import RunSpec, run_name
@@ -51,15 +58,19 @@ def render(
     if job not in builders:
         raise typer.BadParameter(f"choose one of {', '.join(builders)}", param_hint="--job")
     loaded = load_recipe(recipe)
-    manifest = pytorch_job(**builders[job](_example_run(loaded, check_family(family), bucket), loaded))
+    manifest = pytorch_job(**builders[job](example_run(loaded, check_family(family), bucket), loaded))
     typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
 
 
 def plan(
     recipe: RecipeArgument,
     data: Annotated[Path | None, typer.Option(help="The data, to count the steps.", exists=True)] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", "-f", help="Whose earlier runs tell the speed.", show_default="none")
+    ] = None,
+    state: StateOption = None,
 ) -> None:
-    """Print steps, tokens, memory per rank and what would be done; starts nothing.
+    """Print steps, tokens, memory per rank, hours, cost and what would be done; starts nothing.
 
     Fails if the memory is clearly too small, as the run would.
     """
@@ -69,8 +80,17 @@ def plan(
         files = [data] if data.is_file() else data.rglob("*")
         size = sum(_text_bytes(item) for item in files if item.is_file())
     figures = estimate(loaded, size)
-    Console().print(_plan_table(loaded, figures))
+    speed = None if family is None else _measured(connect(state), check_family(family), loaded)
+    Console().print(_plan_table(loaded, figures, forecast(loaded, figures, speed)))
     check_memory(loaded, figures)
+
+
+def _measured(connection: Connection, family: str, recipe: Recipe) -> Speed | None:
+    from dropforge import speeds
+
+    uri = connection.settings.tracking_uri
+    with asking_mlflow(uri):
+        return speeds.measured(uri, family, recipe)
 
 
 def _text_bytes(path: Path) -> int:
@@ -78,7 +98,7 @@ def _text_bytes(path: Path) -> int:
     return path.stat().st_size * (4 if path.suffix in {".gz", ".zst"} else 1)
 
 
-def _example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
+def example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
     digest = "0" * 64  # the dataset is not known yet, so the names here are examples
     run = run_name(family, recipe.plain(), digest, code_digest())
     root = f"s3://{bucket}/{run_prefix(run)}".rstrip("/")
@@ -101,7 +121,7 @@ def _unknown_steps(recipe: Recipe) -> str:
     return "follows from the data: give --data"
 
 
-def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
+def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
     train, compute = recipe.train, recipe.compute
     base = recipe.base.model or f"a new {recipe.base.scratch.name if recipe.base.scratch else ''} model"
     table = Table(show_header=False, box=None, padding=(0, 2))
@@ -124,7 +144,11 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
             f"{figures.accumulation} forward pass(es) each",
         ),
         ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
+        *network_rows(compute),
+        *([("instance", escape(placed_on(compute, read())))] if compute.gpus or compute.backend != "local" else []),
         ("memory", memory_text(recipe, figures)),
+        *((name, escape(text)) for name, text in plan.rows() if name in ("time", "takes")),
+        *([("limits", "; ".join(limits))] if (limits := limits_told(plan.hours, recipe.compute.limits)) else []),
         ("checkpoint", f"{_checkpoint(figures)}every {_interval(train.checkpoint_every)}"),
         (
             "then",
@@ -135,6 +159,26 @@ def _plan_table(recipe: Recipe, figures: Estimate) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def network_rows(compute: Compute) -> list[tuple[str, str]]:
+    """What the pods are told about their network, each with its reason; nothing for what needs to be told nothing."""
+    network, env = network_of(compute), gang_environment(compute)
+    reasons = {one.name: one.reason for one in variables(network)}
+    lines = [
+        f"{name}={value}  {'the recipe sets it' if name in compute.network_env else reasons[name]}"
+        for name, value in env.items()
+        if name != PREFLIGHT
+    ]
+    if PREFLIGHT in env:
+        held = Preflight.from_json(env[PREFLIGHT])
+        lines.append(
+            f"preflight of at most {held.seconds:g} s: all ranks there"
+            + (f", {held.gb_per_second:g} GB/s" if held.gb_per_second else "")
+            + (f", {held.milliseconds:g} ms" if held.milliseconds else "")
+        )
+    named = "network" if network.name == "unknown" else f"network, {network.name}"
+    return [(named, escape("\n".join(lines)))] if lines else []
 
 
 def _interval(value: int | str) -> str:

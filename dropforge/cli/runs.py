@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from dropforge import layout, ledger, tracking
+from dropforge import layout, ledger, sweep_tracking, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.history import read_points
 from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.watch import read_stages, why_failed
-from dropforge.drop import parse_partition_key
+from dropforge.drop import is_id, parse_partition_key
 from dropforge.errors import DataError, DropforgeError
 from dropforge.store import MissingObjectError
 
-_DROP_ID = re.compile(r"[0-9a-f]{32}")
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
 _REASON = 300  # characters
 console = Console()
 
@@ -43,16 +45,17 @@ class Row(NamedTuple):
 def runs(
     family: Annotated[str | None, typer.Option("--family", "-f", help="Only this family.")] = None,
     limit: Annotated[int, typer.Option(help="How many.", min=1)] = 20,
+    trials: Annotated[bool, typer.Option("--trials", help="The trials of sweeps, too.")] = False,
     state: StateOption = None,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, the newest first. A sweep is one line, and its best trial another one once it is a candidate."""
     connection = connect(state)
     with asking_mlflow(connection.settings.tracking_uri):
-        found, opened = _tracked(connection, family, limit)
+        found, opened = _tracked(connection, family, limit, trials=trials)
     try:
         # Behind a full list only what is newer than its last row is of interest.
         since = found[-1].began if len(found) == limit else 0.0
-        found += _untracked(connection, family, limit, since, opened)
+        found += _untracked(connection, family, limit, since, opened, trials=trials)
         missing = ""
     except DropforgeError as error:
         missing = f"Runs that failed before training are not listed: {error.thing}, {error.cause}."
@@ -69,34 +72,54 @@ def runs(
         console.print(Text(missing, "yellow"))
 
 
-def _tracked(connection: Connection, family: str | None, limit: int) -> tuple[list[Row], set[str]]:
+def _tracked(connection: Connection, family: str | None, limit: int, *, trials: bool) -> tuple[list[Row], set[str]]:
     """The runs that MLflow has, and the DAG runs that opened them."""
     uri = connection.settings.tracking_uri
-    rows, opened = [], set()
-    for item in tracking.search(tracking.client(uri), tracking.TAG_RUN, family=family, limit=limit):
-        tags = item.data.tags
-        opened.add(tags.get(tracking.TAG_DAG_RUN, ""))
-        points = list(read_points(uri, item.info.run_id, "eval/loss", most=2).values())  # the first and the last
-        rows.append(
-            Row(
-                item.info.start_time / 1000,
-                tags.get(tracking.TAG_RUN, ""),
-                item.info.status,
-                tags.get(tracking.TAG_VERSION, "-"),
-                f"{points[0]:.3f} → {points[-1]:.3f}" if points else "-",
-                tags.get(tracking.TAG_ATTEMPT, "-"),
-                _short(tags.get(tracking.TAG_VERDICT, "-")),
-            )
-        )
-    return rows, opened
+    search = partial(tracking.search, tracking.client(uri), family=family, limit=limit)
+    items = search(tracking.TAG_SWEEP)
+    for also in ("",) if trials else (sweep_tracking.NO_TRIAL, sweep_tracking.CANDIDATE):
+        items += search(tracking.TAG_RUN, also=also)
+    items = sorted(items, key=lambda item: item.info.start_time, reverse=True)[:limit]
+    rows = [_swept(item) if tracking.TAG_SWEEP in item.data.tags else _run(uri, item) for item in items]
+    return rows, {item.data.tags.get(tracking.TAG_DAG_RUN, "") for item in items}
 
 
-def _untracked(connection: Connection, family: str | None, limit: int, since: float, opened: set[str]) -> Iterator[Row]:
+def _run(uri: str, item: Run) -> Row:
+    tags = item.data.tags
+    points = list(read_points(uri, item.info.run_id, "eval/loss", most=2).values())  # the first and the last
+    return Row(
+        item.info.start_time / 1000,
+        tags.get(tracking.TAG_RUN, ""),
+        item.info.status,
+        tags.get(tracking.TAG_VERSION, "-"),
+        f"{points[0]:.3f} → {points[-1]:.3f}" if points else "-",
+        tags.get(tracking.TAG_ATTEMPT, "-"),
+        _short(tags.get(tracking.TAG_VERDICT, "-")),
+    )
+
+
+def _swept(item: Run) -> Row:
+    tags, loss = item.data.tags, item.data.metrics.get("eval/loss")
+    best = tags.get(tracking.TAG_BEST)
+    return Row(
+        item.info.start_time / 1000,
+        tags[tracking.TAG_SWEEP],
+        item.info.status,
+        tags.get(tracking.TAG_VERSION, "-"),
+        "-" if loss is None else f"{loss:.3f}",
+        f"{item.data.params.get('trials', '?')} trials",
+        f"the best is {best}" if best else "-",
+    )
+
+
+def _untracked(
+    connection: Connection, family: str | None, limit: int, since: float, opened: set[str], *, trials: bool
+) -> Iterator[Row]:
     """The newest runs that failed before they opened a run in MLflow. :raises DropforgeError: if Airflow is away."""
     airflow = connection.airflow
     for run in airflow.newest_runs(FINETUNE, 100, state="failed"):
         name, began = run["dag_run_id"], datetime.fromisoformat(run["start_date"] or run["run_after"]).timestamp()
-        if name in opened or began < since:
+        if name in opened or began < since or (_is_trial(run) and not trials):
             continue
         of, drop = _asked_for(connection, run)
         if family not in {None, of}:
@@ -112,15 +135,20 @@ def _untracked(connection: Connection, family: str | None, limit: int, since: fl
             return
 
 
+def _is_trial(run: Mapping[str, Any]) -> bool:
+    sweep = (run.get("conf") or {}).get("sweep")
+    return isinstance(sweep, Mapping) and sweep.get("candidate") is not True
+
+
 def _asked_for(connection: Connection, run: Mapping[str, Any]) -> tuple[str, str]:
     """Family of a DAG run, and its drop as FAMILY/DROP; empty where they are not known."""
     conf = run.get("conf") or {}
-    family, drop = str(conf.get("family") or ""), str(conf.get("drop") or "")
+    family, drop = str(conf.get("family") or ""), str(conf.get("data") or conf.get("drop") or "").removeprefix("drop:")
     try:
         if key := run.get("partition_key"):
             named = parse_partition_key(key)
             family, drop = named["family"], named["drop"]
-        elif _DROP_ID.fullmatch(drop):
+        elif is_id(drop):
             drop = ledger.read(connection.store, family, drop).drop
         elif "/" in drop:
             family, _, drop = drop.removeprefix(layout.DROPS).partition("/")

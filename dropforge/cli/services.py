@@ -13,7 +13,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dropforge.cli.connect import StateOption
+from dropforge.cli.cluster_checks import Asked, ahead_of, examine_cluster, job_of
+from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.kube import Cluster
+from dropforge.cli.probe import follow
+from dropforge.recipes import load_recipe
 from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
@@ -104,13 +108,54 @@ def down(state: StateOption = None) -> None:
     Console().print("Stopped." if stop(folder) else f"Nothing runs in {folder}.")
 
 
-def doctor(state: StateOption = None) -> None:
-    """Check this machine: versions, disk, memory, ports, clock. Exit code 1 if something would not work."""
-    folder = check_folder(state or default_state())
+def doctor(
+    state: StateOption = None,
+    watcher: Annotated[
+        bool,
+        typer.Option("--watcher", help="Send a test object to each bucket of drops, and follow it."),
+    ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Look whether the cluster of your kubeconfig could run a recipe's jobs."),
+    ] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="With --cluster, a preset or a recipe file.", show_default="DROPFORGE_PRESET"),
+    ] = None,
+    account: Annotated[
+        str,
+        typer.Option(
+            help="With --cluster, the service account of the tasks, whose rights are looked at.",
+            metavar="NAMESPACE:NAME",
+            show_default="yours",
+        ),
+    ] = "",
+) -> None:
+    """Check this machine: versions, disk, memory, ports, clock; with --watcher, the way of a drop to Airflow; or with
+    --cluster, what a recipe's jobs need of a cluster. Nothing is changed there.
+
+    Exit code 1 if something would not work.
+    """
+    if watcher and cluster:
+        raise typer.BadParameter("one at a time: --watcher or --cluster")
+    if (recipe or account) and not cluster:
+        raise typer.BadParameter("--recipe and --account are of --cluster")
+    if account and account.count(":") != 1:
+        raise typer.BadParameter("write it as NAMESPACE:NAME", param_hint="--account")
+    if cluster:
+        chosen = load_recipe(recipe or os.environ.get("DROPFORGE_PRESET", "tiny"))
+        with Console(stderr=True).status("Asking the cluster"):
+            asked = Asked(chosen, job_of(chosen), account, ahead_of(chosen))
+            findings = list(examine_cluster(Cluster(), asked))
+    elif watcher:
+        with Console(stderr=True).status("Following a test object to the watcher"):
+            findings = list(follow(connect(state)))
+    else:
+        findings = examine(check_folder(state or default_state()))
     table = Table("check", "", "found", "mend", box=None, header_style="bold")
-    findings = examine(folder)
     for finding in findings:
-        table.add_row(finding.check, _LEVELS[finding.level], finding.found, finding.mend)
+        # What services say may look like markup.
+        table.add_row(finding.check, _LEVELS[finding.level], Text(finding.found), Text(finding.mend))
     Console().print(table)
     if any(finding.level is Level.FAIL for finding in findings):
         raise typer.Exit(1)

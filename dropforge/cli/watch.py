@@ -22,27 +22,12 @@ from dropforge.cli.connect import Connection
 from dropforge.cli.history import Course
 from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.errors import DropforgeError
+from dropforge.stages import JOBS, STAGES
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation
 
-STAGES = (
-    "plan",
-    "curate",
-    "check_data",
-    "open_run",
-    "tokenise",
-    "train",
-    "champion",
-    "evaluate",
-    "decide",
-    "approve",
-    "register",
-    "report",
-    "close_run",
-)
 ENDED = frozenset({"success", "failed"})
-_JOBS = frozenset({"tokenise", "train", "evaluate"})
 _AT_WORK = frozenset({"running", "deferred"})
 _MARKS = {
     "success": ("✓", "green"),
@@ -140,7 +125,7 @@ class Watcher:
         from kubeflow_training.jobs.observation import observe
 
         home = os.environ.get("KUBEFLOW_TRAINING_HOME")
-        purpose = next((stage.name for stage in view.stages if stage.state in _AT_WORK and stage.name in _JOBS), None)
+        purpose = next((stage.name for stage in view.stages if stage.state in _AT_WORK and stage.name in JOBS), None)
         if home is None or purpose is None:
             return None
         # Each gang has a job of its own; the newest counts.

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from dropforge.errors import RecipeError
+from dropforge.recipe_promote import Promote
 
+_METRIC: Final = "promote.metric"
 #: What a preset sets of these is not taken away either, as `curation: none` would.
 WHERE_CURATED: Final = (
     "curation.engine",
@@ -24,22 +26,60 @@ NOT_ITS_OWN: Final = (
     "code",
     "compute.image",
     "compute.namespace",
+    "compute.service_account",
     "compute.backend",
+    "compute.instance",
+    "compute.node_selector",
     "compute.volumes",
+    "compute.run_as",
     "compute.queue",
+    "compute.priority",
+    "compute.topology",
+    "compute.topology_required",
     "compute.compile_cache",
     "compute.data_cache",
     "compute.data_cache_gb",
+    "compute.fabric",
+    "compute.network_env",
+    "compute.preflight",
+    "compute.gpu_tflops",
+    "compute.price",
     *WHERE_CURATED,
     "curation.pii.key_env",
     "curation.gate.override",
+    "promote.alias",
+    "promote.stale",
     "train.checkpoints",
     "train.fast_checkpoints",
 )
 #: What a preset sets of these stays as it is, whatever the drop's recipe replaces or extends.
-KEPT: Final = ("curation.pii", "curation.decontaminate", "promote.guards", "promote.approval")
+KEPT: Final = (
+    "curation.pii",
+    "curation.decontaminate",
+    _METRIC,
+    "promote.guards",
+    "promote.slices",
+    "promote.approval",
+    "compute.fabric",
+    "compute.network_env",
+    "compute.preflight",
+    "compute.gpu_tflops",
+    "compute.price",
+    "compute.limits",
+    "compute.idle",
+)
+#: What a preset switches off or on, a drop does not switch back.
+SWITCHED: Final = {"promote.input_example": False, "promote.better_than_base": True}
 #: Limits of a preset that a drop may make closer, and which way that is.
-CLOSER: Final = {"curation.min_rows": 1, "curation.max_quarantined": -1, "curation.max_filtered": -1}
+CLOSER: Final = {
+    "curation.min_rows": 1,
+    "curation.max_quarantined": -1,
+    "curation.max_filtered": -1,
+    "promote.min_improvement": 1,
+    "promote.confidence": 1,
+}
+#: What a preset says in fractions of the deciding metric, so that a drop chooses no other one either.
+_OF_THE_METRIC: Final = ("promote.min_improvement", "promote.confidence", "promote.stale")
 _GATE: Final = "curation.gate"  # a drop may add limits to those of the preset
 
 
@@ -64,6 +104,14 @@ def check_kept(under: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
     for path in KEPT:
         if _at(under, path) is not None and _at(merged, path) != _at(under, path):
             raise _taken(path)
+    for path, state in SWITCHED.items():
+        if _at(under, path) is state and _at(merged, path) is not state:
+            raise _taken(path)
+    if any(_at(under, path) is not None for path in _OF_THE_METRIC) and _at(merged, _METRIC) not in (
+        _at(under, _METRIC),
+        Promote.model_fields["metric"].default,
+    ):
+        raise _taken(_METRIC)
     limits = _at(under, _GATE)
     if limits is not None:
         for path in _leaves(_GATE, limits):

@@ -8,6 +8,7 @@ that `DROPFORGE_PRESETS` names, where a team keeps what its cluster needs: image
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -22,7 +23,9 @@ from dropforge.methods import check_done
 from dropforge.recipe import Recipe
 from dropforge.recipes.curation_rules import check_curation
 from dropforge.recipes.drop_rules import check_chosen, check_kept
+from dropforge.recipes.place_rules import fill_sizes, without_sizes
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
+from dropforge.section import help_of
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
@@ -102,7 +105,7 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
     _check_keys(values, Recipe)
     check_done(values)
     try:
-        recipe = Recipe.model_validate(values)
+        recipe = Recipe.model_validate(fill_sizes(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # Without the branch of a union.
@@ -167,6 +170,35 @@ def read_yaml(text: bytes | str) -> dict[str, Any]:
     return values
 
 
+def read_pasted(text: str) -> dict[str, Any]:
+    """A recipe that somebody pasted: YAML as in a file, or JSON as a run's resolved recipe is written.
+
+    :raises RecipeError: if it is neither, too long, or has a key twice.
+    """
+    data = text.encode(errors="replace")
+    if len(data) <= RECIPE_LIMIT and text.lstrip().startswith("{"):
+        try:
+            return dict(json.loads(text, object_pairs_hook=_once, parse_constant=_no_number))
+        except json.JSONDecodeError:
+            pass  # YAML has mappings in braces too, without quotes
+        except (RecursionError, ValueError) as error:
+            raise RecipeError("recipe", f"it is no JSON ({error})", "Mend the key that is named") from None
+    return read_yaml(data)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r:.60} stands twice")
+        found[key] = value
+    return found
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no number")
+
+
 def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
     """Replace `extends: PRESET` by the preset's values, under this recipe's own."""
     rest = {key: value for key, value in values.items() if key != "extends"}
@@ -200,7 +232,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             result[section] = {key: value for key, value in merged.items() if key != other}
     if under.get("curation") == "none" and isinstance(over.get("curation"), Mapping):
         result["curation"] = {"steps": "none", **result["curation"]}  # more keys take nothing back
-    return _merge_scratch(under, over, result)
+    return _merge_scratch(under, over, without_sizes(under, over, result))
 
 
 def _merge_scratch(under: Mapping[str, Any], over: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -250,6 +282,11 @@ def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "
             _check_keys(value, inner, f"{path}{key}.")
 
 
+def key_names() -> tuple[str, ...]:
+    """All dotted keys of a recipe, sections among them."""
+    return tuple(_paths(Recipe))
+
+
 def _section(annotation: Any) -> type[BaseModel] | None:
     options = [annotation, *getattr(annotation, "__args__", ())]
     return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
@@ -271,6 +308,6 @@ def _describe(key: str) -> str:
     for part in key.split("."):
         if model is None or part not in model.model_fields:
             break
-        text = model.model_fields[part].description or text
+        text = help_of(model, part) or text
         model = _section(model.model_fields[part].annotation)
     return text[:1].lower() + text[1:]

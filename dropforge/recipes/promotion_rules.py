@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dropforge.errors import RecipeError
 from dropforge.promotion import LEAST_ROWS
 from dropforge.recipe import Recipe
+from dropforge.slices import OWN
+
+WHOLE: Final = ("model/", "cost/")  # metrics of a model or a run, and of no rows
 
 
 def check_promotion(recipe: Recipe) -> None:
     """:raises RecipeError: if the section `promote` asks for what no evaluation could show."""
+    _check_slices(recipe)
+    _check_costs(recipe)
     generation = recipe.evaluate.generation
     by_answers = generation is not None and recipe.promote.metric.startswith("gen/")
     key, rows = "evaluate.max_rows", recipe.evaluate.max_rows
@@ -20,3 +27,41 @@ def check_promotion(recipe: Recipe) -> None:
             f"the {rows} rows of `{key}` are too few to be sure of a gain, whatever it is",
             f"Set `{key}` to {LEAST_ROWS} or more, or `promote.confidence: null`",
         )
+
+
+def _check_slices(recipe: Recipe) -> None:
+    kept, slices = recipe.data.keep_columns, recipe.promote.slices
+    for number, part in enumerate(slices):
+        key = f"recipe key `promote.slices[{number}]"
+        if part.by not in OWN and kept != "all" and part.by not in (kept or ()):
+            raise RecipeError(
+                f"{key}.by`",
+                f"no column {part.by!r} is kept with the rows",
+                f"Name it in `data.keep_columns`, or cut by {' or '.join(f'`{name}`' for name in OWN)}",
+            )
+        if part.by in {other.by for other in slices[:number]}:
+            raise RecipeError(f"{key}.by`", f"rows are cut by {part.by!r} twice", "Give it one entry with all guards")
+        whole = next((guard.metric for guard in part.guards if guard.metric.startswith(WHOLE)), None)
+        if whole is not None:
+            raise RecipeError(f"{key}.guards`", f"`{whole}` is the same in each slice", "Move it to `promote.guards`")
+        if part.min_rows > recipe.evaluate.max_rows:
+            raise RecipeError(
+                f"{key}.min_rows`",
+                f"{part.min_rows} are more than the {recipe.evaluate.max_rows} rows of `evaluate.max_rows`",
+                "Lower it, or raise `evaluate.max_rows`",
+            )
+
+
+def _check_costs(recipe: Recipe) -> None:
+    for number, guard in enumerate(recipe.promote.guards):
+        if not guard.metric.startswith("cost/"):
+            continue
+        key = f"recipe key `promote.guards[{number}]"
+        if guard.max_regression is not None:
+            raise RecipeError(
+                f"{key}.max_regression`",
+                f"`{guard.metric}` is what this run has used, and the champion's run had other data and machines",
+                "Give it `at_most`",
+            )
+        if guard.metric == "cost/total" and recipe.compute.price is None:
+            raise RecipeError(f"{key}.metric`", "no price makes a cost known", "Set `compute.price`")

@@ -8,7 +8,11 @@ from typing import get_args
 from dropforge.errors import RecipeError
 from dropforge.profiling import Span
 from dropforge.recipe import LARGEST, Compute, Recipe, Score, Scratch
+from dropforge.recipes.cost_rules import check_costs
+from dropforge.recipes.network_rules import check_network
+from dropforge.recipes.place_rules import check_place
 from dropforge.recipes.promotion_rules import check_promotion
+from dropforge.recipes.storage_rules import check_storage
 from dropforge.run import wrong_address
 from dropforge.volumes import nearest
 
@@ -51,12 +55,15 @@ def check_combinations(recipe: Recipe) -> None:
             )
     if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
+    check_place(compute)
     check_train(recipe)
     _check_generation(recipe)
     check_promotion(recipe)
+    check_costs(recipe)
     _check_attention(recipe)
     _check_compile(recipe)
     _check_caches(compute)
+    check_storage(recipe)
     _check_offload(recipe)
     if compute.gpus and compute.gpus != compute.processes_per_node:
         raise RecipeError(
@@ -66,6 +73,13 @@ def check_combinations(recipe: Recipe) -> None:
         )
     if compute.gpu_memory_gb is not None and not compute.gpus:
         raise RecipeError("recipe key `compute.gpu_memory_gb`", "`compute.gpus` is 0", "Remove it, or ask for GPUs")
+    if compute.idle is not None and not compute.gpus:
+        raise RecipeError(
+            "recipe key `compute.idle`",
+            "`compute.gpus` is 0, and there are no GPUs that could be idle",
+            "Remove it, or ask for GPUs",
+        )
+    check_network(compute)
     _check_parallel(recipe)
     if compute.backend == "local" and compute.image != Recipe.model_fields["compute"].default.image:
         raise RecipeError(
@@ -73,10 +87,26 @@ def check_combinations(recipe: Recipe) -> None:
             "the local backend runs no image",
             "Remove it, or use `backend: kubernetes`",
         )
-    if compute.backend == "local" and (compute.volumes or compute.queue):
+    if compute.priority is not None and compute.queue is None:
         raise RecipeError(
-            "recipe keys `compute.volumes` and `compute.queue`",
-            "the local backend has neither claims nor queues",
+            "recipe key `compute.priority`",
+            "it is one of a queue, and `compute.queue` names none",
+            "Set `compute.queue`, or remove it",
+        )
+    if compute.topology is not None and compute.queue is None:
+        raise RecipeError(
+            "recipe key `compute.topology`",
+            "Kueue keeps gangs together, and `compute.queue` names no queue of it",
+            "Set `compute.queue`, or remove it",
+        )
+    if compute.topology_required and compute.topology is None:
+        raise RecipeError(
+            "recipe key `compute.topology_required`", "`compute.topology` names no label", "Set it, or remove this"
+        )
+    if compute.backend == "local" and (compute.volumes or compute.queue or compute.service_account):
+        raise RecipeError(
+            "recipe keys `compute.volumes`, `compute.queue` and `compute.service_account`",
+            "the local backend has neither claims nor queues nor accounts",
             "Remove them, or use `backend: kubernetes`",
         )
 
@@ -177,7 +207,12 @@ def _judged(recipe: Recipe) -> list[tuple[str, str]]:
     guards = [
         (f"recipe key `promote.guards[{n}].metric`", guard.metric) for n, guard in enumerate(recipe.promote.guards)
     ]
-    return [("recipe key `promote.metric`", recipe.promote.metric), *guards]
+    sliced = [
+        (f"recipe key `promote.slices[{n}].guards[{m}].metric`", guard.metric)
+        for n, part in enumerate(recipe.promote.slices)
+        for m, guard in enumerate(part.guards)
+    ]
+    return [("recipe key `promote.metric`", recipe.promote.metric), *guards, *sliced]
 
 
 def _check_task(recipe: Recipe) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,16 @@ _FRESH = 0.5  # seconds for which one report of Airflow's serves all its parts
 _reports: dict[int, tuple[float, dict[str, Any]]] = {}
 
 
-def fetch(port: int, path: str) -> tuple[int, bytes]:
-    """HTTP status and body. :raises OSError: if nothing answers."""
+def fetch(
+    port: int, path: str, headers: dict[str, str] | None = None, body: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    """HTTP status and body of a GET, or of a POST of JSON. :raises OSError: if nothing answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
     try:
-        connection.request("GET", path)
+        if body is None:
+            connection.request("GET", path, headers=headers or {})
+        else:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except http.client.HTTPException as error:
@@ -55,6 +61,39 @@ def _airflow_report(port: int) -> dict[str, Any]:
         report = json.loads(body) if status == 200 else {}
         _reports[port] = (time.monotonic(), report)
     return report
+
+
+@dataclass
+class DagsRead:
+    """Whether Airflow knows each of these DAGs, or why its file has none. Once it does it is not asked again.
+
+    :param wanted: the file of each, by name of the DAG. Each is asked for by itself, as a list has pages.
+    """
+
+    port: int
+    user: str
+    password: str
+    wanted: dict[str, str]
+    _seen: bool = False
+
+    def __call__(self) -> bool:
+        """:raises OSError: if nothing answers."""
+        self._seen = self._seen or self._look()
+        return self._seen
+
+    def _look(self) -> bool:
+        status, body = fetch(self.port, "/auth/token", body={"username": self.user, "password": self.password})
+        if status != 201:
+            return False
+        login = {"Authorization": f"Bearer {json.loads(body)['access_token']}"}
+        lacking = {
+            file for dag, file in self.wanted.items() if fetch(self.port, f"/api/v2/dags/{dag}", login)[0] != 200
+        }
+        return not lacking or lacking <= self._broken(login)
+
+    def _broken(self, login: dict[str, str]) -> set[str]:
+        status, body = fetch(self.port, "/api/v2/importErrors?limit=100", login)
+        return {Path(item["filename"]).name for item in json.loads(body)["import_errors"]} if status == 200 else set()
 
 
 def local_cluster(home: Path) -> bool:

@@ -43,6 +43,7 @@ QUEUE = "dropforge-drops"
 DEAD_QUEUE = "dropforge-drops-dead"
 MAX_RECEIVES = 5
 HEALTH = "/-/health"
+KEY_VARIABLE = "DROPFORGE_S3_ACCESS_KEY"
 
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/[^/,\s]+/[^/,\s]+/([^/,\s]+)/aws4_request")
@@ -300,7 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     state = options.state.absolute()
-    application = ObjectServer(state, read_secrets(state).access_key, options.pod_host)
+    # In a container the key is told; the embedded stack keeps its own beside the data.
+    access_key = os.environ.get(KEY_VARIABLE) or read_secrets(state).access_key
+    application = ObjectServer(state, access_key, options.pod_host)
     hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]
     first, *more = [
         make_server(host, options.port, application, threaded=True, request_handler=_Handler) for host in hosts

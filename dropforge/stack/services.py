@@ -19,20 +19,31 @@ from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
 PORTS = ("objects", "mlflow", "airflow")
 CLUSTER = "kubeflow_training.jobs.local"
+# DAGs that people's drops and commands start: who is told that the stack is ready shall not hear that there are none.
+_STARTED_BY_PEOPLE = {
+    "dropforge_finetune": "finetune.py",
+    "dropforge_intake": "intake.py",
+    "dropforge_rollback": "rollback.py",
+    "dropforge_sweep": "sweep.py",
+}
 # Variables of the caller that would reach into the stack from outside.
 _FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW")
 # What a person may set for the DAGs, and the size of the local cluster.
 _WELCOME = (
     "DROPFORGE_PRESET",
     "DROPFORGE_PRESETS",
+    "DROPFORGE_INSTANCES",
     "DROPFORGE_FAMILIES",
     "DROPFORGE_DROP_PATIENCE",
+    "DROPFORGE_DROP_BUCKETS",
+    "DROPFORGE_NOTIFY",
     "DROPFORGE_GIT",
     "KUBEFLOW_TRAINING_CPUS",
     "KUBEFLOW_TRAINING_MEMORY_GB",
     "KUBEFLOW_TRAINING_GPUS",
     "KUBEFLOW_TRAINING_NAMESPACES",
 )
+_WELCOME_SECTIONS = ("AIRFLOW__OPENLINEAGE__", "AIRFLOW__METRICS__")
 # Secrets of curation.
 _CURATING = ("DROPFORGE_PII_KEY",)
 
@@ -64,6 +75,7 @@ class Service:
     :param check_every: seconds between looks at a healthy service.
     :param patience: seconds until a service that is not ready is said to be stuck and is restarted.
     :param serves: the others write to it until their last moment, so it is stopped after them.
+    :param told_by: name of the service that tells whether this one is well; while that is away, nobody asks.
     """
 
     name: str
@@ -78,6 +90,7 @@ class Service:
     check_every: float = 10.0
     patience: float = 180.0
     serves: bool = False
+    told_by: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -95,16 +108,22 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
     # Curation runs in the scheduler's workers; code of recipes, which could undo pseudonyms, in pods of the cluster.
     curating = {name: os.environ[name] for name in _CURATING if name in os.environ}
 
+    wanted = {dag: file for dag, file in _STARTED_BY_PEOPLE.items() if (source_root() / "dags" / file).exists()}
+    dags_read = health.DagsRead(ports["airflow"], AIRFLOW_USER, secrets.airflow_password, wanted)
+
     def airflow_service(name: str, *arguments: str, part: str) -> Service:
         return Service(
             name,
             "airflow",
             arguments,
             {**airflow, **(curating if part == "scheduler" else {})},
-            ready=lambda since: health.airflow_part(ports["airflow"], part, since),
+            ready=lambda since: (
+                health.airflow_part(ports["airflow"], part, since) and (part != "dag_processor" or dags_read())
+            ),
             port=ports["airflow"] if part == "metadatabase" else None,
             after=("airflow-db",),
             preload=_AIRFLOW_MODULES,
+            told_by="" if part == "metadatabase" else "airflow-api",
         )
 
     found = [
@@ -192,7 +211,11 @@ def source_root() -> Path:
 
 def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
     """The environment of every service: the caller's without what reaches into the stack, plus the stack's own."""
-    env = {name: value for name, value in os.environ.items() if name in _WELCOME or not name.startswith(_FOREIGN)}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _WELCOME or name.startswith(_WELCOME_SECTIONS) or not name.startswith(_FOREIGN)
+    }
     binaries = str(Path(sys.executable).parent)
     return {
         **env,
@@ -246,7 +269,8 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[s
             "mp_start_method": "fork",
             "min_serialized_dag_update_interval": "5",
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{home}/airflow.db"},
+        # One at a time may write; on a busy machine the usual five seconds of waiting end in errors that people see.
+        "database": {"sql_alchemy_conn": f"sqlite:///{home}/airflow.db?timeout=60"},
         "api": {
             "host": "127.0.0.1",
             "port": str(ports["airflow"]),
@@ -258,6 +282,9 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[s
         "api_auth": {"jwt_secret": secrets.jwt_secret},
         # Tasks end with a scheduler that is killed; the next one shall not wait five minutes before it takes them up.
         "scheduler": {"scheduler_idle_sleep_time": "0.5", "orphaned_tasks_check_interval": "10"},
+        # So often a worker looks whether its task's process has ended. Until then the executor's place is taken, and a
+        # task that an answer or a trigger resumes meanwhile may be taken for ended.
+        "workers": {"min_heartbeat_interval": "1"},
         "triggerer": {"capacity": "1000"},
         "dag_processor": {
             "refresh_interval": "30",

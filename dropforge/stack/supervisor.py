@@ -182,8 +182,7 @@ class Supervisor:
 
     def _can_start(self, service: Service) -> bool:
         """Whether what the service needs is there: the services before it, and its imported modules."""
-        settled = {watched.service.name: watched.settled for watched in self.watched}
-        if not all(settled.get(name, True) for name in service.after):
+        if not all(map(self._settled, service.after)):
             return False
         if not service.preload or self._nursery is None:
             return True
@@ -193,13 +192,20 @@ class Supervisor:
             self._close_nursery()
         return ready is not None
 
+    def _settled(self, name: str) -> bool:
+        """Whether a service is well or done; one that the stack does not have is not waited for."""
+        return all(one.settled for one in self.watched if one.service.name == name)
+
     def _check(self, watched: Watched, now: float) -> None:
+        status = watched.state.status
+        if status != "starting" and not self._settled(watched.service.told_by):
+            watched.next_check = now + watched.service.check_every / 2
+            return
         try:
             ready = watched.service.ready(watched.started)
             trouble = "" if ready else "it does not report itself healthy"
         except (OSError, ValueError) as error:
             ready, trouble = False, f"it does not answer ({error})"
-        status = watched.state.status
         watched.next_check = now + (watched.service.check_every if ready else _CHECK_STARTING)
         if ready:
             watched.failed_checks, watched.was_healthy = 0, True

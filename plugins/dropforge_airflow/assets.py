@@ -12,7 +12,9 @@ FINETUNE_DAG = "dropforge_finetune"
 REAP_DAG = "dropforge_reap"
 CHECKPOINTS_DAG = "dropforge_checkpoints"
 ROLLBACK_DAG = "dropforge_rollback"
+SWEEP_DAG = "dropforge_sweep"
 RETRAIN_DAG = "dropforge_retrain"
+ALERTS_DAG = "dropforge_alerts"
 
 # Names only: a URI with a scheme makes Airflow import every provider that handles one, boto3 among them.
 INBOX = Asset(

@@ -20,12 +20,16 @@ def open_store(bucket: str, aws_conn_id: str = CONNECTION) -> S3Store:
     return S3Store(bucket, client=s3(aws_conn_id))
 
 
-def s3(aws_conn_id: str = CONNECTION) -> S3Client:
-    """A client for S3 with bounded time-outs."""
+def s3(aws_conn_id: str = CONNECTION, *, hurried: bool = False) -> S3Client:
+    """A client for S3 with bounded time-outs; short ones and one try if `hurried`, for pages."""
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
     from botocore.config import Config
 
-    config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "max_attempts": 4})
+    config = Config(
+        connect_timeout=2 if hurried else 10,
+        read_timeout=5 if hurried else 60,
+        retries={"mode": "standard", "max_attempts": 1 if hurried else 4},
+    )
     client: S3Client = S3Hook(aws_conn_id=aws_conn_id, config=config).get_conn()
     return client
 

@@ -7,6 +7,7 @@ Keys of S3 events are URL-encoded with `+` for a space; EventBridge sends them a
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_plus
@@ -51,19 +52,26 @@ def read_message(body: str) -> tuple[ObjectEvent, ...]:
     raise NotAnEventError(f"it is no S3 event: it has no Records (keys {_show(sorted(map(str, value)))})")
 
 
-def finished_drops(events: tuple[ObjectEvent, ...], bucket: str) -> tuple[DropName, ...]:
-    """Drops of `bucket` whose `_SUCCESS` came, in the order of the message, each once.
+def finished_drops(events: tuple[ObjectEvent, ...], buckets: Collection[str]) -> tuple[tuple[str, DropName], ...]:
+    """Buckets and names of the drops whose `_SUCCESS` came, in the order of the message, each once.
 
-    :raises NotAnEventError: if an event is about another bucket.
+    :param buckets: that drops come from. :raises NotAnEventError: if an event is about another bucket.
     """
-    drops: dict[DropName, None] = {}
+    drops: dict[tuple[str, DropName], None] = {}
     for event in events:
-        if event.bucket != bucket:
-            raise NotAnEventError(f"it is about bucket {_show(event.bucket)}, and this queue serves {_show(bucket)}")
+        if event.bucket not in buckets:
+            served = ", ".join(map(_show, buckets))
+            raise NotAnEventError(f"it is about bucket {_show(event.bucket)}, and drops come from {served}")
         parsed = layout.parse_drop_key(event.key)
         if event.created and parsed is not None and parsed[1] == layout.SUCCESS:
-            drops[parsed[0]] = None
+            drops[event.bucket, parsed[0]] = None
     return tuple(drops)
+
+
+def probes(events: tuple[ObjectEvent, ...], buckets: Collection[str]) -> tuple[str, ...]:
+    """The doctors' questions whether finished drops are seen, of which a message tells."""
+    found = (layout.parse_probe_key(event.key) for event in events if event.created and event.bucket in buckets)
+    return tuple(dict.fromkeys(one for one in found if one is not None))
 
 
 def _mapping(value: Any) -> dict[Any, Any]:

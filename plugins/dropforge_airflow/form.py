@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dropforge.data_names import SYNTAX
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import presets
-from dropforge.recipes.load import join, merge
+from dropforge.recipes.load import RECIPE_LIMIT, join, merge
 
 # Sections of the form and the recipe keys they show, in this order. What to train stands before them, without a
 # section, because the page shows only those fields unfolded.
@@ -43,6 +44,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Compute": (
         "compute.backend",
+        "compute.instance",
         "compute.nodes",
         "compute.processes_per_node",
         "compute.parallel",
@@ -50,6 +52,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "compute.memory_gb",
         "compute.gpus",
         "compute.image",
+        "compute.priority",
         "compute.deadline_minutes",
         "compute.retries",
     ),
@@ -57,8 +60,26 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "evaluate.max_rows",
         "promote.metric",
         "promote.min_improvement",
+        "promote.confidence",
         "promote.better_than_base",
         "promote.alias",
+        "promote.approval.deadline_hours",
+        "promote.approval.otherwise",
+    ),
+    "Costs": (
+        "compute.limits.ask_above.gpu_hours",
+        "compute.limits.ask_above.core_hours",
+        "compute.limits.ask_above.cost",
+        "compute.limits.unknown",
+        "compute.limits.deadline_hours",
+        "compute.limits.otherwise",
+        "compute.limits.stop_above.gpu_hours",
+        "compute.limits.stop_above.core_hours",
+        "compute.limits.stop_above.cost",
+        "compute.price.gpu_hour",
+        "compute.price.core_hour",
+        "compute.price.currency",
+        "compute.gpu_tflops",
     ),
     "Own code": ("code.wheel", "code.sha256"),
 }
@@ -94,18 +115,20 @@ def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
             "The recipe to start from. A recipe.yaml in the drop wins over it, and the fields below win over both.",
             {"type": "string", "enum": known, "title": "Preset"},
         ),
-        "drop": _text(
-            "Drop", "An uploaded drop: `FAMILY/DROP`, or its id in the ledger. Runs that a drop started leave it empty."
-        ),
-        "family": _text(
-            "Family", "Family of the model; needed where `drop` is a bare name or the recipe names `data.source`."
-        ),
+        "data": _text("Data", f"What to train on: {SYNTAX}. Runs that a drop started leave it empty.", 4000),
+        "family": _text("Family", "Family of the model; needed unless `data` is `FAMILY/DROP` or an id."),
         "again": FormField(
             False,
             "Train although the drop was trained on before.",
             {"type": "boolean", "title": "Train again"},
         ),
     }
+    fields["recipe"] = FormField(
+        None,
+        "A recipe as YAML or JSON, whole or in part. It wins over preset and drop; a field below that says otherwise "
+        "is refused. Its `extends` takes the preset's place.",
+        {"type": ["string", "null"], "format": "multiline", "maxLength": RECIPE_LIMIT, "title": "Recipe to paste"},
+    )
     schema = Recipe.model_json_schema()
     for section, keys in SECTIONS.items():
         fields |= {field_name(key): _recipe_field(schema, key, section) for key in keys}
@@ -144,8 +167,8 @@ def form_overrides(params: Mapping[str, Any]) -> dict[str, Any]:
     return merge(asked, more)
 
 
-def _text(title: str, description: str) -> FormField:
-    schema = {"type": ["string", "null"], "maxLength": 160, "title": title}
+def _text(title: str, description: str, longest: int = 160) -> FormField:
+    schema = {"type": ["string", "null"], "maxLength": longest, "title": title}
     return FormField(None, description, schema)
 
 
@@ -153,7 +176,10 @@ def _recipe_field(schema: Mapping[str, Any], key: str, section: str) -> FormFiel
     found = _find(schema, key)
     description = str(found.get("description", ""))
     shape = _joined(found)
-    field: dict[str, Any] = {"title": str(found["title"]), "section": section}
+    # Two limits of the same name, and an adapter's rank, are told apart by the section that they are in.
+    inside = " ".join(key.split(".")[1:-1]).replace("_", " ").capitalize()
+    field: dict[str, Any] = {"title": f"{inside}: {found['title']}" if inside else str(found["title"])}
+    field["section"] = section
     choices = shape.get("enum") or ([shape["const"]] if "const" in shape else None)
     if shape.get("type") == "boolean":
         choices = list(_YES_NO)  # a switch knows no third state for "as in the preset"

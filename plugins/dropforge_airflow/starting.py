@@ -1,4 +1,4 @@
-"""Operators of the retrain DAGs: start a run of another DAG or find it started, wait for it, tell if it is late."""
+"""Operators for runs of other DAGs: start one or find it started, wait for its end, tell if it is late."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GOING: Final = frozenset({"queued", "running"})
 _ENDS: Final = ("success", "failed")
 _POLL: Final = 5  # seconds
+_NOTE: Final = 1000  # characters, the most that Airflow's database takes
 
 
 class StartRunOperator(BaseOperator):
@@ -45,23 +46,32 @@ class StartRunOperator(BaseOperator):
         if state in GOING or state == "success":
             self.log.info("Run %s of %s is there: %s", self.run, self.dag_to_start, state)
             return str(self.run)
-        if context["ti"].get_dag(self.dag_to_start).is_paused:
-            raise AirflowFailException(
-                f"DAG {self.dag_to_start}: it is paused, so run {self.run} would wait. Unpause it, and clear this task"
-            )
-        raise DagRunTriggerException(
-            trigger_dag_id=self.dag_to_start,
-            dag_run_id=self.run,
-            conf=self.conf,
-            note=self.note,
-            reset_dag_run=state == "failed",
-            skip_when_already_exists=False,
-            wait_for_completion=False,
-            allowed_states=[],
-            failed_states=[],
-            poke_interval=_POLL,
-            deferrable=False,
-        )
+        raise starting(context, self.dag_to_start, self.run, self.conf, self.note, again=state == "failed")
+
+
+def starting(
+    context: Context, dag: str, run: Any, conf: Any, note: Any, *, again: bool, wait: bool = False
+) -> DagRunTriggerException:
+    """What a task raises to start a DAG run. :param again: it failed, and is run again under its name.
+
+    :param wait: the task then waits in the triggerer, and goes on in its method `execute_complete`.
+    :raises AirflowFailException: if the DAG is paused.
+    """
+    if context["ti"].get_dag(dag).is_paused:
+        raise AirflowFailException(f"DAG {dag}: it is paused, so run {run} would wait. Unpause it, and clear this task")
+    return DagRunTriggerException(
+        trigger_dag_id=dag,
+        dag_run_id=run,
+        conf=conf,
+        note=None if note is None else str(note)[:_NOTE],
+        reset_dag_run=again,
+        skip_when_already_exists=False,
+        wait_for_completion=wait,
+        allowed_states=["success"] if wait else [],
+        failed_states=["failed"] if wait else [],
+        poke_interval=_POLL,
+        deferrable=wait,
+    )
 
 
 class AwaitRunOperator(BaseOperator):

@@ -56,6 +56,7 @@ class Ending:
                 alive = snapshot is not None and not ends_by_itself(backend, snapshot)
         except JobError as error:
             self._task.log.warning("%s: its last words cannot be read: %s", name, error)
+        self._task.gang_ended(job, observation)
         if observation.phase is not Phase.SUCCEEDED:
             # Survivors would hold their GPUs until the collective's own timeout, pods that wait for an image for ever.
             if alive or self._task.on_finish == "delete" or (observation.pods_running and not self._task.keep_failed):

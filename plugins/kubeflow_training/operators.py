@@ -175,7 +175,8 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
                 return Memory(context).result(job.uid) or {}
             self._publish(context, manifest, job)
             limits = self._limits(context, job)
-            if self.deferrable:
+            # Airflow 3.3 fails a try that resumes before the executor has told of its pause, as one would here.
+            if self.deferrable and not decision.over:
                 self._stop_if_killed(context, job)
                 self.defer(trigger=self._trigger(job, limits), method_name=self.resume.__name__)
             seen, tail = self._watch_here(context, job, limits)
@@ -219,6 +220,12 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         # A signal handler: it may run in the middle of anything, so it only leaves a note. `execute` then raises.
         self._killed = True
 
+    def gang_ended(self, job: Mapping[str, Any], seen: Observation) -> None:
+        """For subclasses: a gang's end was seen, also before a retry and more than once. It must not raise.
+
+        :param job: as in the XCom `pytorch_job`.
+        """
+
     # Finding or starting the job
 
     def _manifest(self, context: Context) -> dict[str, Any]:
@@ -239,7 +246,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             Memory(context),
             _owner(context),
             still_wanted=lambda: self._stop_if_killed(context, None),
-            replaced=lambda job, seen: retries.replaced(self, context, seen, job.to_dict()),
+            replaced=lambda job, seen: self._replaced(context, job, seen),
             # After the fingerprint was taken: neither a node to avoid nor fewer nodes make another job of it.
             prepared=lambda made, job: marked(
                 away_from(self._sized(context, made, job), [item.node for item in retries.avoided(context)]),
@@ -250,6 +257,11 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             place=self.place,
             elsewhere=self._backend_of,
         )
+
+    def _replaced(self, context: Context, job: Identity, seen: Observation) -> bool:
+        """Whether another gang follows this one, whose failure no earlier try lived to tell."""
+        self.gang_ended(whereabouts(job), seen)
+        return retries.replaced(self, context, seen, job.to_dict())
 
     def _backend_of(self, job: Identity) -> Backend:
         return self.hook(job.kind, job.backend).connect()

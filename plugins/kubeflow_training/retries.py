@@ -13,7 +13,7 @@ from airflow.sdk import RetryPolicy
 from airflow.sdk.definitions.retry_policy import RetryDecision
 
 from kubeflow_training.exceptions import JobFailed, JobFailedForGood
-from kubeflow_training.gangs.memory import STATE_KEY
+from kubeflow_training.gangs.memory import STATE_KEY, keep
 from kubeflow_training.jobs import avoid
 from kubeflow_training.jobs.budgets import BACKOFFS, Backoff, Budgets, Failure, Ledger, Verdict
 from kubeflow_training.jobs.observation import Observation, Phase
@@ -126,7 +126,7 @@ class RetryByCause(RetryPolicy):
         fresh = ledger.reason_of(uid) is None
         if fresh:
             ledger = ledger.with_failure(Failure(uid, reason, gang, observation.node))
-            _keep(store, LEDGER_KEY, ledger.to_dict())
+            keep(store, LEDGER_KEY, ledger.to_dict())
         verdict = self._budgets(context).verdict(ledger, reason, self.backoffs)
         words = [f"gang {gang}: {verdict.text}"]
         if verdict.retry:
@@ -155,7 +155,7 @@ class RetryByCause(RetryPolicy):
         if seconds <= 0:
             return
         nodes = avoid.extended(avoid.stored(store.get(AVOID_KEY)), avoid.Avoided(node, now + seconds, str(reason)), now)
-        _keep(store, AVOID_KEY, [item.to_dict() for item in nodes])
+        keep(store, AVOID_KEY, [item.to_dict() for item in nodes])
 
     def serialize(self) -> dict[str, Any]:
         return {
@@ -223,12 +223,6 @@ def generation(context: Context) -> str:
     """What is new after a clear and the same in all retries."""
     run = context["dag_run"]
     return f"{getattr(context['ti'], 'max_tries', 0)}.{getattr(run, 'clear_number', 0) or 0}"
-
-
-def _keep(store: Any, key: str, value: Any) -> None:
-    from airflow.sdk.execution_time.context import NEVER_EXPIRE
-
-    store.set(key, value, retention=NEVER_EXPIRE)
 
 
 def _policy(task: Any) -> RetryByCause | None:

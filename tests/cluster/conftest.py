@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import yaml
 from kubernetes import client, config
 
 from dropforge.cli.upload import find_files
+from dropforge.install.rights import ENFORCED
 from dropforge.samples import write_sample
 from dropforge.stack import control
-from tests.cluster.spark_place import Place, opened, section
+from tests.cluster.spark_place import Place, section
+from tests.cluster.spark_place import opened as opened_for_spark
 from tests.e2e.harness import Stack
+from tests.kubeflow_training.kueue_situations import QUEUE
 from tests.kubeflow_training.rights import Rights
 
 REPOSITORY = Path(__file__).parents[2]
@@ -72,73 +76,101 @@ def machine_node() -> Any:
 @pytest.fixture(scope="session")
 def namespace(machine_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """With a claim `machine` on this machine's root, read-only."""
-    rights = Rights(tmp_path_factory.mktemp("rights"))
+    with opened(machine_node, tmp_path_factory.mktemp("rights"), machine="/") as made:
+        yield made
+
+
+@contextmanager
+def opened(machine_node: Any, folder: Path, *parts: str, **claims: str) -> Iterator[Namespace]:
+    """A namespace for a while.
+
+    :param folder: for its kubeconfig. :param parts: of the shipped rights, beside `rbac.yaml`.
+    :param claims: claims on folders of this machine, by name; all but that on its root may be written to.
+    """
+    rights = Rights(folder, *parts)
     name, core = rights.namespace, client.CoreV1Api()
+    # Not "restricted": the training operator's own init container of workers says nothing of its rights.
+    core.patch_namespace(name, {"metadata": {"labels": {ENFORCED: "baseline"}}})
     size = {"storage": "1Gi"}
-    volume = {
-        "metadata": {"name": name},
-        "spec": {
-            "accessModes": ["ReadOnlyMany"],
+    node = {"key": "metadata.name", "operator": "In", "values": [machine_node.metadata.name]}
+    for claim, path in claims.items():
+        modes = ["ReadOnlyMany" if path == "/" else "ReadWriteMany"]
+        if path != "/":
+            Path(path).mkdir(exist_ok=True)
+            Path(path).chmod(0o777)
+        volume = {
+            "accessModes": modes,
             "capacity": size,
-            "claimRef": {"namespace": name, "name": "machine"},
-            "hostPath": {"path": "/"},
-            "nodeAffinity": {
-                "required": {
-                    "nodeSelectorTerms": [
-                        {
-                            "matchFields": [
-                                {"key": "metadata.name", "operator": "In", "values": [machine_node.metadata.name]}
-                            ]
-                        }
-                    ]
-                }
-            },
-        },
-    }
-    core.create_persistent_volume(volume)
-    claim = {
-        "metadata": {"name": "machine"},
-        "spec": {
-            "accessModes": ["ReadOnlyMany"],
+            "claimRef": {"namespace": name, "name": claim},
+            "hostPath": {"path": path},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchFields": [node]}]}},
+        }
+        core.create_persistent_volume({"metadata": {"name": f"{name}-{claim}"}, "spec": volume})
+        spec = {
+            "accessModes": modes,
             "storageClassName": "",
-            "volumeName": name,
+            "volumeName": f"{name}-{claim}",
             "resources": {"requests": size},
-        },
-    }
-    core.create_namespaced_persistent_volume_claim(name, claim)
+        }
+        core.create_namespaced_persistent_volume_claim(name, {"metadata": {"name": claim}, "spec": spec})
     try:
         yield Namespace(name, core, client.CustomObjectsApi(), rights.kubeconfig)
     finally:
         rights.close()
-        core.delete_persistent_volume(name)
+        for claim in claims:
+            core.delete_persistent_volume(f"{name}-{claim}")
 
 
 @pytest.fixture
 def place(machine_node: Any, tmp_path: Path) -> Iterator[Place]:
     """Where Spark's pods can work."""
     pytest.importorskip("pyspark")
-    with opened(machine_node, tmp_path / "work") as made:
+    with opened_for_spark(machine_node, tmp_path / "work") as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory, machine_node: Any, namespace: Namespace) -> Iterator[Stack]:
-    """A stack whose pods run on the cluster, because its default preset says so; nothing else is told to it."""
-    folder = tmp_path_factory.mktemp("stack")
+def presets(tmp_path_factory: pytest.TempPathFactory, namespace: Namespace) -> Path:
+    """The presets of a team on this cluster."""
     presets = tmp_path_factory.mktemp("presets")
     (presets / "cluster.yaml").write_text(yaml.safe_dump(preset(namespace.name)))
     by_spark: dict[str, Any] = {"extends": "cluster", "train": {"max_steps": 6}}
     by_spark["curation"] = {"engine": "spark", "spark": {"cluster": section("operator")}}
     (presets / "by-spark.yaml").write_text(yaml.safe_dump(by_spark))
+    queued = {"extends": "cluster", "compute": {"nodes": 1, "queue": QUEUE}}
+    (presets / "queued.yaml").write_text(yaml.safe_dump(queued))
+    return presets
+
+
+@pytest.fixture(scope="session")
+def stack(
+    tmp_path_factory: pytest.TempPathFactory, machine_node: Any, namespace: Namespace, presets: Path
+) -> Iterator[Stack]:
+    """A stack whose pods run on the cluster, because its default preset says so; nothing else is told to it."""
+    folder = tmp_path_factory.mktemp("stack")
+    with started(folder, machine_node, namespace, presets, "cluster", where_python_is()) as made:
+        yield made
+
+
+@contextmanager
+def started(
+    folder: Path, machine_node: Any, namespace: Namespace, presets: Path, default: str, environment: dict[str, str]
+) -> Iterator[Stack]:
+    """A stack with the namespace's account, whose pods have its secret, as by `dropforge secret | kubectl apply -f -`.
+
+    :param folder: an empty one. :param default: name of the preset. :param environment: of the pods, beside the secret.
+    """
     pod_host = next(item.address for item in machine_node.status.addresses if item.type == "InternalIP")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DROPFORGE_PRESETS", str(presets))
-        patch.setenv("DROPFORGE_PRESET", "cluster")
+        patch.setenv("DROPFORGE_PRESET", default)
         patch.setenv("KUBECONFIG", str(namespace.kubeconfig))
         control.start(folder, pod_host=pod_host)
     try:
         control.wait_ready(folder)
-        give_secret(folder, namespace)
+        made = secret(folder, namespace.name)
+        made["stringData"] |= environment
+        namespace.core.create_namespaced_secret(namespace.name, made)
         with pytest.MonkeyPatch.context() as patch:
             for name in [name for name in os.environ if name.startswith(("AWS_", "MLFLOW_", "DROPFORGE_"))]:
                 patch.delenv(name)
@@ -162,21 +194,17 @@ def preset(namespace: str) -> dict[str, Any]:
     return {"extends": "tiny", "train": train, "compute": compute, "evaluate": {"max_rows": 40}}
 
 
+def where_python_is() -> dict[str, str]:
+    """What pods without an image have to know of this machine."""
+    return {} if IMAGE else {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+
+
 def secret(folder: Path, namespace: str) -> dict[str, Any]:
     """What `dropforge secret` prints."""
     command = [str(Path(sys.executable).parent / "dropforge"), "secret", "--state", str(folder)]
     done = subprocess.run([*command, "--namespace", namespace], capture_output=True, text=True, check=True)
     found: dict[str, Any] = yaml.safe_load(done.stdout)
     return found
-
-
-def give_secret(folder: Path, namespace: Namespace) -> None:
-    """What a person does with `dropforge secret | kubectl apply -f -`; without an image, also where Python is."""
-    made = secret(folder, namespace.name)
-    if not IMAGE:
-        made["stringData"]["PATH"] = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        made["stringData"]["PYTHONPATH"] = str(REPOSITORY)
-    namespace.core.create_namespaced_secret(namespace.name, made)
 
 
 @pytest.fixture(scope="session")

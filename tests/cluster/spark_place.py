@@ -43,6 +43,7 @@ def section(submit: str, **more: Any) -> dict[str, Any]:
         "namespace": NAMESPACE,
         "memory": "600m",
         "cpu_request": "100m",
+        "run_as": 65534,  # one whom /etc/passwd knows, for Java
         "work_path": "/shared",
         "volumes": volumes,
         "entrypoint": ["sh", str(REPOSITORY / "images/spark/entrypoint.sh")],
@@ -132,6 +133,7 @@ def opened(node: Any, work: Path) -> Iterator[Place]:
         pytest.skip("the cluster has no Spark operator")
     made = Place(client.CoreV1Api(), work)
     work.mkdir()
+    work.chmod(0o777)
     try:
         text = (REPOSITORY / "helm-values/spark-driver.yaml").read_text()
         made.add(yaml.safe_load_all(text.replace("NAMESPACE", NAMESPACE)))

@@ -23,7 +23,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipe_data import Source
 from dropforge.sources import pin
 from dropforge.store import FolderStore
-from tests.hub_server import Hub, point_to, serve
+from tests.hub_server import Hub, open_hub
 
 NAME = "some/rows"
 CARD = b"""---
@@ -50,16 +50,13 @@ def _parquet(lines: list[bytes]) -> bytes:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     made = Hub()
-    server = serve(made)
-    point_to(made, tmp_path / "hub-cache", monkeypatch)
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", made.url)
-    address = f"{made.url}/datasets/{{repo_id}}/resolve/{{revision}}/{{path}}"
-    monkeypatch.setattr("datasets.config.HUB_DATASETS_URL", address)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets-cache"))
-    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)
-    yield made
-    server.shutdown()
-    server.server_close()
+    with open_hub(made, tmp_path / "hub-cache", monkeypatch):
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", made.url)
+        address = f"{made.url}/datasets/{{repo_id}}/resolve/{{revision}}/{{path}}"
+        monkeypatch.setattr("datasets.config.HUB_DATASETS_URL", address)
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets-cache"))
+        monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)
+        yield made
 
 
 @pytest.fixture

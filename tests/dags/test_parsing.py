@@ -74,11 +74,13 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_all_dags_are_there_without_errors(parsed: Any) -> None:
     assert parsed["errors"] == {}
     assert list(parsed["dags"]) == [
+        "dropforge_alerts",
         "dropforge_checkpoints",
         "dropforge_finetune",
         "dropforge_intake",
         "dropforge_reap",
         "dropforge_rollback",
+        "dropforge_sweep",
     ]
 
 
@@ -103,6 +105,7 @@ def test_each_family_has_a_calendar_and_a_broken_file_is_told(parsed: Any, tmp_p
     folder.mkdir()
     (folder / "one.yaml").write_text("cron: 0 3 * * *\nrecipe: {extends: tiny}\n")
     (folder / "two.yaml").write_text("cron: 0 4 * * *\ntimezone: Asia/Tokyo\nrecipe: {extends: tiny}\n")
+    (folder / "rules-only.yaml").write_text("intake: {rate: 4 per day}\n")
     (folder / "bad.yaml").write_text("cron: never\nrecipe: {extends: tiny}\n")
     code = PARSE.replace("    runpy.run_path(str(path))", "    path.stem == 'families' or runpy.run_path(str(path))")
     found = fresh(tmp_path, code, str(ROOT / "dags"), DROPFORGE_FAMILIES=str(folder), PYTHONHASHSEED="1")
@@ -126,8 +129,8 @@ def test_the_environment_chooses_the_default_preset(tmp_path: Path) -> None:
 
 def test_the_chain_of_tasks(parsed: Any) -> None:
     tasks = {item["__var"]["task_id"]: item["__var"] for item in parsed["dags"]["dropforge_finetune"]["dag"]["tasks"]}
-    chain = "plan curate check_data open_run tokenise train champion evaluate decide approve register report close_run"
-    order = chain.split()
+    chain = "plan curate check_data open_run confirm tokenise train champion evaluate decide approve register report"
+    order = [*chain.split(), "close_run"]
     assert sorted(tasks) == sorted(order)
     for before, after in pairwise(order):
         assert after in tasks[before]["downstream_task_ids"]
@@ -168,7 +171,9 @@ shadow = sorted(
     name for name, module in list(sys.modules.items())
     if "." not in name and sys.argv[1] in str(getattr(module, "__file__", "") or "")
 )
-print(json.dumps({"ours": ours, "errors": errors, "kubernetes": kubernetes.__file__, "top": shadow}))
+pages = sorted(name for name in sys.modules if name.startswith("dropforge_airflow.pages"))
+told = {"ours": ours, "errors": errors, "kubernetes": kubernetes.__file__, "top": shadow, "pages": pages}
+print(json.dumps(told))
 """
 
 
@@ -176,5 +181,6 @@ def test_airflow_executes_one_file_of_the_plugins_folder_and_shadows_no_package(
     found = fresh(tmp_path, LOAD_PLUGINS, str(ROOT / "plugins"))
     assert found["errors"] == {}
     assert found["ours"] == ["dropforge_airflow/plugin.py"]
+    assert found["pages"] == []  # only the API server needs them
     assert set(found["top"]) <= {"plugin", "dropforge_airflow", "kubeflow_training"}
     assert "site-packages" in found["kubernetes"]

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.kinds import SPARK_APPLICATION, kind_of
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.manifest.ownership import Owner
+from kubeflow_training.jobs.manifest.rights import container_rights, pod_rights
 from kubeflow_training.jobs.observation import Phase, observe
 from kubeflow_training.jobs.observation.reasons import EXIT_CODES, RETRYABLE, Reason
 from kubeflow_training.jobs.reaping.orphans import Fate, Task, marked, owned, sort
@@ -45,6 +47,37 @@ def made(submit: str, **more: Any) -> tuple[Kind, dict[str, Any]]:
     kind = kind_of(found)
     kind.require_valid(found)
     return kind, found
+
+
+def test_pods_have_the_rights_of_trainers_and_executors_no_token() -> None:
+    _, application = made("operator")
+    driver, executor = (application["spec"][role]["template"]["spec"] for role in ("driver", "executor"))
+    for pod in (driver, executor):
+        assert pod["securityContext"] == pod_rights(10001)
+        assert pod["containers"][0]["securityContext"] == container_rights(10001)
+    assert executor["automountServiceAccountToken"] is False
+    assert driver["automountServiceAccountToken"] is True  # it makes the executors
+    assert (
+        application["spec"]["driver"]["serviceAccount"] == application["spec"]["executor"]["serviceAccount"] == "spark"
+    )
+    _, job = made("spark-submit", service_account="dropforge-curation")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    account = "spark.kubernetes.authenticate.executor.serviceAccountName=dropforge-curation"
+    assert account in container["args"]
+    _, application = made("operator", run_as=None)
+    assert "securityContext" not in application["spec"]["driver"]["template"]["spec"]
+
+
+def test_the_driver_makes_pods_and_has_no_right_to_claims() -> None:
+    text = (Path(__file__).parents[2] / "helm-values" / "spark-driver.yaml").read_text()
+    (role,) = (one for one in yaml.safe_load_all(text) if one["kind"] == "Role")
+    (rule,) = role["rules"]
+    assert set(rule["resources"]) == {"pods", "services", "configmaps"}
+    # Else Spark lists claims for executors, and removes its own at the end: both refused.
+    own = "spark.kubernetes.driver.ownPersistentVolumeClaim"
+    assert made("operator")[1]["spec"]["sparkConf"][own] == "false"
+    (container,) = made("spark-submit")[1]["spec"]["template"]["spec"]["containers"]
+    assert f"{own}=false" in container["args"]
 
 
 def test_both_ways_of_submitting_ask_for_the_same_pods() -> None:
@@ -143,6 +176,7 @@ def test_a_job_file_that_is_none_is_refused() -> None:
         ({"volumes": []}, "lies in none of the `volumes`"),
         ({"volumes": [{**WORK, "read_only": True}]}, "is read-only: write `read_only: false`"),
         ({"volumes": [{**WORK, "path": "/sharedness"}]}, "lies in none"),
+        ({"volumes": [{**WORK, "storage": "node"}]}, "own disk.*which the pods do not share"),
         ({"work_path": "/shared/../etc"}, r"has `\.\.` in it"),
         ({"submit": "yarn"}, "operator"),
         ({"memory": "2GB"}, "memory"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,23 @@ def test_what_is_not_said_is_all_drops_from_the_base_in_utc() -> None:
     assert parse_family(WHOLE + "start: champion").whole().base.start == "champion"
 
 
+def test_rules_of_intake_need_no_calendar() -> None:
+    family = parse_family("intake: {rate: 1 per 30 minutes, latest_only: true}")
+    assert family.cron is None
+    assert family.intake is not None
+    assert family.intake.limit == (1, timedelta(minutes=30))
+    gathers = parse_family("intake: {window: 2 hours}\nstart: champion\nrecipe: {extends: tiny}")
+    assert gathers.intake is not None
+    assert gathers.intake.gathers == timedelta(hours=2)
+    assert gathers.whole().base.start == "champion"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("schedule: 0 3 * * *\n" + WHOLE, "key `schedule`: it is unknown. Did you mean `cron`?"),
         ("train: {max_steps: 3}\n" + WHOLE, "key `train`: it is unknown. Did you mean `recipe`?"),
-        ("recipe: {extends: tiny}", "key `cron`: it is missing"),
+        ("recipe: {extends: tiny}", "keys `cron` and `intake`: both are missing. Give one of them"),
         ("cron: 61 * * * *\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         ("cron: '@daily'\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         (WHOLE + "timezone: ../../etc/passwd", "key `timezone`: there is no such time zone"),
@@ -58,6 +70,19 @@ def test_what_is_not_said_is_all_drops_from_the_base_in_utc() -> None:
             "data: last 2 drops\ncron: 0 3 * * *\nrecipe: {extends: tiny, curation: {scope: family}}",
             "with `curation.scope: family` a dataset version holds all drops of the family",
         ),
+        ("intake: {}", "key `intake`: it says nothing. Give `rate`, `window` or `latest_only: true`"),
+        ("intake: {latest: true}", "key `intake.latest`: it is unknown. Did you mean `intake.latest_only`?"),
+        ("intake: {rate: 0 per day}", "key `intake.rate`: it is no rate as `4 per day`"),
+        ("intake: {rate: 4 per fortnight}", "key `intake.rate`: it is no rate as `4 per day`"),
+        ("intake: {window: 30}", "key `intake.window`: input should be a valid string, not 30"),
+        ("intake: {window: 0 minutes}", "key `intake.window`: it is no time as `30 minutes`"),
+        ("intake: {window: 1 hour}", "key `recipe`: it extends no preset"),
+        (
+            "intake: {window: 1 hour, latest_only: true}\nrecipe: {extends: tiny}",
+            "key `intake.latest_only`: it takes one drop alone, and `window` puts them together. Leave one out",
+        ),
+        ("intake: {rate: 1 per day}\ndata: all", "key `data`: it is of the calendar. Give `cron` too"),
+        ("intake: {rate: 1 per day}\nrecipe: {extends: tiny}", "key `recipe`: nothing here starts a run with it"),
         ("- a list", "it is not a YAML mapping with text keys"),
         ("a: !!python/object/apply:os.system [id]", "could not determine a constructor for the tag"),
     ],

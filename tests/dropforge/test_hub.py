@@ -11,7 +11,7 @@ import pytest
 from dropforge.errors import RecipeError
 from dropforge.hub import UnreachableError, asking, pin, pin_base
 from dropforge.recipes import load_recipe
-from tests.hub_server import Hub, point_to, serve
+from tests.hub_server import Hub, open_hub
 
 MODEL = "some/model"
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "training_args.bin": b"a pickle of no weights"}
@@ -21,11 +21,8 @@ FILES = {"config.json": b"{}", "model.safetensors": b"weights", "training_args.b
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     made = Hub()
     made.model(MODEL, FILES)
-    server = serve(made)
-    point_to(made, tmp_path / "cache", monkeypatch)
-    yield made
-    server.shutdown()
-    server.server_close()
+    with open_hub(made, tmp_path / "cache", monkeypatch):
+        yield made
 
 
 def test_branch_tag_and_commit_stand_for_a_commit(hub: Hub) -> None:

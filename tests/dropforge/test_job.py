@@ -54,3 +54,12 @@ def test_what_is_done_before_the_training_takes_one_pod_and_no_gpu() -> None:
     assert replica["replicas"] == 1
     assert container["command"] == ["python", "-m", "trainer.ahead", "s3://b/runs/fam-1/run.json"]
     assert not [name for name in container["resources"]["limits"] if "gpu" in name]
+
+
+def test_pods_have_the_account_that_the_preset_names() -> None:
+    for account in ("dropforge-trainer", None):
+        compute = {"backend": "kubernetes", "service_account": account}
+        recipe = build_recipe(merge(RECIPE.plain(), {"compute": compute}))
+        for build in (train_job, evaluate_job, tokenise_job):
+            for replica in pytorch_job(**build(SPEC, recipe))["spec"]["pytorchReplicaSpecs"].values():
+                assert replica["template"]["spec"].get("serviceAccountName") == account

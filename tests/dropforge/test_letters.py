@@ -10,9 +10,10 @@ from typing import Any
 import boto3
 import pytest
 
-from dropforge import inbox, layout
+from dropforge import inbox, intake_ledger, layout, ledger
+from dropforge.drop import Drop
 from dropforge.errors import DataError
-from dropforge.letters import REASON, dead_letters_url, letters
+from dropforge.letters import REASON, dead_letters_url, letters, superseded_letters
 from dropforge.store import S3Store
 
 
@@ -54,8 +55,8 @@ def test_letters_of_all_places_are_listed_with_their_reasons_and_stay(queues: Qu
         queues.kill(f"hello {number}")
     queues.kill("worn out", reason=None)
     refuse(s3_store, "fam", "d1")
-    s3_store.put(f"{layout.REFUSED}messages/x.json", json.dumps({"reason": "too long", "body": "long"}).encode())
-    s3_store.put(f"{layout.REFUSED}messages/torn.json", b"{")
+    s3_store.put(f"{layout.MESSAGES}x.json", json.dumps({"reason": "too long", "body": "long"}).encode())
+    s3_store.put(f"{layout.MESSAGES}torn.json", b"{")
     with letters(s3_store, queues.sqs, queues.home) as found:
         told = {letter.body or letter.id: letter.reason for letter in found}
         assert len(found) == len({letter.id for letter in found}) == 16
@@ -73,17 +74,17 @@ def test_letters_of_all_places_are_listed_with_their_reasons_and_stay(queues: Qu
 def test_a_replayed_message_is_in_the_queue_and_no_dead_letter_any_more(queues: Queues, s3_store: S3Store) -> None:
     queues.kill("one")
     queues.kill("two")
-    s3_store.put(f"{layout.REFUSED}messages/x.json", json.dumps({"reason": "too long", "body": "three"}).encode())
+    s3_store.put(f"{layout.MESSAGES}x.json", json.dumps({"reason": "too long", "body": "three"}).encode())
     with letters(s3_store, queues.sqs, queues.home) as found:
         for letter in found:
             letter.discard() if letter.body == "two" else letter.replay()
     assert queues.bodies(queues.home) == ["one", "three"]
     assert queues.bodies(queues.dead) == []
-    assert list(s3_store.list(layout.REFUSED)) == []
+    assert list(s3_store.list(layout.MESSAGES)) == []
 
 
 def test_without_a_queue_a_replayed_message_goes_to_the_inbox(s3_store: S3Store) -> None:
-    s3_store.put(f"{layout.REFUSED}messages/x.json", json.dumps({"reason": "odd", "body": "body"}).encode())
+    s3_store.put(f"{layout.MESSAGES}x.json", json.dumps({"reason": "odd", "body": "body"}).encode())
     with letters(s3_store, None, "") as found:
         found[0].replay()
     assert s3_store.stat(layout.inbox_key(inbox.digest("body"))) is not None
@@ -105,3 +106,21 @@ def test_a_replayed_drop_is_looked_at_again_and_one_that_is_gone_says_so(s3_stor
         "object": {"key": "drops%2Ffam%2Fd1%2F_SUCCESS", "eTag": body["Records"][0]["s3"]["object"]["eTag"]},
     }
     assert s3_store.stat(layout.refused_key("fam", "d1")) is not None  # intake takes it away
+
+
+def test_superseded_drops_are_listed_apart_and_sent_again_they_wait(s3_store: S3Store) -> None:
+    names = {"1" * 32: "one", "2" * 32: "twice", "3" * 32: "twice"}
+    for number, name in names.items():
+        drop = Drop(family="fam", drop=name, id=number, bucket="b", files=())
+        ledger.record(s3_store, drop)
+        assert intake_ledger.supersede(s3_store, "fam", number, name, "superseded by drop [b]x[/b]")
+    s3_store.put(f"{layout.SUPERSEDED}fam/torn.json", b"{")
+    with letters(s3_store, None, "") as found:
+        assert found == []
+    known = {letter.id: letter for letter in superseded_letters(s3_store)}
+    assert sorted(known) == ["fam/" + "2" * 32, "fam/" + "3" * 32, "fam/one"]
+    assert known["fam/one"].reason == "superseded by drop [b]x[/b]"
+    known["fam/one"].replay()
+    known["fam/" + "2" * 32].discard()
+    assert list(ledger.pending(s3_store)) == [("fam", "1" * 32)]
+    assert [letter.id for letter in superseded_letters(s3_store)] == ["fam/twice"]

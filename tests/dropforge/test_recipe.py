@@ -82,6 +82,24 @@ def test_every_preset_loads(name: str) -> None:
             r"`compute.data_cache`: /data lies in none of the `volumes`, and goes with each pod",
         ),
         (SCRATCH + "compute: {data_cache: data}", r"`compute.data_cache`"),
+        (
+            KUBERNETES + "  nodes: 2\n  volumes: [{claim: c, path: /c, storage: disk}]",
+            r"`compute.volumes`: c is a disk of one node \(ReadWriteOnce\), and 2 nodes would mount it. Claim",
+        ),
+        (
+            KUBERNETES + "  volumes: [{claim: c, path: /c, read_only: false, storage: node}]\n"
+            "train: {checkpoints: /c/checkpoints}",
+            r"`train.checkpoints`: c is each node's own disk: the next attempt may be on another node",
+        ),
+        (
+            KUBERNETES + "  data_cache: /c\n  volumes: [{claim: c, path: /c, read_only: false, storage: virtiofs}]",
+            r"`compute.data_cache`: c is virtiofs, whose locks may hold within a node only.*`storage: node`",
+        ),
+        (
+            KUBERNETES + "  volumes: [{claim: c, path: /c, storage: nfs}, {claim: c, path: /d, storage: lustre}]",
+            r"`compute.volumes`: c is said to be `nfs` and `lustre`",
+        ),
+        (KUBERNETES + "  volumes: [{claim: c, path: /c, storage: floppy}]", r"`compute.volumes.0.storage`"),
         (SCRATCH + "compute: {data_cache: /data, data_cache_gb: 0}", r"`compute.data_cache_gb`"),
         (MODEL + "train: {method: prefix}\nevaluate: {generation: {}}", r"not written with a prefix"),
         (MODEL + "train: {method: dpo}", r"learns from preferences.*Fine-tune.*TRL's DPOTrainer"),
@@ -198,6 +216,9 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "evaluate: {generation: {max_new_tokens: 512}}", r"no room for a prompt in a context of 512"),
         (SCRATCH + "compute: {nodes: 9}", r"leave some of 9 ranks idle"),
         (SCRATCH + "compute: {gpus: 8}", r"1 ranks cannot share 8 GPUs"),
+        (SCRATCH + "compute: {idle: {}}", r"`compute\.idle`: `compute\.gpus` is 0, .*Remove it, or ask for GPUs"),
+        (SCRATCH + "compute: {gpus: 1, idle: {minutes: 0}}", r"compute\.idle\.minutes"),
+        (SCRATCH + "compute: {gpus: 1, idle: {below_percent: 101}}", r"compute\.idle\.below_percent"),
         (SCRATCH + "compute: {parallel: fsdp}", r"`compute.parallel`: `fsdp` needs several ranks"),
         (SCRATCH + "compute: {nodes: 2, parallel: ddp, shard_group: 2}", r"only `compute.parallel: hybrid` has groups"),
         (SCRATCH + "compute: {nodes: 2, parallel: hybrid}", r"2 ranks do not make several groups of 1"),
@@ -205,6 +226,9 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "compute: {nodes: 2, parallel: fsdp2}", r"`compute.parallel`"),
         (SCRATCH + "compute: {image: mine}", r"the local backend runs no image"),
         (SCRATCH + "compute: {queue: gpus}", r"the local backend has neither claims nor queues"),
+        (SCRATCH + "compute: {priority: high}", r"`compute.priority`: it is one of a queue, and `compute.queue` names"),
+        (KUBERNETES + "  queue: Team A", r"`compute.queue`: string should match"),
+        (KUBERNETES + "  queue: a\n  priority: 100", r"`compute.priority`: input should be a valid string, not 100"),
         (KUBERNETES + "  volumes: [{claim: x, path: /x, sub_path: ../etc}]", r"`compute.volumes.0.sub_path`"),
         (KUBERNETES + "  volumes: [{claim: x, path: x}]", r"`compute.volumes.0.path`"),
         (SCRATCH + "curation: {engine: ray}", r"`curation.engine`: .*'embedded', 'spark' or 'auto'"),
@@ -258,6 +282,7 @@ def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path)
         ("extends: lora", "`base.model`: this preset trains a model of your own"),
         ("compute: {image: evil}", "`compute.image`: a recipe in a drop may not"),
         ("compute: {volumes: [{claim: x, path: /x}]}", "`compute.volumes`: a recipe in a drop may not"),
+        ("compute: {priority: urgent}", "`compute.priority`: a recipe in a drop may not"),
     ):
         path.write_text(text)
         with pytest.raises(RecipeError, match=message):
@@ -270,6 +295,8 @@ def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path)
         ("code", "code: null"),
         ("compute.compile_cache", "compute: {compile_cache: /shared}"),
         ("compute.data_cache", "compute: {data_cache: /etc}"),
+        ("compute.network_env", "compute: {network_env: {NCCL_NET_PLUGIN: /shared/mine.so}}"),
+        ("compute.preflight", "compute: {preflight: {when: never}}"),
         ("curation.engine", "curation: {engine: embedded}"),
         ("curation.spark", "curation: {spark: {driver_memory: 900g}}"),
         ("curation.workers", "curation: {workers: 500}"),
@@ -293,6 +320,21 @@ def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path)
         ("promote.approval", "promote: {approval: {otherwise: promote}}"),
         ("promote.guards", "promote: null"),
         ("promote.guards", "promote: {guards: []}"),
+        ("promote.slices", "promote: {slices: []}"),
+        ("promote.slices", "promote: {slices: [{by: source, min_rows: 1000}]}"),
+        ("promote.stale", "promote: {stale: {after_days: 1, min_improvement: -0.5}}"),
+        ("promote.alias", "promote: {alias: production}"),
+        ("promote.input_example", "promote: {input_example: true}"),
+        ("promote.metric", "promote: {metric: eval/perplexity}"),
+        ("promote.min_improvement", "promote: {min_improvement: 0}"),
+        ("promote.min_improvement", "promote: {min_improvement: .nan}"),
+        ("promote.confidence", "promote: {confidence: null}"),
+        ("promote.confidence", "promote: {confidence: 0.5}"),
+        ("promote.better_than_base", "promote: {better_than_base: false}"),
+        ("promote.better_than_base", "promote: {better_than_base: null}"),
+        ("compute.idle", "compute: {idle: null}"),
+        ("compute.idle", "compute: {idle: {minutes: 10080}}"),
+        ("compute.idle", "compute: {gpus: 0, idle: null}"),
     ],
 )
 def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_off(
@@ -300,8 +342,11 @@ def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_of
 ) -> None:
     asked = "engine: embedded, workers: 1, pii: {}, gate: {max: {contaminated: 0}, max_drift: 0.3}, min_rows: 1000, "
     asked += "max_quarantined: 0.01, decontaminate: {sets: {gsm8k: s3://sets/gsm8k/}}"
-    promote = "approval: {people: [ann]}, guards: [{metric: eval/perplexity, at_most: 90}]"
-    (tmp_path / "team.yaml").write_text(f"extends: tiny\ncuration: {{{asked}}}\npromote: {{{promote}}}")
+    promote = "approval: {people: [ann]}, guards: [{metric: eval/perplexity, at_most: 90}], slices: [{by: source}], "
+    promote += "min_improvement: 0.01, confidence: 0.9, better_than_base: true, input_example: false"
+    compute = "gpus: 1, idle: {minutes: 20}"
+    team = f"extends: tiny\ncuration: {{{asked}}}\npromote: {{{promote}}}\ncompute: {{{compute}}}"
+    (tmp_path / "team.yaml").write_text(team)
     (tmp_path / "lax.yaml").write_text("extends: tiny\ncuration: none")
     monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
     monkeypatch.setenv("DROPFORGE_PRESET", "team")
@@ -309,8 +354,26 @@ def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_of
     path.write_text(text)
     with pytest.raises(RecipeError, match=rf"recipe key `{re.escape(key)}`: .*a recipe in a drop may not"):
         check_drop_recipe(path)
-    path.write_text("curation: {dedup: {}, min_rows: 2000, max_quarantined: 0, gate: {max: {near_duplicate: 0.5}}}")
+    closer = "curation: {dedup: {}, min_rows: 2000, max_quarantined: 0, gate: {max: {near_duplicate: 0.5}}}"
+    path.write_text(f"{closer}\npromote: {{metric: eval/loss, min_improvement: 0.05, confidence: 0.99}}")
     assert check_drop_recipe(path).curation.gate.max == {"contaminated": 0, "near_duplicate": 0.5}
+    assert check_drop_recipe(path).promote.min_improvement == 0.05
+
+
+def test_what_a_preset_does_not_say_of_the_promotion_is_the_drop_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recipe"
+    path.write_text("promote: {metric: eval/accuracy, min_improvement: -0.1, better_than_base: false}")
+    monkeypatch.setenv("DROPFORGE_PRESET", "tiny")
+    assert check_drop_recipe(path).promote.metric == "eval/accuracy"
+    (tmp_path / "by-rows.yaml").write_text("extends: tiny\npromote: {metric: eval/accuracy}")
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    monkeypatch.setenv("DROPFORGE_PRESET", "by-rows")
+    assert check_drop_recipe(path).promote.min_improvement == -0.1
+    path.write_text("promote: {metric: eval/loss}")
+    with pytest.raises(RecipeError, match=r"`promote.metric`: .*may not change it"):
+        check_drop_recipe(path)
 
 
 def test_a_drop_does_not_lose_the_preset_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

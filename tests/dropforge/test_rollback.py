@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from dropforge import layout, rollback, tracking
 from dropforge.errors import DropforgeError
+from dropforge.moves import STALE, moving
 from dropforge.run import RunSpec
 from dropforge.start import model_digest
 from dropforge.store import S3Store
@@ -110,6 +112,68 @@ def test_a_second_try_of_the_move_goes_back_no_further(family: Family) -> None:
     assert rollback.move(family.server, choice, "again", "ada") is False
     assert family.champion == "2"
     assert json.loads(family.tags("3")[tracking.TAG_ROLLED_BACK])["reason"] == "it swears"
+
+
+def test_a_promotion_does_not_overtake_a_rollback_of_the_same_moment(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for promote in (True, True, False):
+        family.add(promote)
+    choice, ask, told = rollback.choose(family.server, family.store, family.name), tracking.by_alias, []
+
+    def go_back() -> None:
+        try:
+            hold = moving(family.store, family.name, "a person")
+            told.append(str(rollback.move(family.server, choice, "now", "ada", hold)))
+        except DropforgeError as error:
+            told.append(str(error))
+
+    person = threading.Thread(target=go_back)
+
+    def asked(*arguments: Any) -> Any:
+        found = ask(*arguments)
+        if person.ident is None:  # the promotion has read the alias, and has yet to move it
+            person.start()
+            person.join(2)
+        return found
+
+    monkeypatch.setattr(tracking, "by_alias", asked)
+    spec, report = family.made[2]
+    hold = moving(family.store, family.name, "a run")
+    tracking.register(family.server, spec, report, verdict(True), alias="champion", compared_with="2", hold=hold)
+    person.join()
+    [answer] = told
+    assert "moved from version 2 to 3 since the choice" in answer
+    assert family.champion == "3"
+    assert family.store.stat(layout.move_key(family.name)) is None
+
+
+def test_aliases_that_somebody_left_held_are_taken_up_again_or_over(family: Family) -> None:
+    key, now, waits = layout.move_key(family.name), 1000.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        waits.append(seconds)
+        now += STALE / 3
+
+    with moving(family.store, family.name, "a", clock=lambda: now):
+        held = family.store.get(key)
+    assert family.store.stat(key) is None
+    family.store.put(key, held)  # as after a kill
+    with moving(family.store, family.name, "a", clock=lambda: now, sleep=sleep):
+        assert waits == []
+    family.store.put(key, held)
+    with moving(family.store, family.name, "b", clock=lambda: now, sleep=sleep):
+        assert 3 <= len(waits) <= 4
+    assert family.store.stat(key) is None
+    later = json.dumps({"owner": "a", "at": now + 100 * STALE}).encode()
+    family.store.put(key, later)
+    with (
+        pytest.raises(DropforgeError, match="a has been moving them"),
+        moving(family.store, family.name, "b", clock=lambda: now, sleep=sleep),
+    ):
+        raise AssertionError
+    assert family.store.get(key) == later
 
 
 def test_an_alias_that_moved_since_the_choice_is_left_alone(family: Family) -> None:

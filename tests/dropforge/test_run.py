@@ -79,6 +79,6 @@ def test_the_trainer_s_contracts_need_only_the_standard_library() -> None:
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Block())\n"
         "import dropforge.run, dropforge.dataset, dropforge.layout, dropforge.store, dropforge.promotion\n"
-        "import dropforge.wheel\n"
+        "import dropforge.aside, dropforge.wheel\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 
@@ -70,3 +71,40 @@ def test_a_pods_own_address_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MLFLOW_TRACKING_URI", LOGIN)
     with pytest.raises(DropforgeError, match="carries a login"):
         reached(Tracking("http://mlflow", "abc", "0"))
+
+
+def test_several_buckets_and_queues() -> None:
+    env = {
+        "DROPFORGE_BUCKET": "main",
+        "DROPFORGE_BUCKET_ALIAS": "m",
+        "DROPFORGE_DROP_BUCKETS": "eu=drops-eu, drops-us m=main",
+        "DROPFORGE_QUEUE_URL": "http://q/1,http://q/2 http://q/1",
+        "MLFLOW_TRACKING_URI": "http://m",
+    }
+    found = from_env(env)
+    assert found.aliases == {"main": "m", "drops-eu": "eu", "drops-us": "drops-us"}
+    assert found.queue_urls == ("http://q/1", "http://q/2")
+    assert from_env({**env, **found.to_env()}) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a/b", "'a/b' is no bucket"),
+        ("=b", None),
+        ("x=", "'x=' is no bucket"),
+        ("s3://b", "'s3://b' is no bucket"),
+        ("..", "'..' is no bucket"),
+        ("x=a y=a", "bucket a has the alias x already"),
+        ("x=a x=b", "two buckets have the alias x"),
+        ("main=other", "two buckets have the alias main"),
+        ("x=main", "bucket main has the alias main already"),
+    ],
+)
+def test_a_list_of_buckets_that_cannot_work_is_refused(text: str, told: str | None) -> None:
+    env = {"DROPFORGE_BUCKET": "main", "DROPFORGE_DROP_BUCKETS": text, "MLFLOW_TRACKING_URI": "http://m"}
+    if told is None:
+        assert from_env(env).drop_buckets == {"b": "b"}
+        return
+    with pytest.raises(DropforgeError, match=f"DROPFORGE_DROP_BUCKETS: {re.escape(told)}"):
+        from_env(env)

@@ -201,3 +201,13 @@ def test_addresses(aws: str, tmp_path: Path) -> None:
     assert open_store("s3://bucket/a/b").uri == "s3://bucket/a/b"
     assert open_store(str(tmp_path)).uri == str(tmp_path)
     assert split_uri("s3://b/runs/r/run.json") == ("s3://b/runs/r", "run.json")
+
+
+def test_folders_are_named_without_what_lies_in_them(store: Store) -> None:
+    for key in ("a/b/c", "a/b/d", "a/e", "f", "a-b/c"):
+        store.put(key, b"")
+    assert sorted(store.folders()) == ["a", "a-b"]
+    assert store.folders("a/") == ("b",)
+    assert store.folders("none/") == ()
+    assert len(store.folders("", 1)) == 1
+    assert store.times("a/", 1).keys() == {"a/b/c"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.request
 import uuid
 from dataclasses import replace
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -15,6 +17,7 @@ from dropforge.errors import DropforgeError
 from dropforge.promotion import Policy, Verdict, decide
 from dropforge.run import RunSpec, Start
 
+VERSIONS = "mlflow.modelVersions"  # on a logged model: what MLflow's pages link to it
 REPORT = {"model": {"uri": "s3://b/runs/r/model", "digest": "abc"}}
 
 
@@ -149,14 +152,99 @@ def test_a_champion_that_changed_meanwhile_stops_the_promotion(server: str, spec
     assert champion.version == "1"
 
 
+def test_a_candidate_that_was_promoted_is_compared_with_whom_it_replaced(server: str, spec: RunSpec) -> None:
+    def rival(run: str) -> str | None:
+        found = tracking.rival(server, spec.family, "champion", run)
+        return None if found is None else found.version
+
+    assert rival(spec.run) is None
+    one, two = opened(server, spec), opened(server, replace(spec, run=f"{spec.family}-2"))
+    tracking.register(server, one, REPORT, verdict(True), alias="champion", compared_with=None)
+    assert (rival(one.run), rival(two.run)) == (None, "1")
+    for _ in range(2):  # the second time as the task does that was cleared
+        compared_with = rival(two.run)
+        listed = tracking.register(server, two, REPORT, verdict(True), alias="champion", compared_with=compared_with)
+        assert (listed.version, listed.promoted, listed.previous) == ("2", True, "1")
+        assert (rival(one.run), rival(two.run)) == ("2", "1")
+    tracking.client(server).delete_model_version(spec.family, "1")
+    assert rival(two.run) is None
+
+
 def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
     run = opened(server, spec).tracking
     assert run is not None
     evaluation = {"candidate": {"eval/loss": 1.0, "gen/rouge-l": 0.5, "rows": 3}, "champion": None}
-    tracking.log_evaluation(server, run.run_id, {**evaluation, "champion_version": None}, verdict(True), 7)
+    tracking.log_evaluation(server, run.run_id, spec.family, {**evaluation, "champion_version": None}, verdict(True), 7)
     data = tracking.client(server).get_run(run.run_id).data
     assert data.metrics == {"candidate/loss": 1.0, "candidate/gen/rouge-l": 0.5}
     assert data.tags[tracking.TAG_VERDICT].startswith("promote")
     assert tracking.TAG_CHAMPION not in data.tags
-    tracking.log_evaluation(server, run.run_id, {**evaluation, "champion_version": "3"}, verdict(True), 7)
-    assert tracking.client(server).get_run(run.run_id).data.tags[tracking.TAG_CHAMPION] == "3"
+    tracking.log_evaluation(server, run.run_id, spec.family, {**evaluation, "champion_version": "3"}, verdict(True), 7)
+    tags = tracking.client(server).get_run(run.run_id).data.tags
+    assert tags[tracking.TAG_CHAMPION] == "3"
+    assert tracking.TAG_COMPARE not in tags  # there is no such version to be seen beside
+
+
+def test_the_version_is_linked_to_the_checkpoint_whose_weights_it_has(server: str, spec: RunSpec) -> None:
+    run = opened(server, spec)
+    assert run.tracking is not None
+    mlflow = tracking.client(server)
+    made = {
+        step: mlflow.create_logged_model(
+            run.tracking.experiment_id, f"step-{step}", run.tracking.run_id, {tracking.TAG_STEP: str(step)}
+        )
+        for step in (10, 20)
+    }
+    report = {**REPORT, "exported_step": 10}
+    tracking.register(server, run, report, verdict(True), alias="champion", compared_with=None)
+    told = {step: mlflow.get_logged_model(model.model_id).tags.get(VERSIONS) for step, model in made.items()}
+    assert json.loads(told[10] or "") == [{"name": spec.family, "version": "1"}]
+    assert told[20] is None
+    other = opened(server, replace(spec, run=f"{spec.family}-2"))
+    tracking.register(server, other, report, verdict(False), alias="champion", compared_with="1")
+    tracking.register(server, run, report, verdict(True), alias="champion", compared_with=None)
+    assert mlflow.get_logged_model(made[10].model_id).tags[VERSIONS] == told[10]
+
+
+def test_one_link_shows_candidate_and_champion_side_by_side(server: str, spec: RunSpec) -> None:
+    one, two = opened(server, spec), opened(server, replace(spec, run=f"{spec.family}-2"))
+    tracking.register(server, one, REPORT, verdict(True), alias="champion", compared_with=None)
+    assert one.tracking is not None
+    assert two.tracking is not None
+    evaluation = {"candidate": {"eval/loss": 1.0}, "champion": {"eval/loss": 2.0}, "champion_version": "1"}
+    tracking.log_evaluation(server, two.tracking.run_id, spec.family, evaluation, verdict(True), 7)
+    mlflow = tracking.client(server)
+    link = mlflow.get_run(two.tracking.run_id).data.tags[tracking.TAG_COMPARE]
+    page, _, query = link.partition("?")
+    assert page == f"{server}/#/compare-runs"
+    asked = {key: json.loads(found[0]) for key, found in parse_qs(query).items()}
+    assert asked == {
+        "runs": [two.tracking.run_id, one.tracking.run_id],
+        "experiments": [one.tracking.experiment_id],
+    }
+    assert link in mlflow_artifact(server, two.tracking.run_id, "verdict.md")
+    mlflow.delete_run(one.tracking.run_id)
+    mlflow.delete_model_version(spec.family, "1")
+    assert tracking.side_by_side(server, two.tracking.run_id, spec.family, "1") is None
+
+
+def mlflow_artifact(server: str, run: str, name: str) -> str:
+    with urllib.request.urlopen(f"{server}/get-artifact?run_uuid={run}&path={name}", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_what_a_model_goes_back_to_stands_on_its_version(server: str, spec: RunSpec) -> None:
+    base = {"model": "org/base", "revision": "c" * 40, "license": "apache-2.0"}
+    recipe = {**spec.recipe, "data": {"license": "CC-BY-4.0"}}
+    report = {"model": {**REPORT["model"], "base": base}}
+    run = opened(server, replace(spec, recipe=recipe))
+    tracking.register(server, run, report, verdict(True), alias="champion", compared_with=None)
+    tags = tracking.client(server).get_model_version(spec.family, "1").tags
+    assert {
+        key.removeprefix("dropforge."): value for key, value in tags.items() if "base" in key or "license" in key
+    } == {
+        "base": "org/base",
+        "base_revision": "c" * 40,
+        "base_license": "apache-2.0",
+        "data_license": "CC-BY-4.0",
+    }

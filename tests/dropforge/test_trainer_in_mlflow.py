@@ -15,7 +15,7 @@ from dropforge.checkpoints import NOTE, NOTE_LINE
 from dropforge.rest import Rest
 from dropforge.run import Tracking
 from trainer.report.models import DELETED, Models, make_models, shown
-from trainer.report.tracking import make_tracker
+from trainer.report.tracking import make_tracker, tag_run
 from trainer.state.checkpoint import Seal
 
 ROOT = "s3://bucket/runs/fam-1"
@@ -38,7 +38,7 @@ def attempt(run: Tracking, *shows: Sequence[Seal], say: Callable[[str], None] = 
     """An attempt that evaluates at each checkpoint and has it seen."""
     tracker = make_tracker(run, say)
     tracker.resume(0)
-    models = make_models(run, tracker, say)
+    models = make_models(run, tracker, say, ("fam", "d" * 36))
     assert models is not None
     for seals in shows:
         measured = [{"step": item.step, "eval/loss": item.eval_loss, "targets": 7} for item in seals if item.eval_loss]
@@ -78,6 +78,7 @@ def test_a_checkpoint_is_a_logged_model_with_its_figures(run: Tracking) -> None:
     assert {key: model.tags[f"dropforge.{key}"] for key in facts} == facts
     assert "best and last" in model.tags[NOTE]
     assert [(metric.key, metric.value, metric.step) for metric in model.metrics] == [("eval/loss", 5.0, 10)]
+    assert [(metric.dataset_name, metric.dataset_digest) for metric in model.metrics] == [("fam", "d" * 36)]
     mlflow = tracking.client(run.uri)
     assert len(mlflow.get_metric_history(run.run_id, "eval/loss")) == 1
     outputs = mlflow.get_run(run.run_id).outputs.model_outputs
@@ -206,3 +207,10 @@ def test_a_deleted_run_takes_everything_once_it_is_restored(run: Tracking) -> No
     assert tracker.close() == []
     assert mlflow.get_run(run.run_id).data.metrics == {"train/loss": 1.0, "train/norm": 2.0}
     assert "takes nothing from this run" in said[0]
+
+
+def test_a_launcher_tags_the_run_and_waits_for_no_server_that_is_away(run: Tracking) -> None:
+    tag_run(run, {"dropforge.idle": "the GPUs of this pod were idle"}, 60)
+    assert tracking.client(run.uri).get_run(run.run_id).data.tags["dropforge.idle"] == "the GPUs of this pod were idle"
+    tag_run(Tracking("http://127.0.0.1:1", run.run_id, run.experiment_id), {"dropforge.idle": "x"}, 0.1)
+    tag_run(None, {"dropforge.idle": "x"}, 60)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +11,6 @@ import boto3
 import pytest
 
 from dropforge.store import S3Store, s3_client
-
-# Before anything imports Airflow, which would else make itself a home in the user's folder.
-os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="dropforge-airflow-"))
-os.environ.setdefault("AIRFLOW__CORE__UNIT_TEST_MODE", "False")
 
 
 @dataclass
@@ -67,7 +61,7 @@ def yard(aws: str, monkeypatch: pytest.MonkeyPatch) -> Yard:
 
     dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
     redrive = json.dumps({"deadLetterTargetArn": arn(dead), "maxReceiveCount": 50})
-    queue = sqs.create_queue(QueueName=name, Attributes={"RedrivePolicy": redrive, "VisibilityTimeout": "1"})[
+    queue = sqs.create_queue(QueueName=name, Attributes={"RedrivePolicy": redrive, "VisibilityTimeout": "30"})[
         "QueueUrl"
     ]
     client = s3_client()

@@ -6,15 +6,17 @@ import asyncio
 import json
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.execution_time.context import set_current_context
 from dropforge_airflow.tasks import asked
 from dropforge_airflow.triggers import asks
 from dropforge_airflow.triggers.asks import AskTrigger, Reminder
 
-from dropforge import checkpoints, layout
+from dropforge import checkpoints, layout, tracking
 from dropforge.checkpoints import Ask, Checkpoint
 from dropforge.recipes import load_recipe
 from dropforge.rest import DeniedError, MissingError, Rest
@@ -198,6 +200,22 @@ def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
         ("asked/accuracy", 0.5, 10, "m-1"),
     }
     assert asked.answer([], "dag-run-2") == []  # nothing was asked for
+
+
+def test_a_checkpoint_that_was_registered_is_named_to_openlineage(
+    server: Server, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "register_checkpoint", lambda *_: "7")  # has tests of its own, on a server
+    server.asks = [Ask("run-id", "register", "", "m-1")]
+    taken = asked.take("dag-run-1")
+    result = {"model": {"uri": "s3://b/runs/fam-1/exports/step-10-abc", "bytes": 1, "digest": "d"}}
+    yard.store.put(f"{taken[0]['folder']}result.json", json.dumps(result).encode())
+    task: Any = BaseOperator(task_id="answer")
+    with set_current_context(cast(Any, {"task": task})):
+        asked.answer(taken, "dag-run-1")
+    named = task.get_openlineage_facets_on_complete(None)
+    assert [(one.namespace, one.name) for one in named.inputs] == [("s3://b", "runs/fam-1/exports/step-10-abc")]
+    assert [one.name for one in named.outputs] == ["models:/fam/7"]
 
 
 def test_a_run_that_may_be_read_and_not_edited_holds_up_nobody(server: Server, yard: Yard) -> None:

@@ -6,9 +6,10 @@ import json
 
 import jsonschema
 import pytest
+from dropforge_airflow.filled import filled
 from dropforge_airflow.form import SECTIONS, form_fields, form_overrides
 
-from dropforge.errors import RecipeError
+from dropforge.errors import DataError, RecipeError
 from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.load import build_recipe, merge
 
@@ -31,7 +32,8 @@ def test_every_recipe_field_of_the_form_exists_and_takes_the_presets_value() -> 
     fields, values = form_fields(), load_recipe("sample").flat()
     plain = load_recipe("sample").plain()
     for key in KEYS:
-        assert key in values or key.rpartition(".")[0] in values  # or its whole section is left out
+        # Or a section that it is in is left out.
+        assert any(".".join(key.split(".")[:end]) in values for end in range(1, key.count(".") + 2))
         value = plain
         for part in key.split("."):
             value = None if value is None else value[part]
@@ -100,3 +102,81 @@ def test_a_wheel_of_ones_own_needs_its_digest() -> None:
     assert build_recipe(merge(plain, form_overrides(filled))).code is not None
     with pytest.raises(RecipeError, match=r"`code.sha256`"):
         build_recipe(merge(plain, form_overrides({"code_wheel": filled["code_wheel"]})))
+
+
+PASTED = """\
+extends: tiny
+train: {max_steps: 7, learning_rate: 1e-3}
+promote: {approval: {deadline_hours: 2}}
+"""
+
+
+def test_a_pasted_recipe_and_the_fields_say_one_thing_together() -> None:
+    params = {"preset": "sample", "recipe": PASTED, "train_micro_batch": 2, "train_max_steps": 7}
+    found = filled(params, "b")
+    assert found.preset == "tiny"  # nobody touched the field
+    assert found.over == {
+        "train": {"max_steps": 7, "learning_rate": 1e-3, "micro_batch": 2},
+        "promote": {"approval": {"deadline_hours": 2}},
+    }
+    resolved = load_recipe("tiny", {"train": {"max_steps": 3}}).plain()
+    text = "\n" + json.dumps(resolved, indent="\t")
+    found = filled({"preset": "sample", "recipe": text, "train_seed": None}, "b")
+    assert build_recipe(merge(load_recipe("sample").plain(), found.over)).plain() == resolved
+    assert filled({"recipe": "  \n"}, "b").over == filled({"recipe": None}, "b").over == {}
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"recipe": PASTED, "train_max_steps": 8}, r"`train_max_steps`.*`train.max_steps` 8, and the pasted.* says 7"),
+        ({"recipe": PASTED, "overrides": {"train": {"max_steps": 8}}}, r"the pasted recipe says 7"),
+        ({"recipe": PASTED, "preset": "lora"}, r"`preset`: it is lora, and the pasted recipe extends 'tiny'"),
+        ({"recipe": "data: {source: {prefix: x/}}", "data": "prefix:y/"}, r"form field `data`.*says 'x/'"),
+        ({"recipe": "train: [1"}, r"form field `recipe`: recipe.*not a YAML mapping"),
+        ({"recipe": "a: &x [1]\nb: *x"}, "aliases are not allowed"),
+        ({"recipe": "!!python/object/apply:os.system ['x']"}, "not a YAML mapping"),
+        ({"recipe": "train: {seed: 1, seed: 2}"}, "stands twice"),
+        ({"recipe": '{"train": {"seed": 1, "seed": 2}}'}, "key 'seed' stands twice"),
+        ({"recipe": '{"train": {"clip": NaN}}'}, "NaN is no number"),
+        ({"recipe": '{"a":' * 9000}, "recipe"),
+        ({"recipe": "x" * 70_000}, "larger than 64 KiB"),
+        ({"recipe": "ä" * 40_000}, "larger than 64 KiB"),
+        ({"recipe": "- a list"}, "not a YAML mapping"),
+        ({"recipe": {"train": {}}}, "it is no text"),
+        ({"data": "fam/a", "drop": "fam/b"}, "`drop` is given too"),
+    ],
+)
+def test_a_form_that_contradicts_itself_or_is_hostile_is_refused_with_the_mend(
+    params: dict[str, object], told: str
+) -> None:
+    with pytest.raises((RecipeError, DataError), match=told):
+        filled(params, "b")
+
+
+def test_two_ways_to_say_the_same_are_not_chosen_from() -> None:
+    found = filled({"recipe": "train: {epochs: 2}", "train_max_steps": 5}, "b")
+    with pytest.raises(RecipeError, match=r"train.epochs.*train.max_steps"):
+        build_recipe(merge(load_recipe("tiny").plain(), found.over))
+
+
+def test_what_people_set_about_promotion_and_costs_is_reachable() -> None:
+    params = {
+        "promote_confidence": 0.9,
+        "promote_approval_deadline_hours": 2,
+        "compute_limits_ask_above_core_hours": 3,
+        "compute_limits_stop_above_core_hours": 9,
+        "compute_limits_otherwise": "start",
+        "compute_price_core_hour": 0.1,
+        "compute_price_currency": "EUR",
+    }
+    fields = form_fields()
+    for name, value in params.items():
+        jsonschema.validate(value, dict(fields[name].schema))
+    made = build_recipe(merge(load_recipe("tiny").plain(), form_overrides(params)))
+    assert made.promote.approval is not None
+    assert made.compute.limits is not None
+    assert made.compute.limits.ask_above is not None
+    assert made.compute.limits.ask_above.core_hours == 3
+    titles = [str(field.schema["title"]) for field in fields.values()]
+    assert len(titles) == len(set(titles))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from airflow.sdk import TaskInstanceState
 from dropforge_airflow.assets import FINETUNE_DAG
-from dropforge_airflow.tasks.intake import Intake, Line, run_intake, take_in
+from dropforge_airflow.tasks.announce import Line
+from dropforge_airflow.tasks.intake import Intake, run_intake, take_in
 
 from dropforge import inbox, layout, ledger
 from dropforge.store import FolderStore, Store
@@ -204,12 +205,12 @@ class Airflow:
         return sum(state in states for state in self.plans)
 
 
-def test_runs_that_have_begun_and_not_claimed_yet_stand_in_line_too(yard: Yard) -> None:
+def test_runs_that_have_begun_and_not_claimed_yet_stand_in_line_too(yard: Yard, tmp_path: Path) -> None:
     for number in range(3):
         arrive(yard.store, upload(yard.store, "fam", f"d{number}", f'{{"text": "{number}"}}'), bucket=yard.bucket)
 
     def keys(*line: Any) -> int:
-        return len(run_intake(Airflow(*line), FINETUNE_DAG).keys)
+        return len(run_intake(Airflow(*line), FINETUNE_DAG, tmp_path).keys)
 
     assert keys(0) == 3
     age(yard.store, 1000)

@@ -242,6 +242,37 @@ def test_a_run_from_the_form_takes_the_source_that_its_recipe_names(store: Store
         plan(store, owner="run-3", overrides=more)
 
 
+def test_the_data_field_names_the_same_data_as_the_recipe(store: Store) -> None:
+    store.put("lake/a.jsonl", b'{"text": "one"}')
+    made = plan(store, family="fam", data="s3://b/lake/")
+    assert made["recipe"]["data"]["source"]["prefix"] == "lake/"
+    assert plan(store, family="fam", overrides={"data": {"source": {"prefix": "lake/"}}}) == made
+    upload(store)
+    assert plan(store, owner="run-2", data="drop:fam/d1")["drop"] == "d1"
+    with pytest.raises(DataError, match="form field `family`"):
+        plan(store, owner="run-3", data="prefix:lake/")
+    with pytest.raises(RecipeError, match="belongs to Dropforge"):
+        plan(store, owner="run-3", family="fam", data="prefix:ledger/")
+    with pytest.raises(DataError, match=r"form field `data`: it is empty.*`dataset:FAMILY/DIGEST`"):
+        plan(store, owner="run-3", family="fam", data=" ")
+
+
+def test_a_pasted_recipe_wins_over_the_drops_and_is_held_to_the_same_rules(store: Store) -> None:
+    drop = entered(store, recipe="train: {learning_rate: 0.002, max_steps: 7}")
+    made = plan(store, drop, recipe="extends: tiny\ntrain: {max_steps: 9}\ncompute: {namespace: own}")
+    train = made["recipe"]["train"]
+    assert (train["learning_rate"], train["max_steps"], made["recipe"]["compute"]["namespace"]) == (0.002, 9, "own")
+    again: dict[str, Any] = {"drop": "fam/d1", "again": True, "owner": "run-2"}
+    for pasted, told in (
+        ("train: {learning_rat: 1}", "Did you mean `train.learning_rate`"),
+        ("train: {sequence_length: 4096}", "longer than the model"),
+        ("extends: lora", "it is tiny, and the pasted recipe extends 'lora'"),
+        ("train: {epochs: 1}\nx: &x 1", "recipe key `x`"),
+    ):
+        with pytest.raises(RecipeError, match=told):
+            plan(store, None, recipe=pasted, **again)
+
+
 def test_a_source_beside_a_drop_is_refused(store: Store) -> None:
     recipe = "data: {source: {prefix: lake/}}"
     with pytest.raises(RecipeError, match=r"data\.source.*brings the data already"):

@@ -16,7 +16,7 @@ from dropforge.errors import RecipeError
 from dropforge.hub import UnreachableError
 from dropforge.store import Store
 from tests.dropforge_airflow.test_plan import entered, plan
-from tests.hub_server import Hub, point_to, serve
+from tests.hub_server import Hub, open_hub
 
 MODEL = "some/model"
 RECIPE = f"extends: lora\nbase: {{model: {MODEL}}}\n"
@@ -26,11 +26,8 @@ RECIPE = f"extends: lora\nbase: {{model: {MODEL}}}\n"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     made = Hub()
     made.model(MODEL, {"config.json": b"{}", "model.safetensors": b"weights"})
-    server = serve(made)
-    point_to(made, tmp_path / "cache", monkeypatch)
-    yield made
-    server.shutdown()
-    server.server_close()
+    with open_hub(made, tmp_path / "cache", monkeypatch):
+        yield made
 
 
 def asked(store: Store, recipe: str = RECIPE) -> dict[str, Any]:

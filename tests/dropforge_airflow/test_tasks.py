@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from dropforge_airflow.tasks import promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
 from dropforge_airflow.tasks.plan import Plan
 
-from dropforge import approval, layout
+from dropforge import approval, gangs, layout
 from dropforge.dataset import Manifest, Shard
 from dropforge.errors import DataError
+from dropforge.gangs import Gang
 from dropforge.recipes import load_recipe
 from dropforge.settings import from_env
 from dropforge.store import Store
@@ -126,6 +128,18 @@ def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) 
     assert promote.judge(store, run_name)[3].promote
 
 
+def test_what_the_run_has_used_can_hold_its_model_back(store: Store) -> None:
+    for most, promoted in ((1.0, False), (3.0, True)):
+        guard = {"metric": "cost/gpu_hours", "at_most": most}
+        run_name = measured(store, guards=[guard])
+        assert "no finite cost/gpu_hours" in promote.judge(store, run_name)[3].reason
+        gang = Gang("train", "j", "u", 1, gpus=4, cores=8, created=0, started=0, ended=1800)
+        gangs.keep(store, run_name, gang)
+        verdict = promote.judge(store, run_name)[3]
+        assert verdict.promote is promoted
+        assert any(f"cost/gpu_hours is 2.0000 and must be at most {most:g}" in c.reason for c in verdict.checks)
+
+
 def test_models_of_different_tokenizers_are_compared_by_bits_per_byte(store: Store) -> None:
     run_name = measured(store)
     evaluation = json.loads(store.get(layout.evaluation_key(run_name)))
@@ -148,6 +162,12 @@ def test_the_summary_tells_what_happened(store: Store) -> None:
         "| measured",
     ):
         assert part in text
+    assert "failed" not in text
+    lost = Gang("train", "j", "u", 1, gpus=4, cores=8, reason="node lost", step=47, saved=40)
+    text = promote.summary(spec, evaluation, report, verdict, listed, {}, failed=[lost, replace(lost, saved=47)])
+    assert "- Trainings that failed: node lost, node lost; 7 steps were done again" in text
+    text = promote.summary(spec, evaluation, report, verdict, listed, {}, failed=[replace(lost, saved=None)])
+    assert "- Trainings that failed: node lost\n" in text
 
 
 def dataset(store: Store, **changes: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from dropforge.cli.upload import find_files
 from dropforge.stack import control
+from tests.e2e import faults
 from tests.e2e.harness import Stack
+from tests.e2e.statsd import Statsd, statsd
 
 CALENDAR = """
 cron: 0 3 1 1 *
@@ -18,16 +21,50 @@ data: all
 recipe: {extends: tiny, evaluate: {max_rows: 40}, promote: {min_improvement: 0}}
 alert: {after_runs: 1}
 """
+GATHERED = """
+intake: {window: 1 minute, rate: 1 per minute}
+recipe: {extends: tiny, evaluate: {max_rows: 40}}
+"""
+
+# Only what names data and models: an event costs each task a tenth of a second.
+NAMING = [
+    {"scope": {}, "controls": {"emit": False}},
+    {
+        "scope": {"dag_id": "dropforge_.*", "task_id": "curate|train|register|move|answer"},
+        "match_mode": "regex",
+        "controls": {"emit": True},
+    },
+]
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def airflow_metrics() -> Iterator[Statsd]:
+    """What the stack's Airflow sends."""
+    with statsd() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, airflow_metrics: Statsd
+) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
     (folder / "families").mkdir()
     # Before the start: Airflow reads a DAG file that is unchanged only every ten minutes.
     (folder / "families" / "by-calendar.yaml").write_text(CALENDAR)
+    if any(item.get_closest_marker("matrix") for item in request.session.items):
+        faults.install(folder)
+    (folder / "families" / "gathered.yaml").write_text(GATHERED)
+    (folder / "lineage").mkdir()
+    lineage = {"type": "file", "log_file_path": str(folder / "lineage" / "event")}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("DROPFORGE_FAMILIES", str(folder / "families"))
+        patched.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", json.dumps(lineage))
+        patched.setenv("AIRFLOW__OPENLINEAGE__EMISSION_POLICY", json.dumps(NAMING))
+        patched.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
+        patched.setenv("AIRFLOW__METRICS__STATSD_HOST", "127.0.0.1")
+        patched.setenv("AIRFLOW__METRICS__STATSD_PORT", str(airflow_metrics.port))
+        patched.setenv("prometheus_multiproc_dir", str(folder / "prometheus"))  # MLflow's
         control.start(folder)
     try:
         control.wait_ready(folder)

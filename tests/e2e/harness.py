@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from dropforge.errors import DropforgeError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+Name = tuple[str, str]  # namespace and name of a data set, by OpenLineage
 
 # Two models on all rows of the sample would take longer than the training.
 EVALUATE = "evaluate: {max_rows: 40}\n"
@@ -64,10 +67,32 @@ class Stack:
         return str(self.connection.airflow.dag_run(FINETUNE, dag_run)["state"])
 
     def end(self, dag_run: str) -> str:
-        """Wait for the end of a run and tell its state."""
-        return str(
-            wait(f"the end of {dag_run}", lambda: (s := self.state(dag_run)) in {"success", "failed"} and s, 400)
-        )
+        """Wait for the end of a run and tell its state; without one, fail with what became of its tasks."""
+        try:
+            return str(
+                wait(f"the end of {dag_run}", lambda: (s := self.state(dag_run)) in {"success", "failed"} and s, 1200)
+            )
+        except pytest.fail.Exception as error:
+            pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
+
+    def see(self, dag_run: str, task: str, state: str, seconds: float = 1200) -> None:
+        """Wait for a state of a task; without it, fail with what became of the run's tasks."""
+        try:
+            wait(f"{task} to be {state}", lambda: self.tasks(dag_run).get(task, {}).get("state") == state, seconds)
+        except pytest.fail.Exception as error:
+            pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
+
+    def unfinished(self, dag_run: str) -> str:
+        """The tasks of a run with their states, and the last lines of those that began and did not end."""
+        said = []
+        for name, task in self.tasks(dag_run).items():
+            said.append(f"{name}: {task['state']}, try {task['try_number']}, began {task['start_date']}")
+            if task["start_date"] and not task["end_date"]:
+                said += self.log(dag_run, name).splitlines()[-20:]
+        for log in sorted(self.folder.glob("logs/*.log")):
+            errors = [line for line in log.read_text(errors="replace").splitlines() if "rror" in line]
+            said += [f"{log.name}: {line[:300]}" for line in errors[-5:]]
+        return "\n".join(said)
 
     def tasks(self, dag_run: str) -> dict[str, dict[str, Any]]:
         return {task["task_id"]: task for task in self.connection.airflow.task_states(FINETUNE, dag_run)}
@@ -89,14 +114,36 @@ class Stack:
         """What a person does who marks the run as failed in the UI."""
         self.connection.airflow.fail_run(FINETUNE, dag_run)
 
-    def clear(self, dag_run: str, task: str) -> None:
+    def clear(self, dag_run: str, task: str, *, downstream: bool = True) -> None:
         """What a person does who clears a task and those after it in the UI."""
-        self.connection.airflow.clear(FINETUNE, dag_run, task)
+        self.connection.airflow.clear(FINETUNE, dag_run, task, downstream=downstream)
 
     def xcom(self, dag: str, run: str, task: str, key: str) -> Any:
         """What a task left under a name."""
         path = f"/api/v2/dags/{dag}/dagRuns/{quote(run, safe='')}/taskInstances/{task}/xcomEntries/{key}"
         return self.connection.airflow._call("GET", path, params={"deserialize": "false"})["value"]
+
+    def lineage(self, dag: str, run: str, task: str, kind: str) -> tuple[set[Name], set[Name]]:
+        """What the event of a task's end names: inputs and outputs.
+
+        :param kind: COMPLETE, or FAIL of a try that did not succeed.
+        """
+        return wait(f"{kind} of {task} of {run}", lambda: self._lineage(dag, run, task, kind), 60)[-1]
+
+    def _lineage(self, dag: str, run: str, task: str, kind: str) -> list[tuple[set[Name], set[Name]]]:
+        found = []
+        for path in sorted((self.folder / "lineage").iterdir()):
+            try:
+                event = json.loads(path.read_text())
+            except ValueError:
+                continue  # it is being written
+            if (event["job"]["name"], event["eventType"]) != (f"{dag}.{task}", kind):
+                continue
+            facet = event["run"]["facets"].get("airflow")  # a task that is marked by hand has none
+            if facet is not None and facet["dagRun"]["run_id"] == run:
+                named = ({(one["namespace"], one["name"]) for one in event[side]} for side in ("inputs", "outputs"))
+                found.append(tuple(named))
+        return found
 
     def backfill(self, dag: str, start: str, end: str) -> str:
         """Ask for a backfill; what Airflow answers if it refuses."""

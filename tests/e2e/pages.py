@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from tests.browser import opened
 from tests.e2e.harness import Stack
@@ -18,19 +20,45 @@ def logged_in(stack: Stack) -> Iterator[Page]:
     """A page that has logged in to Airflow with the login that `dropforge up` prints."""
     airflow = stack.connection.airflow
     with opened() as browser:
-        page = browser.new_page(viewport={"width": 1280, "height": 1100})
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(60_000)
         page.goto(airflow.url)
         page.fill('input[name="username"]', airflow.user)
+        keep(page, "login")
         page.fill('input[name="password"]', airflow.password)
         page.click('button[type="submit"]')
         page.wait_for_url(lambda url: "login" not in url)
         yield page
 
 
+def answer(page: Page, option: str) -> None:
+    """Answer Airflow's question with one of its buttons; what Airflow did not take is clicked again, as a person does.
+
+    The page may draw the button anew in the moment of the click, and Airflow's database in a file may be locked.
+    """
+    said = []
+    for _ in range(3):
+        try:
+            with page.expect_response(
+                lambda one: one.request.method == "PATCH" and "hitlDetails" in one.url, timeout=20_000
+            ) as answered:
+                page.get_by_role("button", name=option, exact=True).click()
+        except PlaywrightTimeout as error:
+            said.append(str(error))
+        else:
+            if answered.value.ok:
+                return
+            said.append(f"{answered.value.status} {answered.value.text()}")
+    raise AssertionError(f"Airflow did not take the answer {option}: {said}")
+
+
 def keep(page: Page, name: str) -> None:
-    """Keep a picture, if somebody wants pictures."""
+    """Keep a picture, if somebody wants pictures; few colours make it small."""
     folder = os.environ.get("DROPFORGE_SCREENSHOTS")
     if folder:
+        from PIL import Image
+
         Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        page.wait_for_timeout(1500)  # what moves has come to rest
+        picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        picture.quantize(128, dither=Image.Dither.NONE).save(Path(folder) / f"{name}.png", optimize=True)

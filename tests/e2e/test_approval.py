@@ -14,10 +14,10 @@ from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
 from dropforge.stack.state import AIRFLOW_USER
 from tests.browser import needs_browser
-from tests.e2e.harness import EVALUATE, Stack, typed, wait
-from tests.e2e.pages import keep, logged_in
+from tests.e2e.harness import EVALUATE, Stack, typed
+from tests.e2e.pages import answer, keep, logged_in
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), needs_browser]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), needs_browser]
 
 FAMILY = "asked"
 RECIPE = f"""\
@@ -34,15 +34,16 @@ def page(stack: Stack) -> Iterator[Page]:
         yield page
 
 
-def waits(stack: Stack, run: str) -> bool:
-    return stack.tasks(run).get("approve", {}).get("state") == "awaiting_input"
+def asked(stack: Stack, run: str) -> None:
+    """Wait until a person is asked, which is after all the rest of a run."""
+    stack.see(run, "approve", "awaiting_input", 900)
 
 
 @pytest.fixture(scope="module")
 def promoted(stack: Stack, page: Page, samples: dict[int, dict[str, Path]]) -> str:
     """The run of a drop whose question a person answers with yes, in the browser."""
     run = wait_for_run(stack.connection, stack.drop(FAMILY, "one", samples[2], RECIPE))
-    wait("the question", lambda: waits(stack, run))
+    asked(stack, run)
     (tracked,) = stack.tracked(run)
     assert tracked.info.status == "RUNNING"
     assert tracked.data.tags[tracking.TAG_APPROVAL].startswith("asked until ")
@@ -53,7 +54,8 @@ def promoted(stack: Stack, page: Page, samples: dict[int, dict[str, Path]]) -> s
     expect(page.get_by_text("better than champion")).to_be_visible()
     expect(page.get_by_text("as the family's first")).to_be_visible()
     keep(page, "approval")
-    page.get_by_role("button", name="Promote", exact=True).click()
+    stack.connection.airflow.settle(FINETUNE, run, "approve")
+    answer(page, "Promote")
     assert stack.end(run) == "success", stack.log(run, "approve")
     keep(page, "approved")
     return run
@@ -64,6 +66,7 @@ def test_a_yes_moves_the_alias_and_stands_everywhere(stack: Stack, promoted: str
     assert stack.champion(FAMILY) == tracked.data.tags[tracking.TAG_VERSION]
     version = stack.mlflow.get_model_version(FAMILY, tracked.data.tags[tracking.TAG_VERSION])
     summary = stack.connection.store.get(f"runs/{tracked.data.tags[tracking.TAG_RUN]}/summary.md").decode()
+    assert f"- Training {tracked.data.tags[tracking.TAG_HEALTH]}\n" in summary
     for text in (
         tracked.data.tags[tracking.TAG_APPROVAL],
         tracked.data.tags[tracking.TAG_VERDICT],
@@ -74,7 +77,7 @@ def test_a_yes_moves_the_alias_and_stands_everywhere(stack: Stack, promoted: str
 
 
 def test_a_yes_holds_when_the_tasks_are_cleared(stack: Stack, promoted: str) -> None:
-    stack.clear(promoted, "decide")
+    stack.clear(promoted, "champion")  # and so its job of evaluation, `decide`, the question and the version
     assert stack.end(promoted) == "success"
     assert f"Nobody is asked again: {AIRFLOW_USER} said yes at " in stack.log(promoted, "approve")
     (tracked,) = stack.tracked(promoted)
@@ -87,7 +90,7 @@ def ask_again(stack: Stack, steps: int, **approval: object) -> str:
     conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True, "evaluate_max_rows": 40, "train_max_steps": steps}
     promote = {"better_than_base": False, "min_improvement": -0.9, "approval": approval}
     run = stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"promote": promote}})
-    wait("the question", lambda: waits(stack, run))
+    asked(stack, run)
     return run
 
 
@@ -104,7 +107,7 @@ def test_only_who_is_named_may_answer_and_a_run_that_waits_can_be_cancelled(stac
 
 def test_silence_is_what_the_recipe_says_it_is(stack: Stack, promoted: str) -> None:
     champion = stack.champion(FAMILY)
-    run = ask_again(stack, 5, deadline_hours=0.002)
+    run = ask_again(stack, 5, deadline_hours=0.01)
     assert stack.end(run) == "success"
     (tracked,) = stack.tracked(run)
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: nobody answered by ")
@@ -116,7 +119,7 @@ def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clea
 ) -> None:
     champion = stack.champion(FAMILY)
     run = wait_for_run(stack.connection, stack.drop(FAMILY, "two", samples[1], RECIPE))
-    wait("the question", lambda: waits(stack, run))
+    asked(stack, run)
     done = typed(stack, "approve", f"{FAMILY}/two", "--no")
     assert done.returncode == 0, done.stderr
     assert f"instead of version {champion}" in done.stdout
@@ -128,7 +131,7 @@ def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clea
     assert "nobody is asked" in done.stderr
 
     stack.clear(run, "approve")
-    wait("the question", lambda: waits(stack, run))
+    asked(stack, run)
     assert typed(stack, "approve", f"{FAMILY}/two", "--yes").returncode == 0
     assert stack.end(run) == "success"
     (tracked,) = stack.tracked(run)

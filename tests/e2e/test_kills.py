@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import boto3
 import psutil
 import pytest
+from cryptography.fernet import Fernet
 
 from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
@@ -20,7 +22,7 @@ from dropforge.cli.drops import wait_for_run
 from dropforge.stack.state import ServiceState, read_state
 from tests.e2e.harness import RECIPE, Stack, typed, wait
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 FAMILY = "kills"
 
@@ -90,9 +92,11 @@ def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_p
 
     airflow, dag = stack.connection.airflow, f"/api/v2/dags/{FINETUNE}"
     airflow._call("PATCH", f"{dag}/dagRuns/{run}/taskInstances/train", json={"new_state": "failed"})
-    wait("the end of its processes", lambda: not stack.ranks(), 60)
+    wait("the end of its processes", lambda: not stack.ranks())
     assert stack.end(run) == "failed"
-    assert stack.tracked(run)[0].info.status == "FAILED"
+    ended = stack.tracked(run)[0]
+    assert ended.info.status == "FAILED"
+    assert (used := ended.data.metrics["cost/core_hours"]) > 0  # nobody but the trigger saw that gang start
 
     clear = {"dag_run_id": run, "task_ids": ["train"], "include_downstream": True, "only_failed": False}
     airflow._call("POST", f"{dag}/clearTaskInstances", json={**clear, "reset_dag_runs": True, "dry_run": False})
@@ -103,6 +107,7 @@ def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_p
     assert tracked.info.status == "FINISHED"
     assert tracked.data.tags[tracking.TAG_ATTEMPT] == "2"
     assert int(tracked.data.tags[tracking.TAG_RESUMED]) >= 20
+    assert tracked.data.metrics["cost/core_hours"] > used
     assert tracked.data.tags[tracking.TAG_VERSION] == "1"
     assert ledger.owner_of(stack.connection.store, FAMILY, drop.id, 2) is None
     others = [item["state"] for item in stack.dag_runs(drop) if item["dag_run_id"] != run]
@@ -154,6 +159,26 @@ def test_nothing_holds_a_secret_but_the_files_that_must(stack: Stack) -> None:
             data = path.read_bytes()
             told += [f"{name} in {path.relative_to(stack.folder)}" for name, value in secrets.items() if value in data]
     assert told == []
+
+
+def test_no_row_of_a_trigger_holds_a_secret(stack: Stack) -> None:
+    """Airflow encrypts them, so they are looked at as the triggerer does."""
+    secrets = json.loads((stack.folder / "secrets.json").read_text())
+    fernet = Fernet(secrets["fernet_key"])
+    with closing(sqlite3.connect(stack.folder / "airflow" / "airflow.db", timeout=60)) as database:
+        rows = [(path, text) for path, text in database.execute("SELECT classpath, kwargs FROM trigger")]
+    assert any("drops" in path for path, _ in rows), "the watcher's is always there"
+    planted = (
+        "planted",
+        fernet.encrypt(json.dumps({"url": f"http://x:{secrets['secret_key']}@y"}).encode()).decode(),
+    )
+    told = []
+    for path, text in [*rows, planted]:
+        plain = text if text.startswith("{") else fernet.decrypt(text.encode()).decode()
+        told += [
+            f"{name} in {path}" for name, value in secrets.items() if len(str(value)) >= 12 and str(value) in plain
+        ]
+    assert told == ["secret_key in planted"]
 
 
 def test_nothing_listens_beyond_this_machine(stack: Stack) -> None:

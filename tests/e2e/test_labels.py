@@ -12,7 +12,7 @@ from dropforge import tracking
 from dropforge.cli.drops import wait_for_run
 from tests.e2e.harness import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 FAMILY: Final = "labels"
 WORDS: Final = {

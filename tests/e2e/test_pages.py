@@ -29,13 +29,13 @@ def test_the_form_starts_a_run_and_a_drop_that_is_not_there_is_named(stack: Stac
     page.goto(f"{stack.connection.airflow.url}/dags/{FINETUNE}")
     page.get_by_role("button", name="Trigger").first.click()
     dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_text("An uploaded drop")).to_be_visible()
-    for section in ("Model", "Data", "Training", "Compute", "Evaluation and promotion", "Everything else"):
+    expect(dialog.get_by_text("What to train on")).to_be_visible()
+    for section in ("Model", "Data", "Training", "Compute", "Evaluation and promotion", "Costs", "Everything else"):
         expect(dialog.get_by_role("button", name=section, exact=True)).to_be_visible()
     keep(page, "form")
     dialog.locator("#element_preset input").first.fill("tiny")
     page.keyboard.press("Enter")
-    dialog.locator("#element_drop").fill("nobody/nothing")
+    dialog.locator("#element_data").fill("nobody/nothing")
     before = {run["dag_run_id"] for run in stack.connection.airflow.newest_runs(FINETUNE)}
     dialog.get_by_role("button", name="Trigger", exact=True).click()
 

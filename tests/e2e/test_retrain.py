@@ -14,7 +14,7 @@ from dropforge.drop import Drop
 from dropforge.run import RunSpec
 from tests.e2e.harness import RECIPE, Stack, wait
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 FAMILY = "by-calendar"
 DAG = f"dropforge_retrain_{FAMILY}"
@@ -24,7 +24,7 @@ def ended(stack: Stack, run: str) -> dict[str, str]:
     """The states of the calendar's run at its end, its own under an empty name."""
     airflow = stack.connection.airflow
     state = wait(
-        f"the end of {run}", lambda: (s := airflow.dag_run(DAG, run)["state"]) in {"success", "failed"} and s, 400
+        f"the end of {run}", lambda: (s := airflow.dag_run(DAG, run)["state"]) in {"success", "failed"} and s, 1200
     )
     return {"": str(state)} | {task["task_id"]: task["state"] for task in airflow.task_states(DAG, run)}
 

@@ -16,7 +16,7 @@ from tests.e2e.harness import Stack
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 FAMILY = "backwards"
 RECIPE = """\

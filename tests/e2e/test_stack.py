@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,12 @@ def until(condition: Callable[[], bool], limit: float) -> None:
 def test_nothing_listens_beyond_this_machine(folder: Path) -> None:
     sockets = set()
     for pid in descendants(folder):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = str(entry.readlink())
-            except FileNotFoundError:
-                continue
-            if target.startswith("socket:["):
-                sockets.add(target[8:-1])
+        with suppress(FileNotFoundError, PermissionError):  # a task may end meanwhile; its process is the root's then
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):
+                    target = str(entry.readlink())
+                    if target.startswith("socket:["):
+                        sockets.add(target[8:-1])
     listening = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -71,7 +71,10 @@ def test_nothing_listens_beyond_this_machine(folder: Path) -> None:
 
 def test_secrets_are_in_no_argument_and_no_log(folder: Path) -> None:
     secrets = state(folder).secrets
-    texts = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(folder)]
+    texts = []
+    for pid in descendants(folder):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            texts.append(Path(f"/proc/{pid}/cmdline").read_bytes())
     texts += [path.read_bytes() for path in (folder / "logs").iterdir()]
     for secret in vars(secrets).values():
         assert not any(secret.encode() in text for text in texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,16 @@ from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.reaping.orphans import marked
 
 from dropforge import checkpoints, layout, ledger, tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.airflow import FINETUNE, ROLLBACK
 from dropforge.cli.drops import wait_for_run
 from dropforge.errors import DropforgeError
+from dropforge.stack.secrets import read_secrets
 from dropforge.stack.state import AIRFLOW_USER
 from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, ROWS
 from tests.e2e.harness import RECIPE, Stack, typed, wait
 from tests.wheels import make_wheel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 FAMILY = "python-help"
 REAP = "dropforge_reap"
@@ -136,6 +138,15 @@ def test_mlflow_shows_the_checkpoints_and_the_machine(stack: Stack, first: str) 
     assert tracked.data.metrics["system/system_memory_usage_megabytes"] > 100
 
 
+def test_the_run_keeps_which_objects_went_in(stack: Stack, first: str, samples: dict[int, dict[str, Path]]) -> None:
+    (tracked,) = stack.tracked(first)
+    kept = json.loads(Path(stack.mlflow.download_artifacts(tracked.info.run_id, "drop.json")).read_text())
+    assert kept["id"] == tracked.data.tags[tracking.TAG_DROP]
+    assert kept["bucket"] == stack.connection.settings.bucket
+    assert samples[1].keys() <= {file["key"] for file in kept["files"]}
+    assert all(file["content"].startswith("sha256:") and file["size"] > 0 for file in kept["files"])
+
+
 def test_a_checkpoint_chosen_in_mlflow_is_evaluated_and_the_answer_stands_there(stack: Stack, first: str) -> None:
     (tracked,) = stack.tracked(first)
     stack.mlflow.set_tag(tracked.info.run_id, checkpoints.ASK, "last evaluate")
@@ -197,7 +208,7 @@ def test_a_cancelled_run_frees_the_machine(stack: Stack, first: str, samples: di
     run = wait_for_run(stack.connection, drop)
     wait("training to begin", stack.ranks)
     stack.cancel(run)
-    wait("the end of its processes", lambda: not stack.ranks(), 60)
+    wait("the end of its processes", lambda: not stack.ranks())
     # Its last tasks are skipped, which Airflow by itself would call a success.
     assert stack.end(run) == "failed"
     assert stack.tracked(run)[0].info.status == "KILLED"
@@ -312,6 +323,12 @@ def test_a_person_promotes_a_version_by_hand_and_rolls_it_back(stack: Stack, fir
     answer = typed(stack, "rollback", FAMILY, "--to", newer, "--reason", "it is shorter", "--yes")
     assert answer.returncode == 0, answer.stderr
     assert stack.champion(FAMILY) == newer
+    (moved,) = stack.connection.airflow.newest_runs(ROLLBACK, 1)
+    mlflow = stack.connection.settings.tracking_uri.replace("http", "mlflow")
+    assert stack.lineage(ROLLBACK, moved["dag_run_id"], "move", "COMPLETE") == (
+        {(mlflow, f"models:/{FAMILY}/{newer}")},
+        {(mlflow, f"models:/{FAMILY}@champion")},
+    )
     answer = typed(stack, "rollback", FAMILY, "--reason", "[/red] worse after all", "--yes")
     assert answer.returncode == 0, answer.stderr
     assert f"from version {newer} back to version {older}" in answer.stdout
@@ -321,6 +338,32 @@ def test_a_person_promotes_a_version_by_hand_and_rolls_it_back(stack: Stack, fir
     answer = typed(stack, "rollback", FAMILY, "--reason", "too far", "--yes")
     assert answer.returncode == 2
     assert "no earlier 'champion'" in answer.stderr
+
+
+def test_events_for_openlineage_lead_from_the_drop_to_the_version(stack: Stack, first: str, formed: str) -> None:
+    assert stack.end(formed) == "success"
+    (one,), (two,) = stack.tracked(first), stack.tracked(formed)
+    bucket, mlflow = stack.connection.settings.root, stack.connection.settings.tracking_uri.replace("http", "mlflow")
+    drop, data = (bucket, f"drops/{FAMILY}/one"), (bucket, f"datasets/{FAMILY}/{one.data.tags[tracking.TAG_DATASET]}")
+    model = (bucket, f"runs/{one.data.tags[tracking.TAG_RUN]}/model")
+    older, newer = ((mlflow, f"models:/{FAMILY}/{run.data.tags[tracking.TAG_VERSION]}") for run in (one, two))
+    champion = (mlflow, f"models:/{FAMILY}@champion")
+
+    assert stack.lineage(FINETUNE, first, "curate", "COMPLETE") == ({drop}, {data})
+    assert stack.lineage(FINETUNE, first, "train", "FAIL") == ({data}, set())  # the try whose rank was killed
+    assert stack.lineage(FINETUNE, first, "train", "COMPLETE") == ({data}, {model})
+    assert stack.lineage(FINETUNE, first, "register", "COMPLETE") == ({model}, {older, champion})
+    assert stack.lineage(FINETUNE, formed, "register", "COMPLETE")[1] == {newer}
+
+
+def test_a_drop_that_led_to_no_dataset_is_named_and_no_event_holds_a_secret(
+    stack: Stack, unreadable: tuple[Path, str]
+) -> None:
+    failed = stack.lineage(FINETUNE, unreadable[1], "curate", "FAIL")
+    assert failed == ({(stack.connection.settings.root, "drops/bad-data/d")}, set())
+    events = "".join(path.read_text() for path in (stack.folder / "lineage").iterdir())
+    assert "bad-data" in events
+    assert not [name for name, secret in asdict(read_secrets(stack.folder)).items() if secret in events]
 
 
 def test_rows_are_tokenised_ahead_where_the_recipe_asks_for_it(stack: Stack, first: str, formed: str) -> None:

@@ -18,16 +18,21 @@ QUEUE = "training"
 GANG: dict[str, Any] = {**PRETEND, "gpus": 4, "queue": QUEUE}
 
 
-def queue(stage: Stage) -> None:
-    """A cluster queue of 8 pretend GPUs with a local queue in the stage's namespace, and an urgent priority."""
-    stage.once("queue", lambda: _make(stage))
+def queue(
+    stage: Stage, *, cpus: str = "100", preemption: str = "LowerPriority", flavor: dict[str, Any] | None = None
+) -> None:
+    """A cluster queue of 8 pretend GPUs with a local queue in the stage's namespace, and an urgent priority.
+
+    :param flavor: the spec of its ResourceFlavor, which says on which nodes its pods run.
+    """
+    stage.once("queue", lambda: _make(stage, cpus, preemption, flavor or {}))
     end = time.monotonic() + 30
     while not _active(stage):
         assert time.monotonic() < end
         time.sleep(0.1)
 
 
-def _make(stage: Stage) -> list[Callable[[], Any]]:
+def _make(stage: Stage, cpus: str, preemption: str, flavor_spec: dict[str, Any]) -> list[Callable[[], Any]]:
     name, undo = f"test-{stage.namespace}", []
 
     def cluster_wide(plural: str, kind: str, **body: Any) -> None:
@@ -35,13 +40,13 @@ def _make(stage: Stage) -> list[Callable[[], Any]]:
         stage.custom.create_cluster_custom_object(GROUP, VERSION, plural, whole)
         undo.append(lambda: stage.custom.delete_cluster_custom_object(GROUP, VERSION, plural, name))
 
-    quotas = [("cpu", "100"), ("memory", "100Gi"), ("nvidia.com/gpu", "8")]
+    quotas = [("cpu", cpus), ("memory", "100Gi"), ("nvidia.com/gpu", "8")]
     flavor = {"name": name, "resources": [{"name": key, "nominalQuota": value} for key, value in quotas]}
-    cluster_wide("resourceflavors", "ResourceFlavor", spec={})
+    cluster_wide("resourceflavors", "ResourceFlavor", spec=flavor_spec)
     cluster_wide("workloadpriorityclasses", "WorkloadPriorityClass", value=1000)
     spec = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": stage.namespace}},
-        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "preemption": {"withinClusterQueue": preemption},
         "resourceGroups": [{"coveredResources": [key for key, _ in quotas], "flavors": [flavor]}],
     }
     cluster_wide("clusterqueues", "ClusterQueue", spec=spec)

@@ -23,6 +23,8 @@ from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 from kubeflow_training.jobs.observation.reasons import Reason
 
+from tests.kubeflow_training.meeting import MEET_OF_ANY_KIND
+
 IMAGE = os.environ.get("KUBEFLOW_TRAINING_TEST_IMAGE", "test.local/shell:1")
 RUNTIME = "gang"
 PRETEND: dict[str, Any] = {
@@ -153,7 +155,7 @@ class Job:
         self.snapshot = self.stage.backends[self.kind.name].read(self.name, self.stage.namespace)
         return observe(self.snapshot.job, self.snapshot.pods, self.snapshot.events) if self.snapshot else observe(None)
 
-    def until(self, wanted: Callable[[Observation], Any], seconds: float = 60) -> Observation:
+    def until(self, wanted: Callable[[Observation], Any], seconds: float = 150) -> Observation:
         """The first observation for which `wanted` is true."""
         end = time.monotonic() + seconds
         while not wanted(found := self.look()):
@@ -306,7 +308,7 @@ def _removed(stage: Stage) -> Job:
 
 
 def _deleted(stage: Stage) -> Job:
-    job = stage.submit(STUBBORN, grace_seconds=3)
+    job = stage.submit(STUBBORN, grace_seconds=20)
     job.running()
     stage.backends[PYTORCH_JOB.name].delete(job.name, stage.namespace)
     return job
@@ -348,10 +350,6 @@ def _crash_loop(stage: Stage) -> Job:
 
 def _gang(kind: Kind, script: str, **more: Any) -> Callable[[Stage], Job]:
     return lambda stage: stage.submit(script, kind, **more)
-
-
-# Every rank finds rank 0 by the name that its kind gives it; rank 0 stays until the last one had the time to.
-_MEET = "i=0; until ping -c1 -W1 $PET_MASTER_ADDR; do i=$((i+1)); [ $i -gt 100 ] && exit 3; sleep 0.1; done; sleep 2"
 
 
 def _pretend_end(code: int, reason: str) -> dict[str, Any]:
@@ -410,7 +408,9 @@ SITUATIONS: dict[str, Situation] = {
     "ttl-indexed-job": Situation(_gone_with_events(INDEXED_JOB), Phase.SUCCEEDED, words="removed since", gone=True),
 }  # fmt: skip
 for _kind, _replica in ((PYTORCH_JOB, "worker-0"), (TRAIN_JOB, "node-1"), (INDEXED_JOB, "node-1")):
-    SITUATIONS[f"succeeded-{_kind.plural}"] = Situation(_gang(_kind, _MEET), Phase.SUCCEEDED, more={"pods_wanted": 2})
+    SITUATIONS[f"succeeded-{_kind.plural}"] = Situation(
+        _gang(_kind, MEET_OF_ANY_KIND), Phase.SUCCEEDED, more={"pods_wanted": 2}
+    )
     SITUATIONS[f"failed-{_kind.plural}"] = Situation(
         _gang(_kind, _BAD), F, Reason.BAD_DATA, "exit code 11: shard 3 is broken", _replica, 11, "node-1"
     )

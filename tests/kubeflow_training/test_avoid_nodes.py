@@ -10,6 +10,7 @@ from kubeflow_training.jobs.avoid import away_from
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
 from kubeflow_training.jobs.manifest import pytorch_job
 
+from tests.kubeflow_training.pretend_nodes import until_ready
 from tests.kubeflow_training.rights import admin
 
 pytestmark = pytest.mark.cluster
@@ -39,14 +40,7 @@ def machines():
                 "status": {"capacity": size, "allocatable": size},
             }
         )
-    end = time.monotonic() + 60
-    while any(
-        taint.key != "kwok.x-k8s.io/node"
-        for node in core.list_node(label_selector=f"test.local/set={label}").items
-        for taint in node.spec.taints or ()
-    ):
-        assert time.monotonic() < end, "the nodes do not become ready"
-        time.sleep(0.1)
+    until_ready(core, f"test.local/set={label}")
     yield label, names
     for name in names:
         core.delete_node(name)

@@ -10,11 +10,13 @@ from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.elastic import elastic
 from kubeflow_training.jobs.errors import BackendUnavailableError
 from kubeflow_training.jobs.kinds import PYTORCH_JOB, TRAIN_JOB
+from kubeflow_training.jobs.kubernetes.client import NotThereError
 from kubeflow_training.jobs.kubernetes.logs import KubernetesLogs
 from kubeflow_training.jobs.kubernetes.watching.events import EventReader
 from kubeflow_training.jobs.kubernetes.watching.subscription import Look
 from kubeflow_training.jobs.manifest import pytorch_job
-from kubeflow_training.jobs.observation import Phase, observe
+from kubeflow_training.jobs.observation import Observation, Phase, observe
+from kubeflow_training.jobs.observation.phases import told_best
 from kubeflow_training.jobs.observation.reasons import Reason
 from kubeflow_training.jobs.waiting.job import Waiting
 from kubeflow_training.jobs.waiting.joblog import JobLog
@@ -87,6 +89,20 @@ def test_pods_that_go_while_the_log_is_read_take_no_cause_along():
     assert asyncio.run(waiting.run()).observation.reason is Reason.BAD_DATA
 
 
+@pytest.mark.parametrize(
+    ("first", "kept"),
+    [
+        (Reason.NODE_LOST, Reason.NODE_LOST),
+        (Reason.PREEMPTED, Reason.PREEMPTED),
+        (Reason.COLLECTIVE_TIMEOUT, Reason.EVICTED),  # its pod was only the first to feel it
+    ],
+)
+def test_who_took_the_pods_is_not_forgotten_when_they_are_gone(first, kept):
+    before = Observation(Phase.FAILED, first, "taken away", pod="job-worker-0", node="node-1")
+    seen = told_best(before, Observation(Phase.FAILED, Reason.EVICTED, "one was removed from outside"))
+    assert (seen.reason, seen.node) == (kept, "node-1" if kept is first else None)
+
+
 # Events
 
 
@@ -140,6 +156,34 @@ def test_events_are_told_in_the_order_in_which_they_were():
     )
     told = asyncio.run(EventReader(cluster, "ns", PYTORCH_JOB).last_words("u"))
     assert [event["message"] for event in told] == ["first", "second", "third"]
+
+
+class Bare(Cluster):
+    """It has no node."""
+
+    async def json(self, verb, path, params=()):
+        if not params:
+            raise NotThereError("node", "it is not there", "")
+        return await super().json(verb, path, params)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Marking for deletion Pod ns/job-worker-0", Reason.NODE_LOST),
+        ("Cancelling deletion of Pod ns/job-worker-0", Reason.UNKNOWN),
+    ],
+)
+def test_pods_that_were_forced_off_their_silent_node_are_told_of_by_their_events(text, reason):
+    over = job(FAILED, workers=1)
+    before = [{**pod, "metadata": {**pod["metadata"], "uid": pod["metadata"]["name"]}} for pod in map(running, (0, 1))]
+    about = {"uid": before[1]["metadata"]["name"], "kind": "Pod", "name": before[1]["metadata"]["name"]}
+    cluster = Bare(warning(about, text, "2026-01-01T00:00:05Z", reason="TaintManagerEviction"))
+    events = EventReader(cluster, "ns", PYTORCH_JOB)
+    asyncio.run(events.read_about(Snapshot(over, [], []), before))
+    seen = observe(over, [], events.about(over, []))
+    assert (seen.phase, seen.reason) == (Phase.FAILED, reason), seen
+    assert (text in seen.message) == (reason is Reason.NODE_LOST)
 
 
 # Logs

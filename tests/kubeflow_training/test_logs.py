@@ -15,7 +15,7 @@ from tests.kubeflow_training.waiter import Place, Waiter
 pytestmark = pytest.mark.cluster
 COUNT = "i=0; while [ $i -lt {count} ]; do echo $RANK $i; i=$((i+1)); done; "
 SLOWLY = "i=0; while [ $i -lt {count} ]; do echo $RANK $i; i=$((i+1)); [ $((i%{each})) = 0 ] && sleep {pause}; done; "
-AFTER_THE_OTHERS = MEET + "[ $RANK = 0 ] && sleep 1; exit 0"  # the master's success ends the workers
+AFTER_THE_OTHERS = MEET + "[ $RANK = 0 ] && sleep 4; exit 0"  # the master's success ends the workers
 MEGABYTES = "yes $(printf '%0999d' 0) | head -n {lines} | awk '{{print NR + {first} \" \" $0}}'; "
 
 
@@ -144,7 +144,7 @@ def test_last_words_without_a_lines_end_and_bytes_that_are_no_text(place):
 def test_a_pod_that_is_deleted_while_its_log_is_read_loses_no_line(place):
     async def main():
         script = "trap 'echo stopped; exit 3' TERM; " + COUNT.format(count=500) + "while :; do sleep 0.1; done"
-        job = await asyncio.to_thread(place.script, script, 2)
+        job = await asyncio.to_thread(place.script, script, 2, grace_seconds=20)
         waiter = Waiter(place, name(job), job.uid, ranks="all")
         await waiter.until(lambda: len(waiter.of("worker-0")) == 500)
         await asyncio.to_thread(place.rights._core.delete_namespaced_pod, f"{name(job)}-worker-0", place.namespace)

@@ -163,8 +163,10 @@ CAUSES: dict[str, tuple[dict[str, Any], Reason]] = {
     "10": (ended(0, 10), Reason.USER_ERROR),
     "11": (ended(0, 11), Reason.BAD_DATA),
     "12": (ended(0, 12), Reason.USER_ERROR),
+    "13": (ended(0, 13), Reason.IDLE),
     "20": (ended(0, 20), Reason.PREEMPTED),
     "21": (ended(0, 21), Reason.COLLECTIVE_TIMEOUT),
+    "22": (ended(0, 22), Reason.NODE_LOST),
     "127": (ended(0, 127), Reason.USER_ERROR),
     "137": (ended(0, 137), Reason.UNKNOWN),
     "143": (ended(0, 143), Reason.PREEMPTED),
@@ -224,9 +226,11 @@ FIRSTS = {
     "a broken collective is a victim, even if it ended first": ([ended(0, 21, 1), ended(1, 11, 4)], "worker-0"),
     "a SIGKILL explains a broken collective of the same second": ([ended(0, 21, 1), ended(1, 137, 1)], "worker-0"),
     "the SIGKILL after a grace period explains nothing": ([ended(0, 137, 40), ended(1, 10, 5)], "worker-0"),
+    "who blames its own node comes before those who lost it": ([ended(0, 21, 1), ended(1, 22, 4)], "worker-0"),
     "a SIGTERM is a victim": ([ended(0, 143, 1), ended(1, 1, 1)], "worker-0"),
     "an OOM kill is a cause": ([ended(0, 21, 1), ended(1, 137, 2, reason="OOMKilled")], "worker-0"),
     "only victims: the earliest": ([ended(0, 21, 3), ended(1, 21, 2)], "worker-0"),
+    "who ends for idle GPUs has the others end as if preempted": ([ended(0, 20, 1), ended(1, 13, 4)], "worker-0"),
     "all leave together, the lowest rank speaks": ([ended(1, 10, 1), ended(0, 10, 1)], "master-0"),
 }
 

@@ -89,6 +89,15 @@ def test_a_success_of_the_same_chain_is_told():
     assert verdict(replace(WANTED, uid="u1"), Snapshot(job(phase="Succeeded"))) == (Action.ADOPT, 1, "u1")
 
 
+def test_only_a_gang_that_has_ended_needs_no_more_waiting():
+    stored, over = replace(WANTED, uid="u1"), []
+    for snapshot in (Snapshot(job()), Snapshot(job(phase="Succeeded")), failed(10)):
+        found = decide(stored, WANTED, snapshot, lambda *_: False)
+        assert found.action is Action.ADOPT
+        over.append(found.over)
+    assert over == [False, True, True]
+
+
 def test_a_success_of_another_chain_is_never_told():
     for generation in ("4.1", "3.1"):
         wanted = replace(WANTED, generation=generation)

@@ -34,6 +34,24 @@ def worker(manifest):
     return manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
 
 
+def contexts(manifest):
+    """The security contexts of all pods, and of all their containers."""
+    pods = [replica["template"]["spec"] for replica in manifest["spec"]["pytorchReplicaSpecs"].values()]
+    containers = [item for pod in pods for item in [*pod["containers"], *pod.get("initContainers", [])]]
+    return [pod.get("securityContext") for pod in pods], [item.get("securityContext") for item in containers]
+
+
+def test_pods_of_a_user_have_no_more_rights_than_the_restricted_standard_gives():
+    pods, containers = contexts(build(nodes=2, user=10001).manifest())
+    assert [pod["runAsUser"] for pod in pods] == [10001, 10001]
+    assert all(pod["runAsNonRoot"] and pod["seccompProfile"] == {"type": "RuntimeDefault"} for pod in pods)
+    assert containers == [{"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}] * 3
+
+
+def test_without_a_user_the_image_decides():
+    assert contexts(build(nodes=2).manifest()) == ([None, None], [None, None, None])
+
+
 def test_every_argument_is_in_the_manifest():
     rich = build(
         nodes=4,

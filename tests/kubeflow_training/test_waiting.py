@@ -69,12 +69,13 @@ def test_those_who_come_later_see_what_happened_before(place):
 
 def test_ends_during_an_outage_are_seen_after_it(place):
     async def main():
-        jobs = await create(*(lambda: place.pretend("4s") for _ in range(6)))
-        removed = await asyncio.to_thread(place.pretend, "4s")
+        jobs = await create(*(lambda: place.pretend(None) for _ in range(6)))
+        removed = await asyncio.to_thread(place.pretend, None)
         waiters = [Waiter(place, name(job), job.uid) for job in [*jobs, removed]]
         for waiter in waiters:
             await waiter.until(lambda w=waiter: w.waiting.observation and w.waiting.observation.phase is Phase.RUNNING)
         place.proxy.cut()
+        await asyncio.to_thread(place.finish, *jobs, removed)
         end = time.monotonic() + 30
         while "completionTime" not in place.backend.read(name(removed), place.namespace).job.get("status", {}):
             assert time.monotonic() < end
@@ -155,7 +156,7 @@ def test_a_revoked_token_is_no_failed_job_and_a_new_one_is_taken(fewer_rights, t
             rights._core.create_namespaced_service_account, place.namespace, {"metadata": {"name": ACCOUNT}}
         )
         # A watch that is open goes on; the next request is refused, once the API server forgets that it knew the token.
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120  # readers' pauses have grown, and not each trouble is told
         while not any("401" in line for line in waiter.lines):
             assert time.monotonic() < end
             place.proxy.cut()
@@ -212,11 +213,11 @@ def test_limits_are_kept_without_any_news(place):
     (ran, queued, over), now, waiters = asyncio.run(main())
     assert {end.kind for end in (ran, queued, over)} == {"timeout"}
     assert "it runs for" in ran.why
-    assert 4 <= waiters[0].ended_at - ran.observation.started.timestamp() < 6
+    assert 4 <= waiters[0].ended_at - ran.observation.started.timestamp() < 9
     assert "it waits in the queue" in queued.why
     assert "nsufficient cpu" in queued.why
-    assert 0 <= waiters[1].ended_at - (now + 6) < 1
-    assert 0 <= waiters[2].ended_at - (now + 3) < 1
+    assert 0 <= waiters[1].ended_at - (now + 6) < 4
+    assert 0 <= waiters[2].ended_at - (now + 3) < 4
 
 
 def test_a_job_that_is_not_there_is_lost_or_waited_for(place):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import pytest
 
 from dropforge.stack import health
 from tests.stack.test_supervisor import until
@@ -22,3 +28,53 @@ def test_the_cluster_is_ready_while_its_supervisor_lives(tmp_path: Path) -> None
         process.wait()
     assert (tmp_path / "supervisor.json").exists()
     assert not health.local_cluster(tmp_path)
+
+
+@pytest.fixture
+def airflow() -> Iterator[tuple[int, set[str], list[str]]]:
+    """Port of what answers as Airflow's API to who is logged in, the DAGs that it knows, and its broken files."""
+    dags: set[str] = set()
+    broken: list[str] = []
+
+    class Api(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            login = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.answer(201 if login == {"username": "admin", "password": "right"} else 401, {"access_token": "token"})
+
+        def do_GET(self) -> None:
+            _, _, of = self.path.partition("?")[0].rpartition("/")
+            errors = of == "importErrors"
+            status = 200 if errors or of in dags else 404
+            status = status if self.headers["Authorization"] == "Bearer token" else 401
+            self.answer(
+                status, {"import_errors": [{"filename": file} for file in broken]} if errors else {"dag_id": of}
+            )
+
+        def answer(self, status: int, body: object) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port, dags, broken
+    server.shutdown()
+    server.server_close()
+
+
+def test_airflow_is_ready_when_it_knows_each_dag_or_why_its_file_has_none(
+    airflow: tuple[int, set[str], list[str]],
+) -> None:
+    port, dags, broken = airflow
+    read = health.DagsRead(port, "admin", "right", {"d_finetune": "finetune.py", "d_intake": "intake.py"})
+    assert not read()
+    dags |= {"d_intake", "d_retrain"}
+    assert not read()
+    broken += ["finetune.py"]
+    assert read()
+    dags.clear()
+    assert read(), "it is asked until the first yes"
+    assert not health.DagsRead(port, "admin", "wrong", {"d_finetune": "finetune.py"})()

@@ -366,6 +366,19 @@ def test_only_this_stacks_access_key_gets_in(server: Server) -> None:
         assert connection.getresponse().status == 403
 
 
+def test_a_key_of_the_environment_takes_the_place_of_the_folder_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DROPFORGE_S3_ACCESS_KEY", "DFTOLD")
+    server = Server(tmp_path).start()
+    try:
+        server.client(access_key="DFTOLD").list_objects_v2(Bucket="dropforge")
+        with pytest.raises(ClientError):
+            server.client(access_key=server.access_key).list_objects_v2(Bucket="dropforge")
+    finally:
+        server.kill()
+
+
 def test_memory_does_not_hold_the_objects(server: Server) -> None:
     def resident() -> int:
         assert server.process is not None

@@ -64,6 +64,9 @@ services = [
 ]
 if (folder / "broken.py").exists():
     services.append(Service("broken", "broken", (), env, lambda _: False))
+if (folder / "told.py").exists():
+    told = lambda _: health.answers(web_port, "/")
+    services.append(Service("told", "told", (), env, told, after=("web",), check_every=0.2, told_by="web"))
 supervise(folder, {"objects": 1, "mlflow": 2, "airflow": web_port}, services, lifeline)
 """
 
@@ -133,6 +136,18 @@ def test_a_service_that_dies_is_said_and_started_again(stack: Stack) -> None:
     assert stack.pid("web") != old
     said = (stack.folder / "logs" / "supervisor.log").read_text()
     assert "web: restarting (it ended with signal SIGKILL" in said
+
+
+def test_a_service_lives_on_while_the_one_that_tells_of_it_is_away(stack: Stack) -> None:
+    (stack.folder / "told.py").write_text("import signal\nsignal.pause()\n")
+    control.wait_ready(stack.start().folder)
+    os.kill(stack.pid("web"), signal.SIGUSR1)
+    until(lambda: stack.state.services["web"].restarts == 1)
+    control.wait_ready(stack.folder)
+    assert stack.state.services["told"].restarts == 0
+    said = (stack.folder / "logs" / "supervisor.log").read_text()
+    assert "web: it does not answer" in said
+    assert "told: it does not answer" not in said
 
 
 def test_a_service_that_lives_but_answers_no_more_is_started_again(stack: Stack) -> None:

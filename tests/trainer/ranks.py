@@ -85,7 +85,7 @@ class Ranks:
 
         :param work: a function of a module, not of a function: ranks import it by name.
         :param limit: seconds; a rank that takes longer is ended, and the error shows all of its stacks.
-        :raises RanksError: if any rank raises, dies or hangs; whoever ended first is told first.
+        :raises RanksError: if any rank raises, dies or hangs; the cause is told first.
         """
         if ON_GPUS and world > gpus():
             pytest.skip(f"needs {world} GPUs, {gpus()} are here")
@@ -125,18 +125,19 @@ def gpus() -> int:
 
 
 def _error(folder: Path, ended: list[int], hung: list[int], codes: list[int | None]) -> RanksError:
+    from trainer.gang import CollectiveError
+
     told: list[str] = []
-    errors: dict[int, BaseException] = {}
-    for rank in ended:
+    raised = {rank: folder / f"raised-{rank}" for rank in ended}
+    errors = {rank: pickle.loads(path.read_bytes()) for rank, path in raised.items() if path.exists()}
+    # Whose end broke a peer's collective may be seen after that peer's.
+    for rank in sorted(ended, key=lambda rank: isinstance(errors.get(rank), CollectiveError)):
         if not codes[rank]:
             told.append(f"rank {rank} succeeded")
             continue
         how = "hung" if rank in hung else f"ended with {codes[rank]}"
         output = (folder / f"output-{rank}").read_text(errors="replace").strip()
         told.append(f"rank {rank} {how}:\n{output[-6000:]}")
-        raised = folder / f"raised-{rank}"
-        if raised.exists():
-            errors[rank] = pickle.loads(raised.read_bytes())
     return RanksError("\n\n".join(told), errors)
 
 

@@ -18,7 +18,7 @@ from trainer.gang import Gang
 from trainer.loop.loop import Loop
 from trainer.measure import measure
 from trainer.node.heart import Bounds, Heart, read_beat, write_beat
-from trainer.rank import _leave_at_once, _leave_word
+from trainer.rank import _leave_at_once, leave_word
 
 from .ranks import Ranks
 from .ranks_loop import Stage, make_loop, make_stage
@@ -147,7 +147,7 @@ def test_a_full_disk_changes_no_exit_code(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "write_text", full)
     _leave_at_once(0)
     assert ended == [20]
-    _leave_word(0, 0, "done")
+    leave_word(0, 0, "done")
 
 
 def lose_a_peer(gang: Gang, folder: Path) -> list[str]:

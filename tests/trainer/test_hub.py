@@ -17,7 +17,7 @@ from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import UnreachableError, cached, storage
 from dropforge.run import RunSpec
 from dropforge.store import open_store
-from tests.hub_server import Hub, point_to, serve
+from tests.hub_server import Hub, open_hub
 from trainer.__main__ import main
 from trainer.commands.run import write_run
 from trainer.config import read_settings
@@ -50,12 +50,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with a model, and an empty cache."""
     made = Hub()
     made.model(MODEL, FILES)
-    server = serve(made)
-    point_to(made, tmp_path / "cache", monkeypatch)
-    monkeypatch.setattr("trainer.data.hub.PAUSE", 0.0)
-    yield made
-    server.shutdown()
-    server.server_close()
+    with open_hub(made, tmp_path / "cache", monkeypatch):
+        monkeypatch.setattr("trainer.data.hub.PAUSE", 0.0)
+        yield made
 
 
 def commit_of(hub: Hub) -> str:

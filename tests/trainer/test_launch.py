@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dropforge.placement.fabrics import PREFLIGHT, Preflight
 from dropforge.run import ExitCode
 from trainer import launch
 from trainer.launch import Ended, Verdict, judge
@@ -43,6 +44,8 @@ SLOW = {"max_steps": 4000, "checkpoint_every": 5}  # until it is stopped
         ([Ended(0, -15), Ended(1, -9)], False, 21, 1),
         ([Ended(0, 20, "x"), Ended(1, -11)], False, 21, 1),
         ([Ended(0, 21), Ended(1, 11, "shard")], False, 11, 1),
+        ([Ended(0, 21), Ended(1, 22, "GPU")], False, 22, 1),
+        ([Ended(0, -9), Ended(1, 22, "GPU")], False, 22, 1),
         ([Ended(0, 20), Ended(1, 20)], True, 20, 0),
         ([Ended(0, 20), Ended(1, 20)], False, 20, 0),
         ([Ended(0, -9), Ended(1, -9)], True, 20, 0),
@@ -125,7 +128,10 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 class StopSoon(StopSignal):
@@ -202,7 +208,9 @@ def test_stop_on_one_rank_resume_on_two_and_on_one(toy: Toy, start: Any, tmp_pat
     stopped = int(re.search(r"at step (\d+)", message["message"]).group(1))  # type: ignore[union-attr]
     assert 3 <= stopped < 60
     assert toy.files("parts").stat(f"checkpoints/step-{stopped}/manifest.json")
-    after = finish(start(toy.run("parts", **more), 2, **ONE))
+    shown = Preflight("gloo", 0, 0, 60).to_json()
+    after = finish(start(toy.run("parts", **more), 2, **ONE, **{PREFLIGHT: shown}))
+    assert "preflight: 2 ranks on 1 node(s) over gloo: " in after
     assert f"resuming from checkpoint step-{stopped}" in after
 
     assert losses(whole) == {**losses(before), **losses(after)}
@@ -268,8 +276,8 @@ def test_ranks_do_not_outlive_a_killed_launcher(toy: Toy, start: Any) -> None:
     [rank] = ranks_of(process)
     process.kill()
     process.wait(20)
-    descriptor = os.pidfd_open(rank) if not gone(rank) else None
-    if descriptor is not None:
+    with contextlib.suppress(ProcessLookupError):  # it may be gone already
+        descriptor = os.pidfd_open(rank)
         select.select([descriptor], [], [], 20)
         os.close(descriptor)
     assert gone(rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from .ranks import Ranks, RanksError
 
 def alone(gang: Gang, folder: Path) -> None:
     """As the launcher leaves a rank: with a store that the agent holds, and without a group."""
+    gang.barrier()  # who leaves closes what the other may still be connecting
     gang.leave()
     place = folder / "port"
     if gang.leader:
@@ -25,17 +27,17 @@ def alone(gang: Gang, folder: Path) -> None:
         (folder / ".port").write_text(str(store.port))
         (folder / ".port").rename(place)
     while not place.exists():
-        pass
+        time.sleep(0.02)
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.read_text(), "RANK": str(gang.rank),
         "WORLD_SIZE": str(gang.world), "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
-    trainer.gang.TIMEOUT = timedelta(seconds=1)  # type: ignore[misc]
+    trainer.gang.TIMEOUT = timedelta(seconds=3)  # type: ignore[misc]
     trainer.gang._TELL = 0.5  # type: ignore[misc]
 
 
 def slow(gang: Gang, folder: Path) -> list[float]:
-    """Rank 1 builds its model until rank 0 has waited for three times the limit of a collective."""
+    """Rank 1 builds its model until rank 0 has waited for longer than a collective may take."""
     alone(gang, folder)
     said = folder / "said"
 
@@ -43,8 +45,8 @@ def slow(gang: Gang, folder: Path) -> list[float]:
         with said.open("a") as stream:
             stream.write(f"{text}\n")
 
-    while gang.rank == 1 and not (said.exists() and len(said.read_text().splitlines()) >= 6):
-        pass
+    while gang.rank == 1 and not (said.exists() and len(said.read_text().splitlines()) >= 9):
+        time.sleep(0.02)
     gang.connect(say)
     found = gang.sum([1.0])
     gang.barrier()

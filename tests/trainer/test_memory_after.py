@@ -27,7 +27,7 @@ def test_the_model_is_read_back_into_memory_that_was_let_go(toy: Toy, monkeypatc
             loops.append(self)
             self.parameters = list(self.built.model.parameters())  # as another holder of them has them
 
-    def loading(folder: Any) -> Any:
+    def loading(folder: Any, local: str) -> Any:
         loop: Any = loops[-1]
         moments = [tensor for state in loop.optimizer.state.values() for tensor in state.values()]
         held.append(
@@ -37,7 +37,7 @@ def test_the_model_is_read_back_into_memory_that_was_let_go(toy: Toy, monkeypatc
                 "moments": sum(tensor.nbytes for tensor in moments),
             }
         )
-        return load(folder)
+        return load(folder, local)
 
     monkeypatch.setattr(training, "Loop", Seen)
     monkeypatch.setattr(export, "open_model", loading)

@@ -15,7 +15,7 @@ from dropforge.run import RunSpec
 from dropforge.store import FolderStore
 from trainer.config import read_settings
 from trainer.data.node_cache import NodeCache
-from trainer.prepare import await_prepared, prepare
+from trainer.prepare import await_prepared, node_cache, prepare
 
 from .toy import Toy
 
@@ -136,7 +136,8 @@ def start(toy: Toy, tmp_path: Path) -> Callable[..., list[str]]:
 
     def start(name: str) -> list[str]:
         said: list[str] = []
-        prepare(spec, settings, tmp_path / name, lambda: None, said.append, share=False)
+        with node_cache(settings, said.append) as node:
+            prepare(spec, settings, tmp_path / name, lambda: None, said.append, share=False, node=node)
         await_prepared(settings, spec, tmp_path / name, lambda: None)
         return said
 

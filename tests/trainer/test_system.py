@@ -38,6 +38,12 @@ int nvmlDeviceGetMemoryInfo(void *device, memory_t *m) { m->total = 8e10; m->use
 int nvmlDeviceGetUtilizationRates(void *device, use_t *use) { use->gpu = 87; return *(int *)device ? 3 : 0; }
 int nvmlDeviceGetPowerUsage(void *device, unsigned int *power) { *power = 350000; return *(int *)device ? 3 : 0; }
 int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *limit) { *limit = 700000; return 0; }
+int nvmlDeviceGetClockInfo(void *device, int kind, unsigned int *mhz) {
+  *mhz = 1200; return *(int *)device ? 3 : kind - 1; }
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *heat) {
+  *heat = 88; return *(int *)device ? 3 : sensor; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+  *reasons = REASONS; return *(int *)device ? 3 : 0; }
 """
 
 
@@ -55,14 +61,14 @@ def write(root: Path, *, busy: int, idle: int, received: int, sent: int) -> None
     (root / "proc/net/dev").write_text(NET.format(received=received, sent=sent))
 
 
-def library(folder: Path, init: int = 0) -> str:
+def library(folder: Path, init: int = 0, reasons: str = "0x4") -> str:
     """A library that answers like NVML."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler")
     (folder / "nvml.c").write_text(NVML)
-    target = folder / f"libnvml-{init}.so"
-    subprocess.run([compiler, "-shared", "-fPIC", f"-DINIT={init}", "-o", target, folder / "nvml.c"], check=True)
+    target, told = folder / f"libnvml-{init}-{reasons}.so", [f"-DINIT={init}", f"-DREASONS={reasons}"]
+    subprocess.run([compiler, "-shared", "-fPIC", *told, "-o", target, folder / "nvml.c"], check=True)
     return str(target)
 
 
@@ -106,9 +112,19 @@ def test_gpus_are_read_from_the_drivers_library(root: Path) -> None:
         "gpu_0_memory_usage_percentage": 25,
         "gpu_0_power_usage_watts": 350,
         "gpu_0_power_usage_percentage": 50,
+        "gpu_0_clock_megahertz": 1200,
+        "gpu_0_temperature_celsius": 88,
+        "gpu_0_throttled_percentage": 0,  # it is at its cap of power, as busy GPUs are
         "gpu_1_memory_usage_megabytes": 20_000,
         "gpu_1_memory_usage_percentage": 25,
     }
+
+
+@pytest.mark.parametrize("reasons", ["0x8", "0x24", "0x40", "0x80"])
+def test_a_gpu_that_heat_or_power_slows_says_so(root: Path, reasons: str) -> None:
+    found = Machine(root, root, Nvml(library(root, reasons=reasons))).sample()
+    assert found["gpu_0_throttled_percentage"] == 100
+    assert "gpu_1_throttled_percentage" not in found
 
 
 def test_a_driver_that_does_not_work_is_no_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

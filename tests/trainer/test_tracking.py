@@ -125,6 +125,7 @@ def test_what_was_never_taken_comes_back_to_the_caller() -> None:
     said: list[str] = []
     tracker = make_tracker(Tracking("http://127.0.0.1:1", "abc", "0"), said.append)
     tracker.metrics({"train/loss": 1.0}, 1)
+    assert not tracker.flush(20)  # it has tried: the first request reads the machine's certificates
     [row] = tracker.close(seconds=0.3)
     assert (row["key"], row["step"]) == ("train/loss", 1)
     assert any("away" in line for line in said)
@@ -177,7 +178,7 @@ def test_a_server_that_hangs_holds_up_one_checkpoint_for_a_moment_and_no_other(s
     for step in range(2, 100):
         tracker.metrics({"train/loss": 1.0}, step)
         assert not tracker.flush()
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 10  # waited for each time, it would be 49
     server.open.set()
     assert tracker.close() == []
     assert keys(server) == [("train/loss", step) for step in range(1, 100)]

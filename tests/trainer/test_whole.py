@@ -13,11 +13,13 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dropforge.placement.fabrics import Preflight
 from dropforge.run import Tracking
 from dropforge.store import open_store, s3_client
 from trainer import evaluate
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 from trainer.evaluate import read_order
+from trainer.preflight.verdict import Figures
 from trainer.rank import run
 from trainer.report.console import Console
 from trainer.state.checkpoint import Checkpoints
@@ -144,7 +146,11 @@ def test_bits_per_byte_follow_from_loss_and_text(cloud: Toy, toy_rows: dict[str,
     assert after["eval/bits_per_byte"] == pytest.approx(nats / math.log(2) / counts["target_bytes"])
 
 
-def test_mlflow_sees_metrics_checkpoints_and_the_attempt(cloud: Toy, tmp_path: Path) -> None:
+def test_mlflow_sees_metrics_checkpoints_and_the_attempt(
+    cloud: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.rank.preflight_from_env", lambda env: Preflight("gloo", 0, 0, 60))
+    monkeypatch.setattr("trainer.rank.hold", lambda *_: Figures(2, 2, 1.5, 0.25, 4.5, "gloo"))  # one rank has none
     mlflow = pytest.importorskip("mlflow")
     address = f"sqlite:///{tmp_path}/mlflow.db"
     client = mlflow.MlflowClient(address)
@@ -158,6 +164,8 @@ def test_mlflow_sees_metrics_checkpoints_and_the_attempt(cloud: Toy, tmp_path: P
     )
     assert [point.step for point in client.get_metric_history(made.info.run_id, "eval/loss")] == [0, 3, 6]
     assert [point.step for point in client.get_metric_history(made.info.run_id, "train/loss")] == [1, 2, 3, 4, 5, 6]
+    told = {key: value for key, value in found.data.metrics.items() if key.startswith("preflight/")}
+    assert told == {"preflight/bus_gb_per_second": 1.5, "preflight/latency_ms": 0.25, "preflight/seconds": 4.5}
     assert found.data.tags["dropforge.attempt"] == "1"
     assert found.data.tags["dropforge.steps"] == "6"
     assert "dropforge.resumed_from" not in found.data.tags

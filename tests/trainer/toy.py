@@ -66,7 +66,9 @@ def write_dataset(store: Store, rows: Mapping[str, Sequence[Mapping[str, Any]]],
         table.sort(key=lambda item: item["key"])
         keys[split] = [item["key"] for item in table]
         target = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(table, schema=_SCHEMA), target, row_group_size=1000)  # as curation does
+        kept = [pa.field("extras", pa.string())] if any("extras" in row for row in table) else []
+        schema = pa.schema([*_SCHEMA, *kept])
+        pq.write_table(pa.Table.from_pylist(table, schema=schema), target, row_group_size=1000)  # as curation does
         data = target.getvalue()
         sha = hashlib.sha256(data).hexdigest()
         key_name = shard_key(family, sha)

@@ -1,7 +1,8 @@
 """A base model from the Hugging Face hub: fetched once per node, checked against the hub's digests, and then at rest.
 
 The hub's client holds a lock for each file, so that pods which share a cache fetch it once, and goes on within a file
-whose connection was cut. What was checked is noted beside it; from then on neither hub nor network is needed.
+whose connection was cut. What was checked is noted beside it; from then on neither hub nor network is needed. With a
+cache of the node (`trainer.data.model_cache`) the files lie there instead, within its bound.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dropforge import hub
 from dropforge.errors import DropforgeError
 from dropforge.hub import UnreachableError
+from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
+from trainer.data.node_cache import NodeCache
 
 __all__ = ["UnreachableError", "fetch_from_hub"]
 
 TRIES: Final = 5  # of a file, when its connection breaks or its bytes are wrong
 PAUSE: Final = 2.0  # seconds before the next one
-_NEEDED: Final = (".json", ".model", ".txt", ".jinja")
+_NEEDED: Final = (".json", ".model", ".txt", ".jinja", "README.md")  # the last names the licence
 _ADAPTER: Final = "adapter_config.json"  # beside a model, it would have the libraries load another one
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_SHA256: Final = 64  # hex digits
 _STALE: Final = 3600.0  # seconds without a byte, after which a file that is half there belongs to nobody
 
 
@@ -41,12 +46,32 @@ class _SpoiltError(Exception):
     """Bytes that are not those of the hub."""
 
 
-def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None, *, weights: bool = True) -> Path:
+@dataclass(frozen=True)
+class Through:
+    """A node's cache to fetch through.
+
+    :param folder: for links into it. :param check: called while another pod fetches the same; it may raise to stop.
+    """
+
+    node: NodeCache
+    folder: Path
+    check: Callable[[], None] = lambda: None
+
+
+def fetch_from_hub(
+    model: str,
+    revision: str | None,
+    endpoint: str | None = None,
+    *,
+    weights: bool = True,
+    through: Through | None = None,
+) -> Path:
     """The folder of a model's files in the cache of this machine; the hub is asked only for what is not there.
 
     :param revision: a commit; what else names one is resolved now, which a run must not do twice.
     :param endpoint: address of the hub, else the environment's (`HF_ENDPOINT`).
     :param weights: whether they are needed too, beside config and tokenizer.
+    :param through: the node's cache, which is used where the client's own does not hold the model.
     :raises RecipeError: if the hub has no such model or revision, or does not give it to us.
     :raises UnreachableError: if the hub does not answer and the cache does not hold the model.
     :raises DropforgeError: if what the hub sends is not what it says, or nothing can be written here.
@@ -55,6 +80,16 @@ def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None
     folder = hub.storage(model) / "snapshots" / commit
     if _sealed(model, commit):
         return folder
+    if through is not None and hub.cached(model, commit) is None:
+
+        def fill(filling: Filling) -> None:
+            if hub.is_offline():
+                raise hub.not_cached(hub.title(model, commit))
+            _fetch(model, commit, endpoint, weights, filling)
+
+        name = f"{model}@{commit}"
+        if fetch_through(through.node, name, through.folder, fill, weights=weights, check=through.check):
+            return through.folder
     if hub.is_offline():
         if hub.cached(model, commit) is None:
             raise hub.not_cached(hub.title(model, commit))
@@ -67,7 +102,8 @@ def fetch_from_hub(model: str, revision: str | None, endpoint: str | None = None
         return _check_cache(model, commit)
 
 
-def _fetch(model: str, commit: str, endpoint: str | None, weights: bool) -> Path:
+def _fetch(model: str, commit: str, endpoint: str | None, weights: bool, into: Filling | None = None) -> Path:
+    """:param into: the node's cache, else it is the client's own."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -80,18 +116,29 @@ def _fetch(model: str, commit: str, endpoint: str | None, weights: bool) -> Path
         info = HfApi(endpoint=endpoint).model_info(model, revision=commit, timeout=hub.SECONDS, files_metadata=True)
         listed = {item.rfilename: _described(item) for item in info.siblings or ()}
     hub.check_files(listed, name)
-    _sweep(hub.storage(model) / "blobs")
-    folder = hub.storage(model) / "snapshots" / commit
+    if into is None:
+        _sweep(hub.storage(model) / "blobs")
+    folder = hub.storage(model) / "snapshots" / commit if into is None else into.folder
+
+    def bring(file: str, work: Path | None = None) -> Path:
+        return _download(model, commit, file, listed[file], endpoint, work)
+
+    def add(files: list[str]) -> None:
+        if into is not None:
+            into.add([_wanted(file, listed[file]) for file in files], bring)
+            return
+        for file in files:
+            bring(file)
+
     # Weights come last: where they are, all is.
-    wanted = [file for file in sorted(listed) if "/" not in file and file.endswith(_NEEDED) and file != _ADAPTER]
-    for file in wanted:
-        _download(model, commit, file, listed[file], endpoint)
+    wanted = [file for file in sorted(listed) if takes(file) and file.endswith(_NEEDED) and file != _ADAPTER]
+    add(wanted)
     shards = _weights(folder, listed, name)
     if not weights:
         return folder
-    for file in shards:
-        _download(model, commit, file, listed[file], endpoint)
-    _seal(model, commit, [*wanted, *shards])
+    add(shards)
+    if into is None:
+        _seal(model, commit, [*wanted, *shards])
     return folder
 
 
@@ -99,6 +146,10 @@ def _described(item: Any) -> File:
     if item.lfs is not None:
         return File(item.lfs.size, item.lfs.sha256)
     return File(item.size, item.blob_id or "")
+
+
+def _wanted(file: str, known: File) -> Wanted:
+    return Wanted(file, known.size or 0, known.digest if len(known.digest) == _SHA256 else None)
 
 
 def _weights(folder: Path, listed: Mapping[str, File], name: str) -> list[str]:
@@ -115,8 +166,11 @@ def _weights(folder: Path, listed: Mapping[str, File], name: str) -> list[str]:
     return found
 
 
-def _download(model: str, commit: str, file: str, known: File, endpoint: str | None) -> None:
-    """Bring a file into the cache, and see that it is the one that the hub speaks of."""
+def _download(model: str, commit: str, file: str, known: File, endpoint: str | None, work: Path | None = None) -> Path:
+    """Bring a file into the client's cache, and see that it is the one that the hub speaks of.
+
+    :param work: a folder to put it into instead. :raises OSError: if that does not take it.
+    """
     from huggingface_hub import hf_hub_download
 
     name = hub.title(model, commit)
@@ -124,9 +178,12 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
         try:
             with hub.asking(name):
                 hub.bound_requests()
-                path = Path(hf_hub_download(model, file, revision=commit, etag_timeout=hub.SECONDS, endpoint=endpoint))
+                found = hf_hub_download(
+                    model, file, revision=commit, etag_timeout=hub.SECONDS, endpoint=endpoint, local_dir=work
+                )
+            path = Path(found)
             _check(path, known)
-            return
+            return path
         except _SpoiltError as error:
             _remove(path)
             if not left:
@@ -138,6 +195,8 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
         except UnreachableError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno in _FULL:
+                if work is not None:
+                    raise cause from None
                 raise DropforgeError(
                     f"base model {name}",
                     f"{file} cannot be written to {hub.storage(model)} ({cause.strerror})",
@@ -146,6 +205,7 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
             if not left:
                 raise
         time.sleep(PAUSE)
+    raise AssertionError("the last try returns or raises")
 
 
 def _check(path: Path, known: File) -> None:

@@ -26,6 +26,7 @@ class Row:
 
     :param source: what the row says of where it comes from, else the file it came in.
     :param label: what a classifier is to say of it.
+    :param extras: columns that are only kept, as JSON text; empty unless they were asked for.
     """
 
     key: bytes
@@ -33,6 +34,7 @@ class Row:
     text: str | None
     source: str = ""
     label: str | None = None
+    extras: str = ""
 
 
 def load_manifest(spec: RunSpec) -> Manifest:
@@ -56,17 +58,22 @@ def load_manifest(spec: RunSpec) -> Manifest:
 
 
 def read_rows(
-    store: Store, manifest: Manifest, split: str, change: Callable[[Row], Row] | None = None
+    store: Store,
+    manifest: Manifest,
+    split: str,
+    change: Callable[[Row], Row] | None = None,
+    extras: bool = False,
 ) -> Iterator[Row]:
     """Rows of one split in the order of the shards, checked as they come. A few hundred are in memory at a time.
 
     :param change: what the user's own code makes of each; its key stays.
-
+    :param extras: whether to read what is only kept, too.
     :raises DataError: naming the shard and what is wrong with it.
     """
     for shard in manifest.shards:
         if shard.split == split:
-            yield from _read_shard(store, shard) if change is None else map(change, _read_shard(store, shard))
+            found = _read_shard(store, shard, extras)
+            yield from found if change is None else map(change, found)
 
 
 def check_keys(manifest: Manifest, keys: Mapping[str, NDArray[np.void]]) -> None:
@@ -123,13 +130,13 @@ def _fetch(store: Store, shard: Shard, target: BinaryIO) -> str:
     return state.hexdigest()
 
 
-def _read_shard(store: Store, shard: Shard) -> Iterator[Row]:
+def _read_shard(store: Store, shard: Shard, extras: bool) -> Iterator[Row]:
     # A file without a name: whatever ends this process, nothing is left of it.
     with tempfile.TemporaryFile(prefix="dropforge-shard-") as file:
-        yield from _rows_of(store, shard, file)
+        yield from _rows_of(store, shard, file, extras)
 
 
-def _rows_of(store: Store, shard: Shard, local: BinaryIO) -> Iterator[Row]:
+def _rows_of(store: Store, shard: Shard, local: BinaryIO, extras: bool) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     name = f"shard {shard.key}"
@@ -145,7 +152,9 @@ def _rows_of(store: Store, shard: Shard, local: BinaryIO) -> Iterator[Row]:
         if missing:
             raise DataError(name, f"column {missing[0]!r} is missing", "Curate the drop with this version")
         rows = 0
-        for batch in file.iter_batches(batch_size=_ROWS, columns=["key", "messages", "text", "source", "label"]):
+        kept = ["extras"] if extras and "extras" in file.schema_arrow.names else []
+        columns = ["key", "messages", "text", "source", "label", *kept]
+        for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
             for values in batch.to_pylist():
                 yield _row(values)
                 rows += 1
@@ -162,7 +171,7 @@ def _row(values: dict[str, Any]) -> Row:
     if (messages is None) == (text is None):
         raise DataError(f"row {values['key'].hex()}", "it needs exactly one of messages and text", "Curate again")
     pairs = None if messages is None else tuple((item["role"], item["content"]) for item in messages)
-    return Row(values["key"], pairs, text, values["source"] or "", values["label"])
+    return Row(values["key"], pairs, text, values["source"] or "", values["label"], values.get("extras") or "")
 
 
 def texts(rows: Iterator[Row], limit: int, seen: Callable[[Row], None] = lambda _: None) -> Iterator[str]:

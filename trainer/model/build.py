@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +14,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from dropforge.errors import RecipeError
+from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import check_pickles, is_hub_id
-from dropforge.store import Store, open_store
+from dropforge.store import ObjectInfo, Store, open_store
 from trainer.config import Task
-from trainer.data.hub import fetch_from_hub
+from trainer.data.hub import Through, fetch_from_hub
+from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
+from trainer.data.node_cache import NodeCache
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
@@ -50,10 +54,13 @@ class Built:
         return [(name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad]
 
 
-def fetch_folder(uri: str, folder: Path, *, prefix: bool = False, weights: bool = True) -> Path:
+def fetch_folder(
+    uri: str, folder: Path, *, prefix: bool = False, weights: bool = True, through: Through | None = None
+) -> Path:
     """Copy a model's folder from a store to this machine; a local folder stays where it is.
 
     :param prefix: whether it may also be a prefix that names its base. :param weights: whether to copy them too.
+    :param through: the node's cache, whose files are linked instead.
     :raises RecipeError: if nothing is there, or its weights are pickled.
     """
     local = Path(uri.removeprefix("file://"))
@@ -64,17 +71,47 @@ def fetch_folder(uri: str, folder: Path, *, prefix: bool = False, weights: bool 
         check_pickles((path.name for path in local.iterdir()), uri)
         return local
     store = open_store(uri.rstrip("/"))
-    names = [item.key for item in store.list() if "/" not in item.key]
+    items = [item for item in store.list() if takes(item.key)]  # and no console's mark of a folder, with an empty key
+    names = [item.key for item in items]
     check_pickles(names, uri)
     if not set(configs) & set(names) or not any(name.endswith(".safetensors") for name in names):
         raise RecipeError(
             "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
         )
+    if through is not None and _through(uri, store, items, folder, through, weights):
+        return folder
     for name in names:
         if name.endswith(".safetensors") and not weights:
             continue
         store.download(name, folder / name)
     return folder
+
+
+def _through(
+    uri: str, store: Store, items: Sequence[ObjectInfo], folder: Path, through: Through, weights: bool
+) -> bool:
+    """Link a model's files of the node's cache, which is filled where it lacks them; False if it cannot be used."""
+
+    def fill(filling: Filling) -> None:
+        filling.add([Wanted(item.key, item.size) for item in items], bring)
+
+    def bring(key: str, work: Path) -> Path:
+        # By its tag: what the name stands for must not be what somebody uploads meanwhile.
+        try:
+            store.download(key, work / key, tags[key])
+        except DropforgeError as error:
+            raise RecipeError(
+                "recipe key `base.model`",
+                f"{key} of {uri} was replaced or removed while it was fetched",
+                "Put each model into a folder of its own, and start again",
+            ) from error
+        return work / key
+
+    tags = {item.key: item.etag for item in items}
+
+    listed = hashlib.sha256(json.dumps(sorted((item.key, item.size, item.etag) for item in items)).encode())
+    name = f"{uri.rstrip('/')}@{listed.hexdigest()[:16]}"
+    return fetch_through(through.node, name, folder, fill, weights=weights, check=through.check)
 
 
 def upload_folder(folder: Path, store: Store) -> None:
@@ -85,15 +122,26 @@ def upload_folder(folder: Path, store: Store) -> None:
         store.upload(path, path.relative_to(folder).as_posix())
 
 
-def fetch_base(model: str, revision: str | None, folder: Path, *, weights: bool = True) -> Path:
+def fetch_base(
+    model: str,
+    revision: str | None,
+    folder: Path,
+    *,
+    weights: bool = True,
+    node: NodeCache | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Path:
     """The folder of a base model on this machine, from the hub or from an address.
 
     :param folder: for a store's copy. :param weights: whether they are needed, or only what tells its shape and tokens.
+    :param node: the node's cache, if there is one; it holds the files until it is released.
+    :param check: called while another pod fetches the same; it may raise to stop.
     :raises RecipeError, UnreachableError: if it is not there, or the hub does not answer.
     """
+    through = Through(node, folder, check) if node is not None else None
     if is_hub_id(model):
-        return fetch_from_hub(model, revision, weights=weights)
-    return fetch_folder(model, folder, weights=weights)
+        return fetch_from_hub(model, revision, weights=weights, through=through)
+    return fetch_folder(model, folder, weights=weights, through=through)
 
 
 def is_classifier(model: Any) -> bool:

@@ -2,6 +2,7 @@
 
 `model/` holds the whole model, loadable without peft. With low-rank adapters, `model/adapter/` also holds them in
 peft's format, with the base model recorded in `adapter_config.json`. A prefix cannot be merged: `model/` is just that.
+Beside them lies what MLflow loads the folder by (`trainer.model.packaged`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from dropforge.store import Store
 from trainer.data.batch import Batch
 from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
+from trainer.model.packaged import Packaging
 from trainer.model.prefix import open_model
 from trainer.model.quantised import dequantise
 from trainer.model.seq2seq import load_seq2seq
@@ -38,6 +41,7 @@ class Exported:
 
     :param files: SHA-256 by name, relative to the model's folder.
     :param max_logit_difference: between the live model and the one read back; with adapters, the merge is in it.
+    :param base: what the model goes back to, see `Packaging`.
     """
 
     uri: str
@@ -45,13 +49,22 @@ class Exported:
     bytes: int
     files: Mapping[str, str]
     max_logit_difference: float
+    base: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def export_model(
-    built: Built, tokenizer: Any, store: Store, prefix: str, probe: Batch, base: str, revision: str | None = None
+    built: Built,
+    tokenizer: Any,
+    store: Store,
+    prefix: str,
+    probe: Batch,
+    base: str,
+    revision: str | None = None,
+    packaging: Packaging | None = None,
+    local: str = "",
 ) -> Exported:
     """Write the model under `prefix`, read it back and compare logits.
 
@@ -59,6 +72,8 @@ def export_model(
 
     :param built: on any device; nothing is left of its weights afterwards.
     :param base, revision: the base model's address and commit, recorded in the adapter.
+    :param packaging: what MLflow loads it by; without it the folder is for transformers alone.
+    :param local: the base model's folder on this machine, where a prefix is read back on it.
     :raises ExportError: if what was read back is another model.
     """
     if built.model.config.get_text_config()._attn_implementation in ON_GPU:  # nor can they do fp32, or be on a CPU
@@ -81,13 +96,16 @@ def export_model(
                 model.config.use_cache = True
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if packaging is not None:
+            packaging.write(folder, tokenizer)
         files = _upload(folder, store, prefix)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     with tempfile.TemporaryDirectory(prefix="dropforge-check-") as name:
         _download(Path(name), store, prefix, files)
         for weight in model.parameters():
             weight.data = torch.empty(0)  # whoever else holds it, its memory is free
-        load = load_classifier if is_classifier(model) else load_seq2seq if is_seq2seq(model) else open_model
+        lm = partial(open_model, local=local)
+        load = load_classifier if is_classifier(model) else load_seq2seq if is_seq2seq(model) else lm
         again = _logits(load(name).to(device), probe.ids.to(device))
     difference = float((live - again).abs().max()) if live.numel() else 0.0
     if not difference <= TOLERANCE * max(1.0, float(live.abs().max())):
@@ -97,7 +115,14 @@ def export_model(
             "Do not use it; report this with the run's log",
         )
     digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    return Exported(f"{store.uri}/{prefix}".rstrip("/"), digest, size, files, difference)
+    return Exported(
+        f"{store.uri}/{prefix}".rstrip("/"),
+        digest,
+        size,
+        files,
+        difference,
+        {} if packaging is None else packaging.base,
+    )
 
 
 def _upload(folder: Path, store: Store, prefix: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ import torch
 
 from dropforge.errors import RecipeError
 from trainer.config import Prefix
+from trainer.data.node_cache import NodeCache
 from trainer.model.build import PREFIX_CONFIG, Built, fetch_base, load_model, prefix_length
 
 _SPREAD: Final = 0.02  # of the first values, as of the weights of most models: at 1, peft's own, they drown the text
@@ -74,9 +76,16 @@ def bare(model: Any) -> AbstractContextManager[Any]:
     return found
 
 
-def open_model(folder: str | Path) -> Any:
+def open_model(
+    folder: str | Path,
+    local: str = "",
+    *,
+    node: NodeCache | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Any:
     """A causal language model as it was exported: whole, or a prefix on its base, which is fetched.
 
+    :param local: the base's folder, where it is on this machine already. :param node, check: as of `fetch_base`.
     :raises RecipeError: if it, or its base, cannot be loaded.
     """
     path = Path(folder) / PREFIX_CONFIG
@@ -94,6 +103,6 @@ def open_model(folder: str | Path) -> Any:
             f"model {folder}", f"its {PREFIX_CONFIG} is no prefix's ({error})", "Export it anew"
         ) from error
     with tempfile.TemporaryDirectory(prefix="dropforge-base-") as name:
-        local = fetch_base(base, revision, Path(name))
-        whole = PeftModel.from_pretrained(load_model(local, revision), str(folder))
+        found = local or fetch_base(base, revision, Path(name), node=node, check=check)
+        whole = PeftModel.from_pretrained(load_model(found, revision), str(folder))
     return _built(whole).model

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _PEER_SECONDS: Final = 10  # that ranks have to leave after one of them failed; nothing can be saved then
+_JOINING: Final = timedelta(minutes=20).total_seconds()  # nodes may have to start, and large images to be pulled
 _LAST_LINES: Final = 20
 _PROGRESS: Final = "@progress "
 _END: Final = b"\0dropforge-end\0"
@@ -262,16 +263,18 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def make_agent(place: Place, command: list[str], output: Output) -> Agent:
-    """An agent that runs `command` once per rank, without restarts: a failed gang is started anew as a whole."""
+def make_agent(place: Place, command: list[str], output: Output, joining: float = _JOINING) -> Agent:
+    """An agent that runs `command` once per rank, without restarts: a failed gang is started anew as a whole.
+
+    :param joining: seconds that this node waits for the others.
+    """
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT"
     if place.address in _LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    seconds = int(timedelta(minutes=20).total_seconds())  # nodes may have to start, and large images to be pulled
     spec = WorkerSpec(
         role="trainer",
         local_world_size=place.ranks,
-        rdzv_handler=Rendezvous(place.address, place.port, place.node, place.nodes, "dropforge", seconds),
+        rdzv_handler=Rendezvous(place.address, place.port, place.node, place.nodes, "dropforge", int(joining)),
         entrypoint=command[0],
         args=tuple(command[1:]),
         max_restarts=0,

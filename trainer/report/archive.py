@@ -1,7 +1,8 @@
 """The whole log of this pod as objects in the run's folder: what Airflow shows of it has a limit.
 
-An object cannot grow, so the log is kept in pieces of a minute, or of 4 MiB of text where much is printed. A piece is
-packed as the lines come: that makes it five times smaller, and so much of it fits into memory while the store is away.
+An object cannot grow, so the log is kept in pieces of a minute, or of 4 MiB of text where much is printed. The first
+ones are shorter: a pod that is killed soon has left something. A piece is packed as the lines come: that makes it five
+times smaller, and so much of it fits into memory while the store is away.
 Nothing here may stop, slow or fail a run: a thread writes, and what is too much for memory is left out and said so.
 """
 
@@ -24,6 +25,7 @@ from dropforge.store import Store, open_store
 from trainer.report.console import warn
 
 EVERY: Final = 60.0  # seconds from a line to its piece; what a killed pod may lose
+_FIRST: Final = 2.0  # the same of the first piece; each next one may take twice as long
 _PIECE: Final = 4 << 20  # bytes of text
 _CHUNK: Final = 64 << 10  # bytes that are packed at once
 _HELD: Final = 16 << 20  # packed bytes that wait while the store is away
@@ -118,7 +120,7 @@ class Archive:
     def _add(self, line: str) -> None:
         stamp = _stamp()
         if not self._lines:
-            self._since, self._due = stamp, time.monotonic() + self._every
+            self._since, self._due = stamp, time.monotonic() + self._span()
         data = f"{stamp} {line}\n".encode(errors="replace")
         self._raw += data
         self._size += len(data)
@@ -128,6 +130,10 @@ class Archive:
         if self._size >= _PIECE:
             self._cut()
             self._wake.set()
+
+    def _span(self) -> float:
+        """Seconds from a line to its piece; the exponent stays small in a long run."""
+        return min(self._every, _FIRST * (1 << min(self._number, 10)))
 
     def _pack(self) -> None:
         self._packed += self._zipper.compress(self._raw)
@@ -154,7 +160,7 @@ class Archive:
             with self._lock:
                 if closing or (self._lines and time.monotonic() >= self._due):
                     self._cut()
-                pause = max(0.0, self._due - time.monotonic()) if self._lines else self._every
+                pause = max(0.0, self._due - time.monotonic()) if self._lines else self._span()
             sent = self._send()
             if closing and sent:
                 return
@@ -179,7 +185,7 @@ class Archive:
                 self._note(away=True, why=_kind(error))
                 return False
             with self._lock:
-                if self._waiting[0] is piece:  # it may have become a gap meanwhile, which is written over it
+                if self._waiting and self._waiting[0] is piece:  # it may be a gap meanwhile, which is written over it
                     self._waiting.popleft()
             self._note(away=False)
 

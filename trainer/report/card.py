@@ -63,7 +63,8 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     sections = [
         ("", _front_matter(spec, report)),
         (f"# {spec.family}", _what(spec, base, train)),
-        ("## Use and limits", asked),
+        ("## Use and limits", f"{asked}\n\n{_LOADED}"),
+        ("## Licences", _licenses(spec, report)),
         ("## Data", _data(spec, report)),
         ("## Training", _training(report, train)),
         ("## Evaluation", _evaluation(report, (*_metrics(spec), *_own_metrics(report)))),
@@ -97,7 +98,7 @@ _TRUE: Final = "whether what it says is true, safe or fair."
 _TRUE_LABELS: Final = "whether the labels of other rows come out right, or of whom they come out wrong."
 _ASKED: Final = (
     "<!-- Only you know this. Intended use; uses that are out of scope; whom the data speaks of and for; known bias; "
-    "licence (`license:` above). -->\n"
+    "licence of the model. -->\n"
     "Not stated. The figures below say how well the model continues rows like those it was measured on, and nothing "
     f"about {_TRUE}"
 )
@@ -110,6 +111,24 @@ _USE: Final = (
 )
 
 
+_LOADED: Final = (
+    "MLflow loads this folder where it stands, also as `models:/FAMILY@ALIAS`: `mlflow.pyfunc.load_model(...)"
+    '.predict({"prompt": ["..."]})`.'
+)
+
+
+def _licenses(spec: RunSpec, report: Mapping[str, Any]) -> str:
+    """What is known of the licences of what went in; what follows for the model is for people to say."""
+    base, terms = report["model"].get("base") or {}, (spec.recipe.get("data") or {}).get("license")
+    rows = [("Rows", f"`{terms}`, as the recipe says" if terms else "not stated: `data.license` of the recipe")]
+    if base:
+        named = base.get("license")
+        pinned = base.get("revision") or base.get("digest")
+        rows.append(("Base model", f"`{named}`, as its own card says" if named else "not stated by its card"))
+        rows.append(("Base model is pinned by", f"`{pinned}`" if pinned else "nothing: it is an address"))
+    return _table(("", ""), rows)
+
+
 def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
     base, train = spec.recipe["base"], spec.recipe["train"]
     model = spec.start.origin.get("model") if spec.start and spec.start.origin else base.get("model")
@@ -118,6 +137,8 @@ def _front_matter(spec: RunSpec, report: Mapping[str, Any]) -> str:
         f"library_name: {'peft' if train['method'] == 'prefix' else 'transformers'}",
         f"pipeline_tag: {kind_of}",
     ]
+    if license := (report["model"].get("base") or {}).get("license"):
+        lines.append(f"license: {json.dumps(license)}")
     if model and is_hub_id(model):
         lines.append(f"base_model: {json.dumps(model)}")
         lines.append(f"base_model_relation: {'adapter' if train['method'] == 'prefix' else 'finetune'}")

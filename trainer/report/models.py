@@ -131,10 +131,13 @@ def _count(text: str, form: str, unit: str, part: float = 1) -> str:
 class Models:
     """Keeps MLflow's logged models like the checkpoints; a task of the tracker's thread."""
 
-    def __init__(self, rest: Rest, tracking: Tracking, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rest: Rest, tracking: Tracking, say: Callable[[str], None], dataset: tuple[str, str] | None = None
+    ) -> None:
         self._rest = rest
         self._tracking = tracking
         self._say = say
+        self._dataset = {} if dataset is None else {"dataset_name": dataset[0], "dataset_digest": dataset[1]}
         self._wanted: list[Shown] | None = None
         self._found: dict[str, Model] | None = None
         self._given_up: set[str] = set()
@@ -213,7 +216,8 @@ class Models:
         history = self._rest.call("GET", f"metrics/get-history?run_id={self._tracking.run_id}&metric_key={key}")
         point = next((row for row in history.get("metrics", []) if int(row.get("step", 0)) == step), None)
         when = {"value": value, "timestamp": int(time.time() * 1000)} if point is None else point
-        return {"key": key, "value": when["value"], "timestamp": when["timestamp"], "step": step, "model_id": model}
+        row = {"key": key, "value": when["value"], "timestamp": when["timestamp"], "step": step, "model_id": model}
+        return row | self._dataset
 
     def _tag(self, wanted: Shown | None, model: Model) -> None:
         new, gone = changes(wanted, model, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
@@ -262,11 +266,16 @@ def _model(row: Mapping[str, Any]) -> Model:
     return Model(info["model_id"], tags.get(f"{PREFIX}digest", ""), tags, metrics, info.get("status") == _READY)
 
 
-def make_models(tracking: Tracking | None, tracker: Tracker, say: Callable[[str], None]) -> Models | None:
-    """The models of a run, worked on by its tracker; None where MLflow is not spoken to over REST."""
+def make_models(
+    tracking: Tracking | None, tracker: Tracker, say: Callable[[str], None], dataset: tuple[str, str] | None = None
+) -> Models | None:
+    """The models of a run, worked on by its tracker; None where MLflow is not spoken to over REST.
+
+    :param dataset: name and digest of what they are measured on, as the run's inputs have them.
+    """
     if tracking is None or not speaks_rest(reached(tracking).uri):
         return None
     tracking = reached(tracking)
-    models = Models(Rest(tracking.uri), tracking, say)
+    models = Models(Rest(tracking.uri), tracking, say, dataset)
     tracker.add(models)
     return models

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge.profiling import Span
-from dropforge.run import RunSpec
+from dropforge.run import DATASET_DIGEST, RunSpec
 from dropforge.store import Store, open_store
 from trainer.config import Settings
 from trainer.gang import Gang
@@ -63,7 +63,8 @@ class Teller:
         self._spec, self._gang, self._store, self._console, self._wall = spec, gang, store, console, wall
         tracking = spec.tracking if gang.leader else None
         self.tracker = make_tracker(tracking, console.say)
-        self._models = make_models(tracking, self.tracker, console.say)
+        dataset = (spec.family, spec.dataset_digest[:DATASET_DIGEST])
+        self._models = make_models(tracking, self.tracker, console.say, dataset)
         self._requests = Requests(store, console.say) if gang.leader else None
         self.profiler = Profiler(
             gang,

@@ -31,6 +31,7 @@ _PAUSE: Final = 1.0  # seconds between batches
 _AWAY: Final = 15.0  # longest pause before the next try
 _DENIED: Final = 300.0
 _SLOW: Final = 0.5  # seconds that a checkpoint waits for the metrics before it
+_TAGS_WAIT: Final = 10.0  # seconds that a launcher's last tags may take
 _LAST_TRY: Final = 3.0  # seconds that the end waits for a server that has not answered before
 
 Row = dict[str, Any]
@@ -320,3 +321,10 @@ def make_tracker(tracking: Tracking | None, say: Callable[[str], None]) -> Track
         return Tracker(None, say)
     tracking = reached(tracking)
     return Tracker(RestSender(tracking) if speaks_rest(tracking.uri) else ClientSender(tracking), say)
+
+
+def tag_run(tracking: Tracking | None, tags: Mapping[str, str], seconds: float) -> None:
+    """Set tags on the run now, by whoever is no rank; for so many seconds at most, and no longer than needed."""
+    tracker = make_tracker(tracking, lambda _: None)
+    tracker.tags(tags)
+    tracker.close(max(0.0, min(_TAGS_WAIT, seconds)))

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import torch
 
+from dropforge import aside
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.store import MissingObjectError, Store, out_of_reach
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
@@ -188,18 +189,22 @@ class Checkpoints:
         return [seal for seal in found if isinstance(seal, Seal)]
 
     def candidates(self) -> Iterator[Seal]:
-        """Checkpoints to resume from, the newest first; what is none is passed over with a notice. Say `pass_over` of
-        one that turns out to be broken, and ask for the next.
+        """Checkpoints to resume from, the newest first; what is none, or was set aside by a person, is passed over with
+        a notice. Say `pass_over` of one that turns out to be broken, and ask for the next.
 
         :raises DropforgeError: if it is of another plan, recipe or layout; the recipes' differences are named.
         :raises StorageError: if it cannot be reached: it may be good, so an older one must not take its place.
         """
+        left = aside.known(self.store, self._fetch)
         for step, names in sorted(self._listing().items(), reverse=True):
             if MANIFEST not in names:
                 self.say(f"checkpoint step-{step} was never finished; passing over it")
                 continue
             seal = self._manifest(step)
-            if isinstance(seal, Seal):
+            if isinstance(seal, Seal) and seal.check in left:
+                self.say(f"checkpoint step-{step} was set aside by a person; passing over it")
+                self.bad.add(step)  # retention counts it no more, and removes it once the training has come past it
+            elif isinstance(seal, Seal):
                 self.check_same(seal)
                 yield seal
             elif seal is not None:

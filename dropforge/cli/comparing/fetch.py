@@ -12,9 +12,8 @@ from dropforge.answers import AnswerTable
 from dropforge.cli.comparing.files import read_files, was_champion
 from dropforge.cli.comparing.find import Found, Row, find_runs, tags_of
 from dropforge.cli.comparing.histories import with_histories
-from dropforge.cli.history import real
 from dropforge.comparison import ComparedRun
-from dropforge.rest import Rest
+from dropforge.rest import Rest, real
 
 _AT_ONCE: Final = 8
 

@@ -92,6 +92,26 @@ def _by_names(rest: Rest, experiments: Sequence[str], names: Sequence[str], pool
     return found
 
 
+def of_dag_run(rest: Rest, dag_run: str) -> Row | None:
+    """The run in MLflow that a DAG run opened; None if it has not, or has deleted it."""
+    experiments = [str(row["experiment_id"]) for row in _pages(rest, "experiments/search", {}, "experiments")]
+    found = _search(rest, experiments, f"= {_quoted(dag_run)}", of=f"tags.`{tracking.TAG_DAG_RUN}`")
+    alive = [row for row in found if row["info"].get("lifecycle_stage", "active") == "active"]
+    return max(alive, key=lambda row: int(row["info"].get("start_time", 0)), default=None)
+
+
+def newest_rows(rest: Rest, count: int) -> list[Row]:
+    """The newest runs of all families, deleted ones too."""
+    experiments = [str(row["experiment_id"]) for row in _pages(rest, "experiments/search", {}, "experiments")]
+    return _search(rest, experiments, "LIKE '%'", newest=count)
+
+
+def names_like(rest: Rest, begin: str) -> list[str]:
+    """Names of the newest runs that begin like this."""
+    experiments = [str(row["experiment_id"]) for row in _pages(rest, "experiments/search", {}, "experiments")]
+    return [_name(row) for row in _search(rest, experiments, f"LIKE {_quoted(begin + '%')}", newest=50)]
+
+
 def tags_of(row: Row) -> dict[str, str]:
     """The tags of a run as MLflow gives it."""
     return {str(tag["key"]): str(tag["value"]) for tag in row["data"].get("tags", [])}

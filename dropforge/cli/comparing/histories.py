@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from dropforge.cli.history import real
 from dropforge.comparison import ComparedRun, History, history_names
-from dropforge.rest import DeniedError, Rest
+from dropforge.rest import DeniedError, Rest, real
 
 _PAGES: Final = "/ajax-api/2.0/mlflow/"  # what MLflow's own pages ask
 _WHOLE: Final = 25_000  # values of a metric in all runs: the server's limit for one answer

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from dropforge import approval
 from dropforge.approval import Answer, Pair
 from dropforge.promotion import Verdict
-from dropforge.recipe_approval import Approval
 from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge_airflow import connection
+from dropforge_airflow.asking import Question
 from dropforge_airflow.tasks import promote
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened
 
 
-@dataclass(frozen=True)
-class Question:
-    """:param subject: in one line. :param body: in Markdown. :param asked: what the recipe says about asking."""
-
-    subject: str
-    body: str
-    asked: Approval
-
-
 def question(opened: Opened) -> Question | str:
     """What to ask about a run; if nobody has to be asked, why not."""
+    from dropforge import tracking
+
     store = connection.open_store(from_env().bucket)
     with no_retry():
         spec, evaluation, report, verdict = promote.judge(store, opened["run"], person=False)
@@ -39,8 +31,14 @@ def question(opened: Opened) -> Question | str:
         pair = Pair.of(report, evaluation)
         before = approval.read(store, spec.run, pair)
         if before is not None and before.promote:
+            show(opened, before)  # the worker that kept it may have been killed before
             return f"Nobody is asked again: {before.told}"
-        return Question(subject(spec, pair), body(spec, pair, verdict, opened), asked)
+        link = pair.champion and tracking.side_by_side(
+            from_env().tracking_uri, opened["mlflow_run"], spec.family, pair.champion
+        )
+        text = body(spec, pair, verdict, opened, link)
+        yes = asked.otherwise == "promote"
+        return Question(subject(spec, pair), text, yes, asked.deadline_hours, asked.people)
 
 
 def subject(spec: RunSpec, pair: Pair) -> str:
@@ -49,7 +47,7 @@ def subject(spec: RunSpec, pair: Pair) -> str:
     return f"Make the model of {spec.run} {alias} of {spec.family}, {instead}?"
 
 
-def body(spec: RunSpec, pair: Pair, verdict: Verdict, opened: Opened) -> str:
+def body(spec: RunSpec, pair: Pair, verdict: Verdict, opened: Opened, link: str | None = None) -> str:
     """The verdict's table, and where to look."""
     lines = [
         f"- [The run in MLflow]({opened['mlflow_url']})",
@@ -59,7 +57,11 @@ def body(spec: RunSpec, pair: Pair, verdict: Verdict, opened: Opened) -> str:
     if pair.champion:
         page = opened["mlflow_url"].partition("#")[0]
         lines.append(f"- [Version {pair.champion}]({page}#/models/{spec.family}/versions/{pair.champion})")
-        lines.append(f"- Side by side: `dropforge compare {spec.run} {spec.family}@{spec.recipe['promote']['alias']}`")
+        if link:
+            lines.append(f"- [Candidate and champion side by side]({link}) in MLflow")
+        lines.append(
+            f"- In the terminal: `dropforge compare {spec.run} {spec.family}@{spec.recipe['promote']['alias']}`"
+        )
     return "\n".join([verdict.as_markdown(), "", *lines])
 
 
@@ -67,18 +69,22 @@ def tell_asked(opened: Opened, text: str) -> None:
     """Show in MLflow that the run waits for a person."""
     from dropforge import tracking
 
-    tracking.note_approval(from_env().tracking_uri, opened["mlflow_run"], text)
+    tracking.note(from_env().tracking_uri, opened["mlflow_run"], tracking.TAG_APPROVAL, text)
 
 
 def take_answer(opened: Opened, *, promoted: bool, by: str | None, at: datetime) -> str:
     """Keep a person's word, and show it in MLflow; in one line."""
-    from dropforge import tracking
-
-    settings = from_env()
-    store = connection.open_store(settings.bucket)
+    store = connection.open_store(from_env().bucket)
     _, evaluation, report, _ = promote.judge(store, opened["run"], person=False)
     answer = Answer(promoted, by, f"{at:%FT%TZ}")
     approval.write(store, opened["run"], Pair.of(report, evaluation), answer)
-    tracking.note_approval(settings.tracking_uri, opened["mlflow_run"], answer.told)
-    promote.decide(opened)
+    show(opened, answer)
     return answer.told
+
+
+def show(opened: Opened, answer: Answer) -> None:
+    """Show a person's word in MLflow, and the verdict that follows from it."""
+    from dropforge import tracking
+
+    tracking.note(from_env().tracking_uri, opened["mlflow_run"], tracking.TAG_APPROVAL, answer.told)
+    promote.decide(opened)

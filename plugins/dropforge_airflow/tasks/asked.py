@@ -8,9 +8,10 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from dropforge import layout
+from dropforge import layout, mlflow_pages
 from dropforge.settings import from_env
-from dropforge_airflow import connection
+from dropforge_airflow import connection, lineage
+from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.opened import read_json, read_spec
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
     store.put(f"{folder}order.json", json.dumps(body, indent=1).encode())
     purpose = f"{order.verb}-step-{item.step}-{nonce}"
     manifest = pytorch_job(**asked_job(spec, recipe, purpose, f"{settings.root}/{folder}order.json"))
-    url = f"{settings.tracking_uri}/#/experiments/{run['experiment_id']}/models/{item.model}"
+    url = f"{mlflow_pages.server(settings.tracking_uri)}/#/experiments/{run['experiment_id']}/models/{item.model}"
     checkpoints.start(rest, ask, by)
     log.info("%s step-%d of %s", order.verb, item.step, item.run)
     return Taken(
@@ -170,6 +171,8 @@ def _outcome(
         )
     except DropforgeError as error:
         return f"not done: {error}"
+    made = lineage.version(settings.tracking_uri, spec.family, version)
+    lineage.tell(lambda: Lineage([lineage.at(model["uri"])], [made]))
     return f"version {version} of {spec.family}, {model['uri']}"
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -16,14 +16,17 @@ from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.settings import Settings, from_env
 from dropforge.store import Store
-from dropforge_airflow import connection
+from dropforge_airflow import connection, lineage
 from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.foresee import foresee
 
 if TYPE_CHECKING:
     from dropforge.curation_job import CurationJob
     from dropforge_airflow.tasks.plan import Plan
 
 log = logging.getLogger(__name__)
+
+FORECAST: Final = "forecast"  # XCom of `check_data`
 
 
 class Curated(TypedDict):
@@ -43,7 +46,7 @@ def curate(planned: Plan) -> Curated:
     settings = from_env()
     store = connection.open_store(settings.bucket)
     # The same folder for every try, so that the next one goes on where the last one was cut off.
-    workdir = settings.state / "curation" / f"{planned['family']}-{planned['drop_id']}-{planned['counter']}"
+    workdir = settings.state / "curation" / workplace(planned)
     try:
         with no_retry():
             drop = ledger.read(store, planned["family"], planned["drop_id"])
@@ -54,6 +57,12 @@ def curate(planned: Plan) -> Curated:
         raise
     shutil.rmtree(workdir, ignore_errors=True)
     return _told(settings, made)
+
+
+def workplace(planned: Plan) -> str:
+    """Name of a curation's folder: trials of a sweep share their claim, and may curate side by side."""
+    name, sweep = f"{planned['family']}-{planned['drop_id']}-{planned['counter']}", planned.get("sweep")
+    return f"{name}-trial-{sweep['trial']}" if sweep else name
 
 
 def cluster_job(planned: Plan) -> dict[str, Any] | None:
@@ -112,6 +121,7 @@ def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
 
 
 def _told(settings: Settings, made: dataset.Manifest) -> Curated:
+    lineage.tell(lambda: lineage.curated(settings.root, made))
     card = made.files.get("card_html", "")
     for reason, number in sorted(made.counts.items()):
         log.info("%s: %d rows", reason, number)
@@ -123,12 +133,21 @@ def _told(settings: Settings, made: dataset.Manifest) -> Curated:
     )
 
 
-def check_data(planned: Plan, curated: Curated) -> dict[str, str]:
-    """The task: the manifest must be whole, pass every rule of the gate, and its shards must be there."""
+def check_data(planned: Plan, curated: Curated, ti: Any = None) -> dict[str, str]:
+    """The task: the manifest must be whole, pass every rule of the gate, and its shards must be there.
+
+    Then it is known what the run would take, which is left under the name `forecast`.
+    """
     settings = from_env()
     with no_retry():
         store = connection.open_store(settings.bucket)
-        return check(store, planned["family"], curated["digest"], build_recipe(planned["recipe"]))
+        recipe = build_recipe(planned["recipe"])
+        found = check(store, planned["family"], curated["digest"], recipe)
+        manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], curated["digest"])))
+        forecast = foresee(store, settings.tracking_uri, manifest, recipe)
+    if ti is not None:
+        ti.xcom_push(key=FORECAST, value=forecast.to_dict())
+    return found
 
 
 def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, str]:

@@ -14,6 +14,14 @@ from dropforge.hub import UnreachableError
 log = logging.getLogger(__name__)
 
 
+class MendableError(AirflowFailException):
+    """A failure without retries. :param error: what a person can mend, which alerts tell in its parts."""
+
+    def __init__(self, error: DropforgeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @contextmanager
 def no_retry() -> Iterator[None]:
     """Turn an error for people into a failure without retries, with its own text. Who is silent is asked again."""
@@ -23,4 +31,4 @@ def no_retry() -> Iterator[None]:
         log.error("%s", error)
         if isinstance(error, UnreachableError):
             raise
-        raise AirflowFailException(str(error)) from None
+        raise MendableError(error) from None

@@ -9,23 +9,28 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from dropforge import inbox, layout, ledger
-from dropforge.drop import Drop, IncompleteError, partition_key, read_drop
+from dropforge.drop import Drop, IncompleteError, elsewhere, read_drop
 from dropforge.errors import DropforgeError
+from dropforge.families import rules_of
 from dropforge.layout import DropName
 from dropforge.settings import from_env
 from dropforge.store import MissingObjectError, ObjectInfo, Store
 from dropforge_airflow import connection, events
-from dropforge_airflow.backlog import Nudged, deserves_event
+from dropforge_airflow.alerts import texts
+from dropforge_airflow.alerts.telling import tell
+from dropforge_airflow.tasks.announce import Line, Rules, events_to_send
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +41,11 @@ _AT_ONCE = 8  # drops; each takes some ten requests to S3, one after another
 _OPEN = 10.0  # seconds in which what comes in meanwhile is taken along
 
 
-@dataclass(frozen=True)
-class Line:
-    """What the fine-tune DAG has before it: whether it is paused, and how many of its runs have yet to claim a drop."""
+class Place(NamedTuple):
+    """A bucket that drops come from. :param alias: its name in partition keys. :param store: the bucket itself."""
 
-    paused: bool = False
-    unclaimed: int = 0
+    alias: str
+    store: Store
 
 
 @dataclass
@@ -67,10 +71,10 @@ class Intake:
         return ", ".join(f"{number} {word}" for word, number in self.counts().items())
 
 
-def run_intake(ti: Any, finetune_dag: str) -> Intake:
+def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
     """The intake as a task: with the settings of the environment and Airflow's own view of the line.
 
-    :param ti: the running task instance.
+    :param ti: the running task instance. :param families: folder of the families' files.
     """
     settings = from_env()
 
@@ -86,9 +90,22 @@ def run_intake(ti: Any, finetune_dag: str) -> Intake:
             return Line(paused=True)
 
     patience = timedelta(minutes=settings.drop_patience)
-    done = take_in(connection.open_store(settings.bucket), settings.bucket, settings.bucket_alias, line, patience)
+    done = take_in(
+        connection.open_store(settings.bucket),
+        settings.bucket,
+        settings.bucket_alias,
+        line,
+        patience,
+        partial(rules_of, families),
+        {bucket: Place(alias, connection.open_store(bucket)) for bucket, alias in settings.drop_buckets.items()},
+        _tell_refused,
+    )
     log.info("Intake: %s", done.summary())
     return done
+
+
+def _tell_refused(name: DropName, entry: str, error: DropforgeError) -> None:
+    tell(texts.rejected(name.family, name.drop, entry, f"{error.thing}: {error.cause}", error.mend))
 
 
 def take_in(
@@ -97,20 +114,29 @@ def take_in(
     bucket_alias: str,
     line: Callable[[], Line],
     patience: timedelta = timedelta(0),
+    rules: Rules = lambda _: None,
+    others: Mapping[str, Place] = MappingProxyType({}),
+    on_refusal: Callable[[DropName, str, DropforgeError], None] = lambda *_: None,
 ) -> Intake:
     """Work through the inbox, then collect the partition keys whose events are to be sent.
 
     :param line: asked only when a drop waits.
     :param patience: how long a drop may wait for files that its `_SUCCESS` lists.
+    :param rules: of intake, by family. :param others: buckets that drops come from besides that of the ledger.
+    :param on_refusal: told of a drop that is refused, the key of the entry that named it, and why.
     """
     done = Intake()
+    places = {bucket: Place(bucket_alias, store), **others}
     kept: set[str] = set()
     closes = time.monotonic() + _OPEN
 
     def work(entry: ObjectInfo) -> bool:
-        names, at = _read_entry(store, entry.key, bucket)
+        names, at = _read_entry(store, entry.key, places)
         until = min(at, datetime.now(UTC)) + patience
-        entered = [_enter(store, name, bucket, done, until) for name in names]
+        entered = [
+            _enter(store, name, its_bucket, places[its_bucket], done, until, partial(on_refusal, name, entry.key))
+            for its_bucket, name in names
+        ]
         if not all(entered):
             return False  # the trigger wakes for it again
         # Only now: a crash before this repeats the entry.
@@ -121,20 +147,26 @@ def take_in(
         # Again while something is new, so that it need not wait for another run; but in a long burst those that are
         # entered must not wait for the last to come. What comes later has an event of its own.
         while entries := [entry for entry in store.list(layout.INBOX) if entry.key not in kept]:
-            finished = list(pool.map(work, entries))
+            looked = [pool.submit(work, entry) for entry in entries]
+            wait(looked)  # an error with one of them must not cancel the others, as `pool.map` would
+            finished = [future.result() for future in looked]
             kept |= {entry.key for entry, gone in zip(entries, finished, strict=True) if not gone}
             if time.monotonic() > closes:
                 break
-        done.keys = _events_to_send(store, bucket_alias, line, pool)
+        done.keys = events_to_send(
+            store, {its_bucket: place.alias for its_bucket, place in places.items()}, line, rules, pool
+        )
     return done
 
 
-def _read_entry(store: Store, key: str, bucket: str) -> tuple[tuple[DropName, ...], datetime]:
-    """The drops that an inbox entry tells of, and when it came."""
+def _read_entry(
+    store: Store, key: str, places: Mapping[str, Place]
+) -> tuple[tuple[tuple[str, DropName], ...], datetime]:
+    """The drops that an inbox entry tells of with their buckets, and when it came."""
     nothing = (), datetime.now(UTC)
     try:
         entry = inbox.read(store.get(key))
-        return events.finished_drops(events.read_message(entry.body), bucket), entry.at
+        return events.finished_drops(events.read_message(entry.body), places), entry.at
     except MissingObjectError:
         return nothing  # another intake was faster
     except (ValueError, events.NotAnEventError) as error:
@@ -142,22 +174,35 @@ def _read_entry(store: Store, key: str, bucket: str) -> tuple[tuple[DropName, ..
         return nothing
 
 
-def _enter(store: Store, name: DropName, bucket: str, done: Intake, until: datetime) -> bool:
+def _enter(
+    store: Store,
+    name: DropName,
+    bucket: str,
+    place: Place,
+    done: Intake,
+    until: datetime,
+    on_refusal: Callable[[DropforgeError], None],
+) -> bool:
     """Enter a finished drop, or refuse it; False if it waits for its files, which it may until then."""
+    away = place.store is not store
+    refused = layout.refused_key(*name, place.alias if away else "")
     try:
-        drop = read_drop(store, name.family, name.drop, bucket)
+        drop = read_drop(place.store, name.family, name.drop, bucket)
+        if away:
+            drop = drop.model_copy(update={"root": elsewhere(bucket, *name)})
     except DropforgeError as error:
         if isinstance(error, IncompleteError) and datetime.now(UTC) < until:
             done.waiting[name] = str(error)
             log.info("Drop %s/%s waits until %s for its files: %s", *name, f"{until:%F %T} UTC", error.cause)
             return False
         record = {"reason": str(error), "thing": error.thing, "cause": error.cause, "mend": error.mend}
-        record["at"] = datetime.now(UTC).isoformat()
-        store.put(layout.refused_key(*name), json.dumps(record, indent=1, ensure_ascii=False).encode())
+        record |= {"at": datetime.now(UTC).isoformat(), "bucket": bucket}
+        store.put(refused, json.dumps(record, indent=1, ensure_ascii=False).encode())
         done.refused[name] = str(error)
         log.warning("Drop %s/%s is refused for now. %s", *name, error)
+        on_refusal(error)
         return True
-    store.delete(layout.refused_key(*name))
+    store.delete(refused)
     if ledger.record(store, drop):
         done.entered.append(drop)
         log.info("Drop %s/%s is entered: %d files, %d bytes, id %s", *name, len(drop.files), drop.total_bytes, drop.id)
@@ -165,55 +210,3 @@ def _enter(store: Store, name: DropName, bucket: str, done: Intake, until: datet
         done.known.append(drop)
         log.info("Drop %s/%s holds the same bytes as one that was entered before (id %s)", *name, drop.id)
     return True
-
-
-def _events_to_send(store: Store, bucket_alias: str, line: Callable[[], Line], pool: ThreadPoolExecutor) -> list[str]:
-    waiting = list(store.list(layout.PENDING))
-    if not waiting:
-        return []
-    ahead = line()
-    if ahead.paused:
-        # Airflow drops the events of a paused DAG; sending them would only raise the pauses between them.
-        log.warning(
-            "%d drops wait: the fine-tune DAG is paused. Once it runs, they start within a minute", len(waiting)
-        )
-        return []
-    now = datetime.now(UTC)
-    states = list(zip(waiting, pool.map(partial(_read_pending, store), waiting), strict=True))
-    sent = sum(1 for _, state in states if state is not None and state.times)
-    # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
-    in_line = ahead.unclaimed >= sent
-    due = [
-        (info, state)
-        for info, state in states
-        if state is not None  # else claimed meanwhile
-        and not (state.times and in_line)
-        and deserves_event(state, now)
-    ]
-    return list(filter(None, pool.map(lambda one: _announce(store, one[0], one[1], now, bucket_alias), due)))
-
-
-def _announce(store: Store, info: ObjectInfo, state: Nudged, now: datetime, bucket_alias: str) -> str | None:
-    """The key to send for a waiting drop, noted in its marker; None if it was claimed meanwhile."""
-    family, _, file = info.key.removeprefix(layout.PENDING).partition("/")
-    try:
-        drop = ledger.read(store, family, file.removesuffix(".json"))
-    except MissingObjectError:
-        return None  # its entry in the inbox, which is still there, will bring it again
-    note = {"drop": drop.drop, "times": state.times + 1, "last": now.isoformat()}
-    # Conditional, so that a claim which removes the marker at this moment is not undone.
-    if not store.put_if_match(info.key, json.dumps(note).encode(), info.etag):
-        return None
-    if state.times:
-        log.warning("Drop %s/%s has no run yet: its event is sent again", drop.family, drop.drop)
-    return partition_key(bucket_alias, drop)
-
-
-def _read_pending(store: Store, info: ObjectInfo) -> Nudged | None:
-    try:
-        values = json.loads(store.get(info.key))
-        return Nudged(int(values.get("times", 0)), datetime.fromisoformat(values["last"]) if "last" in values else None)
-    except MissingObjectError:
-        return None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return Nudged()  # an unreadable marker counts as never announced

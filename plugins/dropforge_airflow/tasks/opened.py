@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
-from dropforge import layout
+from dropforge import layout, sweeps
 from dropforge.run import RunSpec
 from dropforge.store import Store
 
@@ -13,7 +13,7 @@ from dropforge.store import Store
 class Opened(TypedDict):
     """Addresses of the run, the manifests of its jobs, and the Unix time from which the training waits.
 
-    `tokenise` is empty where the recipe does not ask for it.
+    `tokenise` is empty where the recipe does not ask for it, `train` where the run has its model already.
     """
 
     run: str
@@ -27,6 +27,7 @@ class Opened(TypedDict):
     tokenise: dict[str, Any]
     train: dict[str, Any]
     evaluate: dict[str, Any]
+    sweep: NotRequired[sweeps.Member | None]
 
 
 def read_spec(store: Store, run: str) -> RunSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -11,9 +11,10 @@ from typing import Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from dropforge import layout, ledger
+from dropforge import intake_ledger, layout, ledger, sweeps
 from dropforge.code import look_at, told
-from dropforge.drop import Drop, parse_partition_key, read_drop
+from dropforge.data_names import SYNTAX
+from dropforge.drop import Drop, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.hub import UnreachableError, fetch_config, pin_base
@@ -25,12 +26,12 @@ from dropforge.sources import check_uploaded, pin
 from dropforge.spark import find_spark
 from dropforge.start import FindChampion, settle
 from dropforge.store import MissingObjectError, Store
-from dropforge_airflow import connection, form
+from dropforge_airflow import connection
+from dropforge_airflow.filled import Filled, filled
 from dropforge_airflow.tasks.failure import no_retry
 
 log = logging.getLogger(__name__)
 
-_DROP_ID = re.compile(r"[0-9a-f]{32}")
 _RECIPE_LIMIT = 64 * 1024  # bytes, as in dropforge.recipes.load
 
 
@@ -40,7 +41,7 @@ class Plan(TypedDict):
     :param prefix: where the drop's files lie: a prefix of the bucket, or an address elsewhere.
     :param start: where the weights begin (`dropforge.run.Start`); None if with the base of the recipe.
     :param parts: names and ids of the uploads, if several are read as one.
-    :param retrain: why the calendar started the run, if it did.
+    :param retrain: why the calendar started the run, if it did. :param sweep: whose trial the run is, if it is one.
     """
 
     family: str
@@ -52,6 +53,7 @@ class Plan(TypedDict):
     start: dict[str, Any] | None
     parts: NotRequired[list[dict[str, str]]]
     retrain: NotRequired[dict[str, Any] | None]
+    sweep: NotRequired[sweeps.Member | None]
 
 
 def plan(params: Mapping[str, Any] | None = None, partition_key: str | None = None, run_id: str | None = None) -> Plan:
@@ -89,22 +91,27 @@ def make_plan(
     :raises AirflowSkipException: if another run has the drop.
     :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
     """
+    asked = filled(params, bucket, os.environ.get("DROPFORGE_PRESET", "sample"))
     sourced = None
     if partition_key is not None:
         named = parse_partition_key(partition_key)
         drop = ledger.read(store, named["family"], named["id"])
     else:
-        sourced = find_source(store, bucket, params)
-        drop = sourced or find_drop(store, bucket, params.get("drop"), params.get("family"))
+        sourced = find_source(store, bucket, asked)
+        drop = sourced or find_drop(store, bucket, asked.drop, asked.family)
+    sweep = sweeps.member(params.get("sweep"))
+    if sweep is not None:
+        owner = sweeps.candidate_run(sweep["by"])  # all trials share the claim, so that the best need not train again
     taken = ledger.claim(store, drop.family, drop.id, owner, again=bool(params.get("again")))
     if taken is None:
-        holder = ledger.owner_of(store, drop.family, drop.id) or "another run"
+        holder = ledger.taken_by(store, drop.family, drop.id)
         raise AirflowSkipException(
-            f"Drop {drop.family}/{drop.drop} belongs to run {holder}. Tick `again` in the form to train on it once more"
+            f"Drop {drop.family}/{drop.drop} {holder}. Tick `again` in the form to train on it all the same"
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
-    recipe = check_startable(resolve_recipe(store, drop, params))
-    if sourced is None and drop.root is None:
+    gathered = intake_ledger.batch_recipe(store, drop.family, drop.id) if partition_key and drop.parts else None
+    recipe = check_startable(resolve_recipe(store, drop, asked, gathered))
+    if sourced is None and drop.uploaded:
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
         log.info("Curation will run on %s", find_spark())
@@ -132,6 +139,7 @@ def make_plan(
         start=None if start is None else asdict(start),
         parts=[part.model_dump() for part in drop.parts],
         retrain=params.get("retrain"),
+        sweep=sweep,
     )
 
 
@@ -155,21 +163,19 @@ def weigh_by_config(recipe: Recipe) -> None:
     weigh(build_recipe({**plain, "base": {**plain["base"], "model": str(folder), "revision": None}}))
 
 
-def find_source(store: Store, bucket: str, params: Mapping[str, Any]) -> Drop | None:
-    """The data that the recipe of a run without a drop names, entered into the ledger; None if it names none.
+def find_source(store: Store, bucket: str, asked: Filled) -> Drop | None:
+    """The data that the form or the recipe of a run without a drop names, entered into the ledger; None if none.
 
     :raises DataError: if the data are not there, or no family is given.
     """
-    if (params.get("drop") or "").strip():
+    if asked.drop:
         return None
-    under = resolve({"extends": params["preset"]} if params.get("preset") else {})
-    source = build_recipe(merge(under, form.form_overrides(params))).data.source
+    source = build_recipe(merge(resolve(_extends(asked)), asked.over)).data.source
     if source is None:
         return None
-    family = (params.get("family") or "").strip()
-    if not family:
-        raise DataError("form field `family`", "it is empty, and `data.source` names none", "Name the family to train")
-    drop = pin(store, source, family, bucket)
+    if not asked.family:
+        raise DataError("form field `family`", "it is empty, and the data name none", "Name the family to train")
+    drop = pin(store, source, asked.family, bucket)
     log.info("Source of %d files is drop id %s; `data.source.id` pins it", len(drop.files), drop.id)
     return ledger.place(store, drop)
 
@@ -183,8 +189,9 @@ def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) 
     """
     asked, family = (asked or "").strip(), (family or "").strip() or None
     if not asked:
-        raise DataError("form field `drop`", "it is empty, and no drop started this run", "Give it as `FAMILY/DROP`")
-    if _DROP_ID.fullmatch(asked):
+        cause = "it is empty, no drop started this run, and the recipe has no `data.source`"
+        raise DataError("form field `data`", cause, f"Write {SYNTAX}")
+    if is_id(asked):
         return _by_id(store, asked, family)
     head, slash, name = asked.removeprefix(layout.DROPS).strip("/").partition("/")
     if not slash:
@@ -212,13 +219,17 @@ def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
     raise DataError(f"drop id {drop_id}", "the ledger has no such drop", "Look under ledger/drops/ in the bucket")
 
 
-def resolve_recipe(store: Store, drop: Drop, params: Mapping[str, Any]) -> Recipe:
-    """Preset, then the drop's own `recipe.yaml`, then the form: each wins over the one before.
+def _extends(asked: Filled) -> dict[str, Any]:
+    return {"extends": asked.preset} if asked.preset else {}
 
+
+def resolve_recipe(store: Store, drop: Drop, asked: Filled, gathered: Mapping[str, Any] | None = None) -> Recipe:
+    """Preset, then the drop's own `recipe.yaml`, then the form with what was pasted: each wins over the one before.
+
+    :param gathered: the family's recipe, for drops that its window made one; it comes in the preset's place.
     :raises RecipeError: with the key, the cause and the mend.
     """
-    under = resolve({"extends": params.get("preset")} if params.get("preset") else {})
-    over = form.form_overrides(params)
+    under, over = resolve(gathered or _extends(asked)), asked.over
     own = next((file for file in drop.files if file.key == layout.RECIPE), None)
     if own is None:
         return build_recipe(merge(under, over))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from dropforge import approval, layout, promotion
+from dropforge import approval, gangs, layout, promotion
+from dropforge.costs import Tariff
+from dropforge.gangs import Gang
+from dropforge.moves import moving
 from dropforge.recipe_approval import Approval
+from dropforge.recipes.load import build_recipe
 from dropforge.settings import from_env
 from dropforge.store import Store
-from dropforge_airflow import connection
+from dropforge_airflow import connection, lineage
+from dropforge_airflow.alerts import texts
+from dropforge_airflow.alerts.callbacks import where
+from dropforge_airflow.alerts.telling import tell
+from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, read_json, read_spec
 from dropforge_airflow.tasks.wall import wall_lines, whole_wall
@@ -19,6 +28,7 @@ from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 if TYPE_CHECKING:
     from dropforge.promotion import Verdict
     from dropforge.run import RunSpec
+    from dropforge.tracking import Registered
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +60,7 @@ def decide(opened: Opened) -> Decided:
         spec, evaluation, report, verdict = judge(store, opened["run"])
         step = int(report["steps"])
         store.put(layout.verdict_key(spec.run), json.dumps(promotion.verdict_as_dict(verdict), indent=1).encode())
-        tracking.log_evaluation(settings.tracking_uri, opened["mlflow_run"], evaluation, verdict, step)
+        tracking.log_evaluation(settings.tracking_uri, opened["mlflow_run"], spec.family, evaluation, verdict, step)
     log.info("%s: %s\n%s", "Promote" if verdict.promote else "Keep the champion", verdict.reason, verdict.as_markdown())
     return Decided(promote=verdict.promote, reason=verdict.reason)
 
@@ -71,10 +81,25 @@ def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict
     )
     base = (report.get("eval") or {}).get("before")
     gain = promotion.gain_from(evaluation.get("gain"))
-    verdict = promotion.decide(evaluation["candidate"], evaluation.get("champion"), base, policy, gain)
+    verdict = promotion.decide(
+        evaluation["candidate"] | (used(store, spec) if any(map(promotion.is_cost, policy.guards)) else {}),
+        evaluation.get("champion"),
+        base,
+        policy,
+        gain,
+        evaluation.get("slices") or (),
+        evaluation.get("champion_days"),
+    )
     if person and approval_of(spec) is not None:
         verdict = approval.answered(verdict, approval.read(store, run, approval.Pair.of(report, evaluation)))
     return spec, evaluation, report, verdict
+
+
+def used(store: Store, spec: RunSpec) -> dict[str, float]:
+    """What the run's gangs have used, `cost/...`. All have ended by now, so it is the same when asked again."""
+    known = gangs.kept(store, spec.run)
+    tariff = Tariff.of(build_recipe(spec.recipe).compute)
+    return gangs.used(known, time.time(), tariff).metrics("cost") if known else {}
 
 
 def approval_of(spec: RunSpec) -> Approval | None:
@@ -83,7 +108,7 @@ def approval_of(spec: RunSpec) -> Approval | None:
     return None if asked is None else Approval.model_validate(asked)
 
 
-def register(opened: Opened, outlet_events: Any = None) -> Listed:
+def register(opened: Opened, outlet_events: Any = None, **context: Any) -> Listed:
     """The task: register the candidate; the alias moves only if the verdict says so."""
     from dropforge import tracking
     from dropforge_airflow.assets import MODELS
@@ -100,17 +125,30 @@ def register(opened: Opened, outlet_events: Any = None) -> Listed:
             verdict,
             alias=alias,
             compared_with=evaluation.get("champion_version"),
+            hold=moving(store, spec.family, f"run {spec.run}"),
         )
+    lineage.tell(lambda: _registered(settings.tracking_uri, spec, report, listed))
     word = f"now {alias}" if listed.promoted else f"not {alias}: {verdict.reason}"
     log.info("Version %s of %s is registered; it is %s", listed.version, spec.family, word)
     outlet_events[MODELS].extra = {
         "family": spec.family,
         "version": listed.version,
         "alias": alias if listed.promoted else None,
+        "previous": listed.previous,
+        "verdict": verdict.reason,
         "run": spec.run,
         "metrics": {name: value for name, value in evaluation["candidate"].items() if isinstance(value, int | float)},
     }
+    if listed.promoted:
+        tell(texts.promoted(where(context), listed.version, alias, listed.previous, verdict.reason), context)
     return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous)
+
+
+def _registered(tracking_uri: str, spec: RunSpec, report: Mapping[str, Any], listed: Registered) -> Lineage:
+    made = [lineage.version(tracking_uri, spec.family, listed.version)]
+    if listed.promoted:
+        made.append(lineage.alias(tracking_uri, spec.family, spec.recipe["promote"]["alias"]))
+    return Lineage([lineage.at(report["model"]["uri"])], made)
 
 
 def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = None) -> str:
@@ -124,13 +162,32 @@ def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = N
     store = connection.open_store(settings.bucket)
     spec, evaluation, measured, verdict = judge(store, opened["run"])
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
-    text = summary(spec, evaluation, measured, verdict, listed, wall)
+    version = evaluation.get("champion_version")
+    link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))
+    health = _health(settings.tracking_uri, opened["mlflow_run"])
+    failed = gangs.failed(gangs.kept(store, opened["run"]), "train")
+    text = summary(spec, evaluation, measured, verdict, listed, wall, link, health, failed)
     key = layout.run_prefix(spec.run) + "summary.md"
     store.put(key, text.encode())
     log.info("%s", text)
     if wall:
         tracking.log_wall(settings.tracking_uri, opened["mlflow_run"], wall, int(measured["steps"]))
     return f"{settings.root}/{key}"
+
+
+def _health(tracking_uri: str, mlflow_run: str) -> str:
+    """What held the training back, on its MLflow run too; empty if that cannot be told, which ends nothing."""
+    from dropforge import tracking
+    from dropforge.watching.figures import verdict_of
+
+    try:
+        found = verdict_of(tracking_uri, mlflow_run)
+        if found is not None:
+            tracking.log_hours(tracking_uri, mlflow_run, found.metrics(), tracking.TAG_HEALTH, str(found))
+    except Exception as error:
+        log.warning("What held the training back is not known: %r", error)
+        return ""
+    return str(found or "")
 
 
 def summary(
@@ -140,8 +197,15 @@ def summary(
     verdict: Verdict,
     listed: Listed,
     wall: Mapping[str, float],
+    link: str | None = None,
+    health: str = "",
+    failed: Sequence[Gang] = (),
 ) -> str:
-    """The run in Markdown."""
+    """The run in Markdown.
+
+    :param link: to candidate and champion side by side. :param health: what held the training back.
+    :param failed: its gangs that trained and failed.
+    """
     alias = spec.recipe["promote"]["alias"]
     before, after = ((report.get("eval") or {}).get(side) or {} for side in ("before", "after"))
     resumed = report.get("resumed_from")
@@ -151,6 +215,7 @@ def summary(
         f"- Run `{spec.run}` on drop `{spec.drop.get('family')}/{spec.drop.get('drop')}`,"
         f" dataset `{spec.dataset_digest[:12]}`",
         f"- {report['steps']} steps, {report.get('tokens', 0):,} tokens in {report.get('seconds', 0):.0f} s",
+        *([f"- Training {health}"] if health else []),
         f"- Evaluation loss {_number(before.get(LOSS))} before training, {_number(after.get(LOSS))} after",
         f"- Measured on {evaluation.get('rows', '?')} rows of this drop's evaluation split",
     ]
@@ -158,8 +223,14 @@ def summary(
         lines.append(f"- Began with {spec.start}")
     if resumed is not None:
         lines.append(f"- Resumed from step {resumed}; {len(report.get('attempts', []))} attempts")
+    if failed:
+        lost = gangs.lost_steps(failed)
+        steps = "" if lost is None else f"; {lost} steps were done again"
+        lines.append(f"- Trainings that failed: {', '.join(gang.reason for gang in failed)}{steps}")
     if listed["promoted"] and listed["previous"]:
         lines.append(f"- Took `{alias}` from version {listed['previous']}")
+    if link:
+        lines.append(f"- [Candidate and champion side by side]({link})")
     return "\n".join([*lines, "", verdict.as_markdown(), *(["", *wall_lines(wall)] if wall else []), ""])
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dropforge import rollback
+from dropforge.moves import moving
 from dropforge.settings import from_env
-from dropforge_airflow import connection
+from dropforge_airflow import connection, lineage
+from dropforge_airflow.alerts import texts
+from dropforge_airflow.alerts.callbacks import where
+from dropforge_airflow.alerts.telling import tell
+from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
 
 log = logging.getLogger(__name__)
@@ -36,6 +41,7 @@ def move(
     params: Mapping[str, Any] | None = None,
     dag_run: Any = None,
     outlet_events: Any = None,
+    **context: Any,
 ) -> str:
     """The task: move the alias, and tell who listens to the models. :returns: the version that holds it now."""
     from dropforge_airflow.assets import MODELS
@@ -44,8 +50,12 @@ def move(
     choice = rollback.Choice(**chosen)
     by = getattr(dag_run, "triggering_user_name", None) or "unknown"
     reason = str(params["reason"])
+    settings = from_env()
+    store = connection.open_store(settings.bucket)
     with no_retry():
-        moved = rollback.move(from_env().tracking_uri, choice, reason, by)
+        hold = moving(store, choice.family, f"rollback {getattr(dag_run, 'run_id', '')}")
+        moved = rollback.move(settings.tracking_uri, choice, reason, by, hold)
+    lineage.tell(lambda: _moved(settings.tracking_uri, choice))
     log.info(
         "Version %s of %s is %s %s: %s",
         choice.version,
@@ -62,4 +72,12 @@ def move(
         "reason": reason,
         "by": by,
     }
+    found = replace(where({**context, "dag_run": dag_run}), family=choice.family)
+    tell(texts.rolled_back(found, choice.version, choice.alias, choice.current, reason, by), context)
     return choice.version
+
+
+def _moved(tracking_uri: str, choice: rollback.Choice) -> Lineage:
+    """The alias is made of the version."""
+    version = lineage.version(tracking_uri, choice.family, choice.version)
+    return Lineage([version], [lineage.alias(tracking_uri, choice.family, choice.alias)])

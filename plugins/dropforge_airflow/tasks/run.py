@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from dropforge import layout, provenance
+from dropforge import confirmation, gangs, layout, provenance, sweep_tracking, sweeps
+from dropforge.forecast import Forecast
+from dropforge.mlflow_pages import run_page
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start, run_name
 from dropforge.settings import Settings, from_env
+from dropforge.store import MissingObjectError, Store
 from dropforge.tracking import Status
 from dropforge_airflow import connection
-from dropforge_airflow.tasks import turn
+from dropforge_airflow.tasks import meter, turn
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened
 from dropforge_airflow.tasks.plan import Plan
+from dropforge_airflow.tasks.trial import trial_ending
 
 log = logging.getLogger(__name__)
 
 
-def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Opened:
-    """The task: open the MLflow run and write `run.json`. Trying again opens the same run."""
+def open_run(
+    planned: Plan, curated: Curated, run_id: str | None = None, forecast: Mapping[str, Any] | None = None
+) -> Opened:
+    """The task: open the MLflow run and write `run.json`. Trying again opens the same run.
+
+    :param forecast: what the run would take (`dropforge.forecast.Forecast`).
+    """
     from dataclasses import replace
 
     from kubeflow_training.jobs.manifest import pytorch_job
@@ -37,12 +48,25 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
     with no_retry():
         recipe = build_recipe(planned["recipe"])
         spec = make_spec(settings, planned, curated, recipe)
-        tags = {tracking.TAG_DAG_RUN: run_id or ""}
+        sweep = planned.get("sweep")
+        sweeps.refuse_stopped(store, planned["family"], sweep)
+        tags = {tracking.TAG_DAG_RUN: run_id or ""} | (sweep_tracking.trial_tags(sweep) if sweep else {})
         opened = tracking.open_run(settings.tracking_uri, spec, recipe.flat(), tags)
         spec = replace(spec, tracking=opened)
         # The teardown ends only runs whose task has succeeded.
         with tracking.failed_by_error(settings.tracking_uri, opened.run_id):
             store.put(layout.run_key(spec.run), spec.to_json())
+            with suppress(MissingObjectError):  # a dataset version that is named has no drop
+                entry = store.get(layout.ledger_key(spec.family, planned["drop_id"]))
+                tracking.log_drop(settings.tracking_uri, opened.run_id, entry)
+            if forecast is not None:
+                plan = Forecast.from_dict(forecast)
+                store.put(layout.forecast_key(spec.run), json.dumps(plan.to_dict(), indent=1).encode())
+                tracking.log_hours(settings.tracking_uri, opened.run_id, plan.metrics(), tracking.TAG_PLAN, str(plan))
+            if sweep:
+                sweeps.note(store, spec.family, sweep, spec.run, opened.run_id)
+            # A model that is there is not trained again, and no gang waits for GPUs only to find that out.
+            done = store.stat(layout.report_key(spec.run)) is not None
             train, evaluate = pytorch_job(**train_job(spec, recipe)), pytorch_job(**evaluate_job(spec, recipe))
             tokenise = pytorch_job(**tokenise_job(spec, recipe)) if recipe.compute.tokenize_ahead else {}
     log.info("Run %s, MLflow run %s at %s", spec.run, opened.run_id, settings.tracking_uri)
@@ -51,13 +75,14 @@ def open_run(planned: Plan, curated: Curated, run_id: str | None = None) -> Open
         family=spec.family,
         root=spec.root,
         mlflow_run=opened.run_id,
-        mlflow_url=f"{settings.tracking_uri}/#/experiments/{opened.experiment_id}/runs/{opened.run_id}",
+        mlflow_url=run_page(settings.tracking_uri, opened.experiment_id, opened.run_id),
         backend=recipe.compute.backend,
         retries=recipe.compute.retries,
         opened_at=time.time(),
-        tokenise=tokenise,
-        train=train,
+        tokenise={} if done else tokenise,
+        train={} if done else train,
         evaluate=evaluate,
+        sweep=sweep,
     )
 
 
@@ -85,7 +110,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
             "drop": planned["drop"],
             "id": planned["drop_id"],
             "prefix": prefix if "://" in prefix else f"{settings.root}/{prefix}",
-            **{name: value for name in ("parts", "retrain") if (value := planned.get(name))},
+            **{name: value for name in ("parts", "retrain", "sweep") if (value := planned.get(name))},
         },
         start=None if start is None else Start.read(start),
     )
@@ -107,6 +132,12 @@ def ending(states: Mapping[str, str | None], own: str = "close_run") -> tuple[St
     return ("FAILED", unfinished[0]) if unfinished else ("FINISHED", "")
 
 
+def refused(store: Store, run: str) -> bool:
+    """Whether the last word on the run was that it may not begin."""
+    word = confirmation.read(store, run)
+    return word is not None and not word.start
+
+
 def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
     """The teardown: end what still runs, and the MLflow run by what happened; give the family's turn to the next run.
 
@@ -119,15 +150,37 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
 
     settings = from_env()
     states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id]).get(run_id, {})
-    status, task = ending(states)
+    store = connection.open_store(settings.bucket)
+    status, task, tags = trial_ending(store, opened, states, ending(states))
+    if task == "confirm" and refused(store, opened["run"]):
+        status = "KILLED"  # by a person's word, or by the recipe's in the place of one
     end_jobs(opened, f"{ti.dag_id}/{run_id}/")
-    tags = {tracking.TAG_ENDED_BY: task} if task else {}
+    taken = _settled(store, opened, ti)
+    tags |= {tracking.TAG_ENDED_BY: task, tracking.TAG_REASON: _reason(store, opened, task)} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
-    turn.give_up(connection.open_store(settings.bucket), opened["family"], run_id or "")
-    log.info("Run %s: %s%s", opened["run"], status, f" ({task})" if task else "")
+    turn.give_up(store, opened["family"], run_id or "")
+    log.info("Run %s: %s%s; %s", opened["run"], status, f" ({task})" if task else "", taken)
     if status != "FINISHED":
         raise AirflowFailException(f"Run {opened['run']} ended at task {task}, whose log says why: {status.lower()}")
     return status
+
+
+def _reason(store: Store, opened: Opened, task: str) -> str:
+    """Why the job of a task ended badly; empty for a task without one. It is no reason to leave the run open."""
+    try:
+        return gangs.why_ended(gangs.kept(store, opened["run"]), task)
+    except Exception as error:
+        log.warning("Why run %s ended is not known: %r", opened["run"], error)
+        return ""
+
+
+def _settled(store: Store, opened: Opened, ti: Any) -> str:
+    """What the run has used, told in MLflow. That nobody knows it is no reason to leave the run open."""
+    try:
+        return str(meter.settle(store, opened["run"], opened["mlflow_run"], meter.seen_starts(ti)))
+    except Exception as error:
+        log.warning("What run %s has used is not known: %r", opened["run"], error)
+        return "what it has used is not known"
 
 
 def end_jobs(opened: Opened, owner: str) -> None:
@@ -135,21 +188,32 @@ def end_jobs(opened: Opened, owner: str) -> None:
 
     :param owner: what the owner annotation of this run's jobs begins with.
     """
+    namespace, labels = opened["evaluate"]["metadata"]["namespace"], {"dropforge/run": opened["run"]}
+    for name in end_jobs_of(opened["backend"], namespace, labels, owner):
+        log.warning("Job %s still ran although its task had ended: it is deleted", name)
+
+
+def end_jobs_of(kind: str, namespace: str, labels: Mapping[str, str], owner: str) -> list[str]:
+    """Delete jobs that have not ended; their names. What cannot be looked at is told in the log, and may still run.
+
+    :param kind: the backend's. :param owner: what the jobs' owner annotation begins with.
+    """
     from kubeflow_training.hooks import PyTorchJobHook
     from kubeflow_training.jobs.errors import JobError
     from kubeflow_training.jobs.manifest.words import OWNER_ANNOTATION
     from kubeflow_training.jobs.observation import observe
 
-    namespace, label = opened["train"]["metadata"]["namespace"], {"dropforge/run": opened["run"]}
+    ended: list[str] = []
     try:
-        backend = PyTorchJobHook(opened["backend"]).connect()
-        for job in backend.jobs(namespace, labels=label):
+        backend = PyTorchJobHook(kind).connect()
+        for job in backend.jobs(namespace, labels=dict(labels)):
             name = job.job["metadata"]["name"]
             if not str(job.annotations.get(OWNER_ANNOTATION)).startswith(owner):
                 continue
             found = backend.read(name, namespace)
             if found is not None and not observe(found.job, found.pods, found.events).ended:
                 backend.delete(name, namespace, uid=found.uid)
-                log.warning("Job %s/%s still ran although its task had ended: it is deleted", namespace, name)
+                ended.append(f"{namespace}/{name}")
     except JobError as error:
-        log.error("The jobs of run %s could not be looked at and may still run: %s", opened["run"], error)
+        log.error("The jobs of %s could not be looked at and may still run: %s", owner, error)
+    return ended

@@ -18,9 +18,12 @@ from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
 from dropforge_airflow.dag_runs import state_of
 from dropforge_airflow.tasks.opened import Opened
+from dropforge_airflow.tasks.trial import end_trial
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.sensor import PokeReturnValue
+
+    from dropforge.tracking import Champion
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeR
 
     from dropforge import tracking
 
+    end_trial(opened)
     assert run_id is not None
     settings = from_env()
     store = connection.open_store(settings.bucket)
@@ -43,15 +47,21 @@ def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeR
         log.info("Run %s of family %s is being compared or promoted; waiting", holder, opened["family"])
         return PokeReturnValue(is_done=False)
     alias = json.loads(store.get(layout.run_key(opened["run"])))["recipe"]["promote"]["alias"]
-    current = tracking.champion(settings.tracking_uri, opened["family"], alias)
+    current = tracking.rival(settings.tracking_uri, opened["family"], alias, opened["run"])
     request = {
         "run": f"{opened['root']}/run.json",
         "candidate": f"{opened['root']}/model",
-        "champion": {"version": current.version, "model": current.model} if current else None,
+        "champion": noted(current, datetime.now(UTC)) if current else None,
     }
     store.put(layout.evaluate_key(opened["run"]), json.dumps(request, indent=1).encode())
     log.info("Compared with %s", f"version {current.version}" if current else "nobody: there is no champion yet")
     return PokeReturnValue(is_done=True, xcom_value=current.version if current else None)
+
+
+def noted(current: Champion, now: datetime) -> dict[str, Any]:
+    """The champion as it is compared. Its age is that of this moment: later tasks, cleared ones too, judge by it."""
+    days = None if current.created is None else round((now - current.created).total_seconds() / 86400, 3)
+    return {"version": current.version, "model": current.model, "days": days}
 
 
 def take(store: Store, family: str, owner: str, ended: Callable[[str], bool]) -> str:

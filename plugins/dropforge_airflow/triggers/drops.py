@@ -25,15 +25,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Receipts = tuple[int, tuple[str, ...]]
+"""Which queue, and receipts of messages of it."""
+
+_NOTHING: Receipts = (0, ())
+_LONG_POLL = 20.0  # seconds, the most that SQS allows
+
 
 class DropTrigger(BaseEventTrigger):
     """Emits a wake event when drops are finished or have waited too long; the payload holds nothing but counts.
 
     Addresses that are not given are read from the environment where the trigger runs (`DROPFORGE_BUCKET`,
-    `DROPFORGE_QUEUE_URL`), so that another port or queue changes neither the DAG nor the stored trigger.
+    `DROPFORGE_DROP_BUCKETS`, `DROPFORGE_QUEUE_URL`), so that another port or queue changes neither the DAG nor the
+    stored trigger.
 
-    :param queue_url: SQS queue that the bucket notifies. Where there is none, the prefix `drops/` is polled.
-    :param bucket: S3 bucket of the drops.
+    :param queue_url: SQS queues that the buckets notify. Where there is none, the prefix `drops/` is polled.
+    :param bucket: S3 bucket of the ledger, and of the drops if it is given.
     :param aws_conn_id: Airflow connection for S3 and SQS; credentials live there, never here.
     :param nudge_after: seconds after which something that still waits is woken again; the pause doubles to a minute.
     :param poll_every: seconds between two looks at `drops/` where there is no queue.
@@ -99,61 +106,81 @@ class DropProducer(SharedStreamProducer):
         self._where = (queue_url, bucket, aws_conn_id)
         self._nudge_after = nudge_after
         self._poll_every = poll_every
-        self._post: Post | None = None
+        self._posts: tuple[Post, ...] = ()
 
-    async def open_stream(self) -> AsyncIterator[tuple[dict[str, int], tuple[str, ...]]]:
-        """Yield (counts, receipts of the messages behind them) for ever."""
+    async def open_stream(self) -> AsyncIterator[tuple[dict[str, int], Receipts]]:
+        """Yield (counts, which messages are behind them) for ever."""
         patience = Patience("Drop intake", log)
-        backlog = Backlog(after=self._nudge_after)
+        while not self._posts:
+            try:
+                self._posts = await in_thread(_open_posts, *self._where)
+            except Exception as error:
+                await asyncio.sleep(patience.pause(error))
+        patience.over()
+        # One at a time: what nobody has taken yet holds up its queue, and stays in it.
+        news: asyncio.Queue[tuple[dict[str, int], Receipts]] = asyncio.Queue(1)
+        readers = [self._collect(number, news) for number, post in enumerate(self._posts) if post.queue_url]
+        tasks = [asyncio.create_task(reader) for reader in (*readers, self._watch(self._posts[0], news))]
+        try:
+            while True:
+                yield await news.get()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _collect(self, number: int, news: asyncio.Queue[tuple[dict[str, int], Receipts]]) -> None:
+        """Read a queue; its troubles hold up no other."""
+        post, patience, checked = self._posts[number], Patience("Drop intake", log), False
         while True:
             try:
-                if self._post is None:
-                    self._post = await in_thread(_open_post, *self._where)
-                    await in_thread(self._post.check, _ack_timeout())
-                post = self._post
-                every = self._nudge_after / 2 if post.queue_url else self._poll_every
-                check = 0.0
-                while True:
-                    if post.queue_url:
-                        batch = await in_thread(post.collect, max(1.0, min(20.0, check - time.monotonic())))
-                        if batch.receipts:
-                            yield {"messages": len(batch.receipts)}, batch.receipts
-                        if batch.error is not None:
-                            raise batch.error
-                    if time.monotonic() >= check:
-                        found = 0 if post.queue_url else await in_thread(post.look)
-                        if found:
-                            yield {"found": found}, ()
-                        late = backlog.overdue(await in_thread(post.waiting), time.monotonic())
-                        if late and not found:
-                            log.info("%d waiting in the ledger: waking intake again", late)
-                            yield {"waiting": late}, ()
-                        check = time.monotonic() + every
-                    if not post.queue_url:
-                        await asyncio.sleep(every)
-                    patience.over()
+                if not checked:
+                    await in_thread(post.check, _ack_timeout())
+                    checked = True
+                batch = await in_thread(post.collect, _LONG_POLL)
+                if batch.receipts:
+                    await news.put(({"messages": len(batch.receipts)}, (number, batch.receipts)))
+                if batch.error is not None:
+                    raise batch.error
+                patience.over()
             except Exception as error:
-                if self._post is not None:
-                    self._post.forget()
+                post.forget()
+                await asyncio.sleep(patience.pause(error))
+
+    async def _watch(self, post: Post, news: asyncio.Queue[tuple[dict[str, int], Receipts]]) -> None:
+        """Look at what waits in the ledger, and at `drops/` where there is no queue."""
+        patience, backlog = Patience("Drop intake's look at the bucket", log), Backlog(after=self._nudge_after)
+        while True:
+            try:
+                found = 0 if post.queue_url else await in_thread(post.look)
+                if found:
+                    await news.put(({"found": found}, _NOTHING))
+                late = backlog.overdue(await in_thread(post.waiting), time.monotonic())
+                if late and not found:
+                    log.info("%d waiting in the ledger: waking intake again", late)
+                    await news.put(({"waiting": late}, _NOTHING))
+                patience.over()
+                await asyncio.sleep(self._nudge_after / 2 if post.queue_url else self._poll_every)
+            except Exception as error:
                 await asyncio.sleep(patience.pause(error))
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Delete the messages whose event is stored; the others come again by themselves."""
-        receipts = [receipt for item in batch if item.outcome.is_clean for receipt in item.broker_payload]
-        if not receipts or self._post is None:
-            return
-        try:
-            await in_thread(self._post.delete, receipts)
-        except Exception as error:
-            # Raising would end the stream; the message merely comes again and finds its work done.
-            log.warning("%d messages could not be deleted and will come again: %s", len(receipts), error)
+        for item in batch:
+            number, receipts = item.broker_payload
+            if not receipts or not item.outcome.is_clean:
+                continue
+            try:
+                await in_thread(self._posts[number].delete, receipts)
+            except Exception as error:
+                # Raising would end the stream; the message merely comes again and finds its work done.
+                log.warning("%d messages could not be deleted and will come again: %s", len(receipts), error)
 
-    def get_advance_lane(self, broker_payload: Any) -> Hashable:
-        return tuple(broker_payload)  # no order to keep: no batch waits for another
+    def get_advance_lane(self, broker_payload: Receipts) -> Hashable:
+        return broker_payload  # no order to keep: no batch waits for another
 
     async def aclose(self) -> None:
-        if self._post is not None:
-            self._post.close()
+        for post in self._posts:
+            post.close()
 
 
 def _ack_timeout() -> float:
@@ -162,8 +189,8 @@ def _ack_timeout() -> float:
     return float(conf.getfloat("triggerer", "shared_stream_ack_timeout", fallback=300.0))
 
 
-def _open_post(queue_url: str | None, bucket: str | None, aws_conn_id: str) -> Post:
-    """Open the queue and the bucket; slow imports happen here, off the event loop."""
+def _open_posts(queue_url: str | None, bucket: str | None, aws_conn_id: str) -> tuple[Post, ...]:
+    """Open the queues and the bucket; slow imports happen here, off the event loop."""
     from dropforge_airflow.triggers.post import Post
 
     return Post.open(queue_url, bucket, aws_conn_id)

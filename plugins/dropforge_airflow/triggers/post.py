@@ -7,15 +7,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
-from dropforge import inbox, layout
+from dropforge import inbox, intake_ledger, layout
 from dropforge.errors import DropforgeError
 from dropforge.letters import REASON, dead_letters_url
-from dropforge.settings import from_env
+from dropforge.settings import from_env, split
 from dropforge_airflow import connection, events
+from dropforge_airflow.alerts import texts
+from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.triggers.queue_settings import queue_troubles
 
 if TYPE_CHECKING:
@@ -37,25 +40,29 @@ class Batch:
 
 
 class Post:
-    """One queue and one bucket."""
+    """One queue (or none), the bucket of the ledger, and the buckets that drops come from."""
 
-    def __init__(self, queue_url: str, store: S3Store, client: SQSClient | None) -> None:
+    def __init__(self, queue_url: str, store: S3Store, client: SQSClient | None, buckets: Sequence[str] = ()) -> None:
         self.queue_url = queue_url
         self._store = store
+        self._buckets = tuple(buckets) or (store.bucket,)
         self._client = client
         self._dead_letters: str | None = None
         self._seen: set[str] | None = None
         self._closed = False
 
     @classmethod
-    def open(cls, queue_url: str | None, bucket: str | None, aws_conn_id: str) -> Post:
-        """:raises DropforgeError: if an address is neither given nor in the environment."""
-        if queue_url is None or bucket is None:
-            settings = from_env()
-            queue_url = settings.queue_url if queue_url is None else queue_url
-            bucket = bucket or settings.bucket
-        client = connection.sqs(aws_conn_id) if queue_url else None
-        return cls(queue_url, connection.open_store(bucket, aws_conn_id), client)
+    def open(cls, queue_url: str | None, bucket: str | None, aws_conn_id: str) -> tuple[Post, ...]:
+        """One for each queue, or one without a queue.
+
+        :param bucket: where there is no other; None for those of the environment.
+        :raises DropforgeError: if an address is neither given nor in the environment.
+        """
+        buckets = [bucket] if bucket else list(from_env().aliases)
+        urls = split(from_env().queue_url if queue_url is None else queue_url)
+        store = connection.open_store(buckets[0], aws_conn_id)
+        client = connection.sqs(aws_conn_id) if urls else None
+        return tuple(cls(url, store, client, buckets) for url in urls or ("",))
 
     def collect(self, wait: float) -> Batch:
         """Wait up to `wait` seconds for messages and sort them: inbox, dead letters, or of no use."""
@@ -74,27 +81,39 @@ class Post:
             return Batch()
         receipts: list[str] = []
         useless: list[str] = []
+        buried: list[tuple[str, str]] = []
         problem: Exception | None = None
         for message in messages:
             try:
-                (receipts if self._sort(message) else useless).append(message["ReceiptHandle"])
+                (receipts if self._sort(message, buried) else useless).append(message["ReceiptHandle"])
             except Exception as error:
                 problem = error
         if useless:
             self.delete(useless)
+        if buried:
+            tell(texts.letters([reason for _, reason in buried], buried[0][0]))
         return Batch(tuple(receipts), problem)
 
-    def _sort(self, message: Any) -> bool:
-        """Put a message where it belongs; True if it lies in the inbox now."""
+    def _sort(self, message: Any, buried: list[tuple[str, str]]) -> bool:
+        """Put a message where it belongs; True if it lies in the inbox now. Those put aside are added to `buried`."""
         body = message.get("Body", "")
         try:
-            drops = events.finished_drops(events.read_message(body), self._store.bucket)
+            told = events.read_message(body)
+            drops = events.finished_drops(told, self._buckets)
         except events.NotAnEventError as error:
             self._bury(message, str(error))
+            buried.append((str(message.get("MessageId")), str(error)))
             return False
+        for probe in events.probes(told, self._buckets):
+            self._answer(probe)
         if drops:
             inbox.put(self._store, body)
         return bool(drops)
+
+    def _answer(self, probe: str) -> None:
+        """Tell the doctor who asks that finished drops are seen."""
+        answer = {"at": datetime.now(UTC).isoformat(), "by": self.queue_url or "polling"}
+        self._store.put_if_absent(layout.probe_answer_key(probe), json.dumps(answer).encode())
 
     def _bury(self, message: Any, reason: str) -> None:
         """Send a message to the dead-letter queue with its reason; into the bucket if there is none, or it is long."""
@@ -110,7 +129,7 @@ class Post:
             )
             where = self._dead_letters
         else:
-            key = f"{layout.REFUSED}messages/{inbox.digest(body)}.json"
+            key = f"{layout.MESSAGES}{inbox.digest(body)}.json"
             record = {"reason": reason, "message": number, "body": body, "at": datetime.now(UTC).isoformat()}
             self._store.put(key, json.dumps(record, indent=1).encode())
             where = f"{self._store.uri}/{key}"
@@ -152,8 +171,12 @@ class Post:
                 raise DropforgeError(f"queue {self.queue_url}", cause, "Allow sqs:DeleteMessage on it")
 
     def waiting(self) -> list[str]:
-        """Keys of what waits in the ledger: unread messages and unclaimed drops."""
-        return [info.key for prefix in (layout.INBOX, layout.PENDING) for info in self._store.list(prefix)]
+        """Keys of what waits in the ledger: unread messages, and unclaimed drops unless their family's rules say that
+        nothing can go on yet."""
+        unread = [info.key for info in self._store.list(layout.INBOX)]
+        unclaimed = [info.key for info in self._store.list(layout.PENDING)]
+        asleep = intake_ledger.asleep(self._store, datetime.now(UTC)) if unclaimed else frozenset()
+        return unread + [key for key in unclaimed if key.removeprefix(layout.PENDING).partition("/")[0] not in asleep]
 
     def look(self) -> int:
         """Look for `_SUCCESS` objects that were never seen and put them into the inbox; their number.
@@ -162,22 +185,32 @@ class Post:
         """
         if self._seen is None:
             self._seen = {info.key.removeprefix(layout.SEEN) for info in self._store.list(layout.SEEN)}
+        return sum(self._look(bucket, self._seen) for bucket in self._buckets)
+
+    def _look(self, bucket: str, seen: set[str]) -> int:
         found = 0
-        pages = self._store.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._store.bucket, Prefix=layout.DROPS
-        )
-        for item in (item for page in pages for item in page.get("Contents", [])):
-            parsed = layout.parse_drop_key(item["Key"])
-            if parsed is None or parsed[1] != layout.SUCCESS:
-                continue
-            body = inbox.found_body(self._store.bucket, item["Key"], item["ETag"], item["LastModified"].isoformat())
-            name = inbox.digest(body)
-            if name in self._seen:
-                continue
-            inbox.put(self._store, body)  # first, so that a crash between the two repeats instead of forgetting
-            self._store.put(layout.SEEN + name, item["Key"].encode())
-            self._seen.add(name)
-            found += 1
+        pages = self._store.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=layout.DROPS)
+        for page in pages:
+            now = _date(page)
+            for item in page.get("Contents", []):
+                if (probe := layout.parse_probe_key(item["Key"])) is not None and probe not in seen:
+                    self._answer(probe)
+                    seen.add(probe)
+                parsed = layout.parse_drop_key(item["Key"])
+                if parsed is None or parsed[1] != layout.SUCCESS:
+                    continue
+                # S3 tells times in whole seconds, and an empty object has always the same tag: within this second it
+                # may still be replaced by one that looks the same. So it is looked at once more, when that is over.
+                over = item["LastModified"].replace(microsecond=0) < now
+                modified = item["LastModified"].isoformat() + ("" if over else " or later")
+                body = inbox.found_body(bucket, item["Key"], item["ETag"], modified)
+                name = inbox.digest(body)
+                if name in seen:
+                    continue
+                inbox.put(self._store, body)  # first, so that a crash between the two repeats instead of forgetting
+                self._store.put(layout.SEEN + name, item["Key"].encode())
+                seen.add(name)
+                found += 1
         return found
 
     def forget(self) -> None:
@@ -200,3 +233,11 @@ class Post:
                 f"queue {self.queue_url}", "it does not exist", "Create it, or mend DROPFORGE_QUEUE_URL"
             )
         return error
+
+
+def _date(page: Any) -> datetime:
+    """When the store answered, by its own clock; where it does not say, long after everything."""
+    try:
+        return parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+    except (KeyError, ValueError, TypeError):
+        return datetime.max.replace(tzinfo=UTC)

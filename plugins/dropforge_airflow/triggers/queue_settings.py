@@ -33,7 +33,7 @@ def queue_troubles(
         mend.append(f"MessageRetentionPeriod is {kept} s: drops made in a longer outage are lost. Set it to 1209600")
     tries = _tries(attributes)
     if dead is None:
-        know.append("it has no dead-letter queue: what cannot be read is kept under ledger/refused/messages/")
+        know.append("it has no dead-letter queue: what cannot be read is kept under ledger/messages/")
         return mend, know
     if tries is not None and tries < _TRIES:
         mend.append(f"maxReceiveCount is {tries}: an outage of S3 makes dead letters of drops. Set it to 20 or more")

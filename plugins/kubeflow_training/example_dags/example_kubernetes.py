@@ -12,8 +12,10 @@ SCRIPT = """
 echo "rank $RANK of $WORLD_SIZE, master $MASTER_ADDR:$MASTER_PORT"
 if [ "$RANK" = 0 ]; then
   nc -l -p "$MASTER_PORT"
+  sleep 3  # with the master's end the operator ends the worker, whose last words may not have been read
 else
-  until echo "rank $RANK is here" | nc "$MASTER_ADDR" "$MASTER_PORT"; do sleep 1; done
+  echo "rank $RANK is here" > /scratch/greeting  # a file, as nc may end before a pipe has been written to
+  until nc "$MASTER_ADDR" "$MASTER_PORT" < /scratch/greeting; do sleep 1; done
 fi
 """
 

@@ -100,7 +100,7 @@ class Gangs:
             found = job if decision.action is Action.ADOPT else self._create(manifest, job)
             if found is not None:
                 self.memory.job = found
-                return Decision(decision.action, found, decision.why)
+                return Decision(decision.action, found, decision.why, decision.over)
         raise JobNotReached(f"job {wanted.namespace}/{wanted.name}: its name is taken again and again")
 
     def remove(self, old: Snapshot, backend: Backend | None = None) -> None:

@@ -81,9 +81,14 @@ class Memory:
         return found if isinstance(found, dict) and found.get("try") == self._try else None
 
     def _keep(self, key: str, value: Any) -> None:
-        from airflow.sdk.execution_time.context import NEVER_EXPIRE
+        keep(self._store, key, value)
 
-        self._store.set(key, value, retention=NEVER_EXPIRE)
+
+def keep(store: Any, key: str, value: Any) -> None:
+    """Write into Airflow's task state store for good. :param store: `context["task_state_store"]`."""
+    from airflow.sdk.execution_time.context import NEVER_EXPIRE
+
+    store.set(key, value, retention=NEVER_EXPIRE)
 
 
 def _size_of(job: Identity, gang: int) -> list[str | int]:

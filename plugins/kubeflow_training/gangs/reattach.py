@@ -133,11 +133,13 @@ class Decision:
     """
     :param identity: of the gang to create, to go on with, or whose end is to be told.
     :param why: one line for the log.
+    :param over: whether the gang to go on with has ended already.
     """
 
     action: Action
     identity: Identity
     why: str
+    over: bool = False
 
 
 def decide(
@@ -185,10 +187,12 @@ def decide(
             # An end that this task does not know it waited for: of a DAG run of the same name, long ago, for example.
             return Decision(Action.REPLACE, following, f"gang {number} has ended, and not for this task's eyes")
         if observation.phase is Phase.SUCCEEDED:
-            return Decision(Action.ADOPT, found, f"gang {number} is {observation.phase}: {observation.message}")
+            return Decision(
+                Action.ADOPT, found, f"gang {number} is {observation.phase}: {observation.message}", over=True
+            )
         if replaced(found, observation):
             return Decision(Action.REPLACE, following, f"gang {number} has failed: {observation.message}")
-        return Decision(Action.ADOPT, found, f"gang {number} has failed for good: {observation.message}")
+        return Decision(Action.ADOPT, found, f"gang {number} has failed for good: {observation.message}", over=True)
     if ours:
         return Decision(Action.REPLACE, following, "the task was cleared or the job's spec has changed")
     if observation.phase is Phase.CANCELLED:

@@ -16,7 +16,8 @@ class Snapshot:
 
     :param job: the PyTorchJob, with metadata and status.
     :param pods: its pods.
-    :param events: events about the job and its pods, oldest first.
+    :param events: events about the job and its pods, oldest first; after them what else explains its state: its Kueue
+        Workload while it is held back, its nodes where it failed without saying why.
     :param pods_listed: False if the account may not list pods, which then says nothing about there being any.
     """
 

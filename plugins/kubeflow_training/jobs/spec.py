@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from kubeflow_training.jobs.elastic import elastic
 from kubeflow_training.jobs.errors import ManifestError
+from kubeflow_training.jobs.manifest.rights import container_rights, pod_rights
 from kubeflow_training.jobs.manifest.values import checked, default_of
 from kubeflow_training.jobs.manifest.words import (
     API_VERSION,
@@ -86,6 +87,8 @@ class TrainingJobSpec:
     :param pod_labels, pod_annotations, service_account: of its pods.
     :param runtime, runtime_kind: of a TrainJob; Kubeflow Trainer's own `torch-distributed` unless given.
     :param mlflow_run: id of the job's MLflow run, for the task's link; becomes an annotation.
+    :param user: uid that the pods run as, held to Kubernetes' restricted Pod Security Standard; volumes are given to
+        its group where they can be. None leaves user and rights to the image.
     :param mesh: let a service mesh inject its side-car, which outlives the training container: the pod may never end.
     :param pod: anything else of the pod's spec; what is given here is laid over all of the above.
     """
@@ -134,6 +137,7 @@ class TrainingJobSpec:
     runtime: str | None = None
     runtime_kind: str = "ClusterTrainingRuntime"
     mlflow_run: str | None = None
+    user: int | None = None
     mesh: bool = False
     pod: Mapping[str, Any] = field(default_factory=dict)
 
@@ -224,6 +228,7 @@ class TrainingJobSpec:
             "tolerations": [dict(item) for item in self.tolerations],
             "affinity": dict(self.affinity or {}),
             "serviceAccountName": self.service_account,
+            "securityContext": pod_rights(self.user),
             "priorityClassName": self.priority_class,
             "imagePullSecrets": [{"name": name} for name in self.image_pull_secrets],
         }
@@ -251,8 +256,9 @@ class TrainingJobSpec:
             "resources": {"requests": dict(resources), "limits": dict(resources)},
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
+            "securityContext": container_rights(self.user),
         }
-        return {key: value for key, value in container.items() if value not in (None, []) or key == "env"}
+        return {key: value for key, value in container.items() if value not in (None, [], {}) or key == "env"}
 
     def _await_master(self) -> dict[str, Any]:
         """Waits for the master's name before the operator's own init container, which has less patience."""
@@ -269,8 +275,9 @@ class TrainingJobSpec:
             ],
             "resources": {"requests": dict(resources), "limits": dict(resources)},
             "terminationMessagePolicy": "FallbackToLogsOnError",
+            "securityContext": container_rights(self.user),
         }
-        return {key: value for key, value in wait.items() if value is not None}
+        return {key: value for key, value in wait.items() if value not in (None, {})}
 
 
 def _spread(pod: dict[str, Any], name: str, *, required: bool) -> None:

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from dropforge.cli import checkpoints, compare, drops, runs
+from dropforge.cli import checkpoints, compare, drops, queue, resume, runs, stop, submit, top
 from dropforge.cli.app import app
-from dropforge.cli.watch import STAGES
 from dropforge.settings import Settings
+from dropforge.stages import STAGES
 from dropforge.store import S3Store
 
 
@@ -48,15 +48,19 @@ class DagRun:
 
 
 class FakeAirflow(ThreadingHTTPServer):
-    """The five answers of Airflow's API that the commands read, in its shapes.
+    """The answers of Airflow's API that the commands read, in its shapes.
 
-    :param away: how many of the next questions get no such answer.
+    :ivar away: how many of the next questions get no such answer. :ivar denied: whether nobody may change anything.
+    :ivar orders: what it was told to do. :ivar submitted: what becomes of a run that is triggered.
     """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.dag_runs: dict[str, DagRun] = {}
         self.away = 0
+        self.denied = self.paused = False
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.submitted = DagRun("manual__1", "running", ("running",))
 
     @property
     def url(self) -> str:
@@ -68,7 +72,9 @@ class FakeAirflow(ThreadingHTTPServer):
 
     def answer(self, path: str) -> dict[str, Any]:
         parts = urlsplit(path)
-        _, _, below = unquote(parts.path).partition("/dagRuns")
+        _, runs, below = unquote(parts.path).partition("/dagRuns")
+        if not runs:
+            return {"is_paused": self.paused}
         if not below:
             wanted = parse_qs(parts.query).get("state")
             found = [run for run in self.dag_runs.values() if wanted in (None, [run.state])]
@@ -86,8 +92,21 @@ class FakeAirflow(ThreadingHTTPServer):
                 for stage, state in zip(STAGES, run.states, strict=False)
             ]
             return {"task_instances": tasks}
+        if rest.endswith("/listMapped"):
+            states = enumerate(run.states)
+            return {"task_instances": [{"map_index": number, "state": state} for number, state in states]}
         details = {"error_detail": [{"exc_type": "E", "exc_value": run.error}]} if run.error else {}
         return {"content": [{"event": "Task failed", **details}]}
+
+    def obey(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Start, end or clear a run."""
+        self.orders.append((unquote(path).rpartition("dropforge_finetune/")[2], body))
+        if path.endswith("/dagRuns"):
+            self.add(self.submitted).conf = body["conf"]
+            return self.submitted.row()
+        if "state" in body:
+            self.dag_runs[unquote(path).rpartition("/")[2]].state = body["state"]
+        return {}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -95,8 +114,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.away -= (away := self.server.away > 0)
-        body = b"" if away else json.dumps(self.server.answer(self.path)).encode()
-        self.send_response(503 if away else 200)
+        if away:
+            self._say(503, b"")
+            return
+        try:
+            self._say(200, json.dumps(self.server.answer(self.path)).encode())
+        except KeyError:
+            self._say(404, b'{"detail": "there is no such run"}')
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.denied:
+            self._say(403, b'{"detail": "Forbidden"}')
+        else:
+            self._say(200, json.dumps(self.server.obey(self.path, body)).encode())
+
+    do_PATCH = do_POST  # noqa: N815 - the name that is called
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -132,6 +168,6 @@ def terminal(
     settings = Settings(s3_store.bucket, s3_store.bucket, "", mlflow_server, airflow.url, tmp_path)
     for name, value in settings.to_env().items():
         monkeypatch.setenv(name, value)
-    for module in (checkpoints, compare, drops, runs):
+    for module in (checkpoints, compare, drops, queue, resume, runs, stop, submit, top):
         monkeypatch.setattr(module, "console", Console(width=200))
     return Terminal(tmp_path / "no-stack")

@@ -17,11 +17,12 @@ import yaml
 from rich.console import Console
 
 from dropforge.cli.airflow import last_error
-from dropforge.cli.watch import STAGES, Stage, View, draw, sparkline
+from dropforge.cli.watch import Stage, View, draw, sparkline
 from dropforge.errors import RecipeError
 from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
+from dropforge.stages import STAGES
 
 
 def dropforge(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +49,20 @@ def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for word in ("1,328,256", "120", "for each rank", "fits", "checkpoint"):
         assert word in done.stdout
+
+
+def test_plan_tells_hours_cost_and_what_the_limits_make_of_them(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    limits = "{ask_above: {gpu_hours: 1, cost: 2}, stop_above: {gpu_hours: 1.2}}"
+    known = f"gpu_tflops: 400, price: {{gpu_hour: 2.5, currency: EUR}}, limits: {limits}"
+    recipe.write_text(f"extends: llama-3.1-8b\ntrain: {{max_steps: 1000}}\ncompute: {{{known}}}\n")
+    done = dropforge("plan", str(recipe))
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "FLOPs a token at 400 teraFLOPs a second, which `compute.gpu_tflops` says" in told
+    assert re.search(r"takes GPU-hours [\d.]+, core-hours [\d.]+, cost [\d.]+ EUR", told)
+    assert "a person is asked first: GPU-hours" in told
+    assert "it would be ended before it is done: GPU-hours" in told
 
 
 def test_an_error_names_the_mend_without_a_traceback(tmp_path: Path) -> None:

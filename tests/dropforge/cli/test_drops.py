@@ -8,8 +8,8 @@ import pytest
 
 from dropforge import ledger
 from dropforge.cli.upload import upload
-from dropforge.cli.watch import STAGES
 from dropforge.drop import Drop, read_drop
+from dropforge.stages import STAGES
 from dropforge.store import S3Store
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 

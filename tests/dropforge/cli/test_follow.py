@@ -15,14 +15,14 @@ import pytest
 
 from dropforge import tracking
 from dropforge.cli import patience
-from dropforge.cli.watch import STAGES
 from dropforge.drop import Drop
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.state import StackState, is_running, lock_path, mark_path, write_state
+from dropforge.stages import STAGES
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
-OPENED = ("success",) * 5
+OPENED = ("success",) * STAGES.index("train")
 NOBODY = 1  # a port on which nobody listens
 HOLDER = "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX); time.sleep(600)"
 

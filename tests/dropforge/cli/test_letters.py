@@ -48,7 +48,7 @@ def test_letters_are_listed_shown_replayed_and_deleted(
 
 
 def test_what_cannot_be_sent_or_meant_is_told_and_holds_up_nothing_else(terminal: Terminal, s3_store: S3Store) -> None:
-    s3_store.put(f"{layout.REFUSED}messages/x.json", json.dumps({"reason": "odd", "body": "body"}).encode())
+    s3_store.put(f"{layout.MESSAGES}x.json", json.dumps({"reason": "odd", "body": "body"}).encode())
     refuse(s3_store, "fam", "gone")  # first, and nothing is left of it
     answer = terminal("letters", "--replay", "--all")
     assert answer.exit_code == 1

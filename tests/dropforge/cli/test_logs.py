@@ -6,12 +6,15 @@ import gzip
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from dropforge import layout
+from dropforge import layout, tracking
+from dropforge.run import RunSpec
 from dropforge.store import S3Store
-from tests.dropforge.cli.conftest import Terminal
+from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
 FIRST, SECOND = "20261121T100000.000000Z", "20261121T110000.000000Z"
 
@@ -62,6 +65,36 @@ def test_one_pod_and_the_last_lines(terminal: Terminal, run: str, s3_store: S3St
     done = terminal("logs", run, "--pod", "p-master-0", "-n", "2")  # what is older is not even fetched
     assert done.output == line(5, "[rank 0] d") + line(9, "[rank 0] e")
     assert broken in str(terminal("logs", run).exception)
+
+
+def test_one_rank_alone(terminal: Terminal, run: str, s3_store: S3Store) -> None:
+    keep(s3_store, "p-worker-0", FIRST, 2, line(7, "[rank 11] x"), line(8, "[pod p-worker-0] said [rank 1] y"))
+    assert terminal("logs", run, "--rank", "1").output == line(2, "[rank 1] a") + line(6, "[rank 1] b")
+    assert terminal("logs", run, "-r", "0", "-n", "2").output == line(5, "[rank 0] d") + line(9, "[rank 0] e")
+    assert "ranks that wrote: 0, 1, 11." in f"{terminal('logs', run, '-r', '2').exception}."
+
+
+def test_what_comes_is_printed_once_until_the_run_is_over(
+    terminal: Terminal, run: str, s3_store: S3Store, airflow: FakeAirflow
+) -> None:
+    dag_run = airflow.add(DagRun("manual__1", "running"))
+    spec = RunSpec(run, "fam", 1, "", "", "", "0" * 64, {"train": {"method": "full"}}, "code")
+    opened = tracking.open_run(os.environ["MLFLOW_TRACKING_URI"], spec, {}, {tracking.TAG_DAG_RUN: dag_run.name})
+    dag_run.ends_at_look = 2
+
+    def more() -> None:
+        while dag_run.looks < 1:
+            time.sleep(0.01)
+        keep(s3_store, "p-worker-0", SECOND, 1, line(12, "[rank 1] z"), line(13, "[rank 0] none of it"))
+
+    try:
+        thread = threading.Thread(target=more)
+        thread.start()
+        printed = terminal("logs", run, "--rank", "1", "-n", "1", "--follow").output
+        thread.join()
+        assert printed in (line(6, "[rank 1] b") + line(12, "[rank 1] z"), line(12, "[rank 1] z"))
+    finally:
+        tracking.client(os.environ["MLFLOW_TRACKING_URI"]).delete_run(opened.run_id)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ import uuid
 
 import pytest
 
-from dropforge import ledger, tracking
+from dropforge import ledger, sweep_tracking, sweeps, tracking
 from dropforge.cli import history
 from dropforge.cli.history import Course, read_points
 from dropforge.drop import Drop
 from dropforge.store import S3Store
+from dropforge.sweeps import Outcome
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
+LOSS = "eval/loss"
 KEY = "bucket/{family}/{drop}/" + "0" * 32
 
 
@@ -32,6 +34,20 @@ def track(uri: str, family: str, run: str, dag_run: str) -> str:
         mlflow.log_metric(made.info.run_id, "eval/loss", value, step=step)
     mlflow.set_terminated(made.info.run_id, "FAILED")
     return str(made.info.run_id)
+
+
+def sweep(uri: str, family: str, trials: int) -> str:
+    """A sweep whose last trial became a candidate, and whose others failed; its name."""
+    mlflow, name = tracking.client(uri), f"sweep__{family}__1"
+    parent, experiment = sweep_tracking.open_parent(uri, family, name, {"trials": str(trials)}, {})
+    for trial in range(trials):
+        best = trial == trials - 1
+        by = sweeps.Member(by=name, parent=parent, trial=trial, candidate=best)
+        dag_run = sweeps.candidate_run(name) if best else sweeps.trial_run(name, trial)
+        tags = {tracking.TAG_RUN: f"{family}-t{trial}", tracking.TAG_DAG_RUN: dag_run, **sweep_tracking.trial_tags(by)}
+        mlflow.create_run(experiment, tags=tags)
+    sweep_tracking.tell_best(uri, parent, Outcome(trials - 1, "done", f"{family}-t{trials - 1}", 2.5, 10), LOSS, "")
+    return name
 
 
 def lines(text: str, family: str) -> list[str]:
@@ -90,6 +106,28 @@ def test_the_newest_are_listed_up_to_the_limit(
         airflow.add(DagRun(f"early-{number}", "failed", ("failed",), "no", key, began=began))
     found = [line.split()[0] for line in lines(terminal("runs", "--family", family, "--limit", "3").output, family)]
     assert found == [f"{family}/bad-2", f"{family}/bad-1", f"{family}-2-abc"]
+
+
+def test_a_sweep_is_one_line_and_its_best_trial_another(
+    terminal: Terminal, airflow: FakeAirflow, mlflow_server: str, family: str
+) -> None:
+    track(mlflow_server, family, f"{family}-own", "own")
+    name = sweep(mlflow_server, family, 6)
+    conf = {"family": family, "sweep": {"by": name, "parent": "p", "trial": 7, "candidate": False}}
+    airflow.add(DagRun("trial__7__x", "failed", ("failed",), "no room", conf=conf))
+    found = {
+        line.split()[0]: line for line in lines(terminal("runs", "--family", family, "--limit", "5").output, family)
+    }
+    assert list(found) == [f"{family}-t5", name, f"{family}-own"]
+    assert f"6 trials  the best is {family}-t5" in found[name]
+    assert "2.500" in found[name]
+    every = terminal("runs", "--family", family, "--trials").output
+    assert [line.split()[0] for line in lines(every, family)][-8:] == [
+        *(f"{family}-t{trial}" for trial in range(5, -1, -1)),
+        name,
+        f"{family}-own",
+    ]
+    assert "no room" in every
 
 
 def test_without_airflow_the_list_is_shown_with_a_note(

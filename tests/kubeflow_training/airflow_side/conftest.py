@@ -156,7 +156,7 @@ class Run:
         job = self.job()
         return observe(job.job, job.pods, job.events).phase if job else Phase.LOST
 
-    def until(self, what: Callable[[], Any], seconds: float = 60) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = 150) -> Any:
         end = time.monotonic() + seconds
         while not (value := what()):
             assert time.monotonic() < end, self.airflow.log()[-3000:]

@@ -150,15 +150,20 @@ class Driver:
         session.execute(delete(TaskStateStoreModel).filter_by(dag_id=dag, run_id=run))
         session.commit()
 
-    def kill_trigger(self, dag: str, run: str, state: str | None, arguments: dict[str, Any]) -> None:
-        """Run a trigger, set the task's state, and have the triggerer's own runner cancel it as for a user's action."""
+    def kill_trigger(
+        self, dag: str, run: str, state: str | None, arguments: dict[str, Any], seconds: float = 0.5
+    ) -> None:
+        """Run a trigger, set the task's state, and have the triggerer's own runner cancel it as for a user's action.
+
+        :param seconds: until it is cancelled, if it has not ended by itself.
+        """
         from airflow.jobs import triggerer_job_runner as triggerer
 
         async def run_and_cancel(trigger: Any) -> None:
             runner = triggerer.TriggerRunner()
             runner.triggers[1] = {"task": None, "is_watcher": False, "name": "test", "events": 0}
             task = asyncio.create_task(runner.run_trigger(1, trigger))
-            await asyncio.sleep(0.5)
+            await asyncio.wait({task}, timeout=seconds)
             self.set_state(dag, run, state)
             task.cancel(triggerer._USER_ACTION_CANCEL_MSG)
             await asyncio.gather(task, return_exceptions=True)

@@ -172,7 +172,7 @@ def test_a_held_gang_is_started_by_the_line_that_the_log_shows(there):
     said = subprocess.run(["kubectl", *shlex.split(lines[1])], capture_output=True, text=True, check=True).stdout
     name = one.manifest["metadata"]["name"]
     assert said == f"trained as 1 of 2 at {name}-master-0\n"
-    for pod in ("master-0", "worker-0"):
+    for pod in ("worker-0", "master-0"):  # with the master's end the operator ends the worker
         release = f"exec -n {one.rights.namespace} {name}-{pod} -c pytorch -- touch /tmp/release"
         subprocess.run(["kubectl", *release.split()], check=True)
     assert one.run.airflow.answer()["state"] == "success"

@@ -192,7 +192,8 @@ def test_another_triggerer_goes_on_where_the_log_was_left(new_run, tmp_path):
     assert run.phase() is Phase.RUNNING
     go.touch()
     run.airflow.mark()
-    run.airflow.ask("kill_trigger", dag=run.dag, run=run.run, state="deferred", arguments=arguments)
+    # The job ends, and the trigger with it.
+    run.airflow.ask("kill_trigger", dag=run.dag, run=run.run, state="deferred", arguments=arguments, seconds=30)
     assert run.airflow.ranks() == [f"[master-0] late {n}" for n in range(100)]
 
 
@@ -277,7 +278,9 @@ def test_the_sensor_waits_for_a_job_of_somebody_else(new_run, mode):
 @both
 def test_the_same_on_kubernetes(new_run, mode, namespace):
     # The master's end is the job's: it waits until the worker has spoken.
-    script = f'[ "$RANK" = 0 ] || echo "hello from $RANK"; {MEET} [ "$RANK" != 0 ] || echo "hello from $RANK"'
+    # And somewhat longer: a worker whose end the operator has not been told goes with the master's.
+    last = '[ "$RANK" != 0 ] || { echo "hello from $RANK"; sleep 4; }'
+    script = f'[ "$RANK" = 0 ] || echo "hello from $RANK"; {MEET} {last}'
     run = new_run(mode, script, backend="kubernetes", namespace=namespace, nodes=2, cpus=0.05, memory_gb=0.05)
     assert run.attempt()["state"] == "success"
     assert run.look()["xcoms"]["return_value"]["phase"] == "succeeded"

@@ -13,6 +13,7 @@ from kubeflow_training.jobs.manifest.words import FINGERPRINT_ANNOTATION, TOKEN_
 from kubeflow_training.jobs.observation import Phase, observe
 from kubeflow_training.retries import LEDGER_KEY
 
+from tests.kubeflow_training.pretend_nodes import until_ready
 from tests.kubeflow_training.rights import admin
 
 both = pytest.mark.parametrize("mode", ["deferred", "sync"])
@@ -116,6 +117,7 @@ def machine(rights):
             "status": {"capacity": size, "allocatable": size},
         }
     )
+    until_ready(core, f"kubernetes.io/hostname={name}")
     yield name
     core.delete_node(name)
 

@@ -79,7 +79,7 @@ class Place(ABC):
     def create(self, manifest: Mapping[str, Any]) -> Job:
         return Job(self, self.backend.create(manifest), manifest)
 
-    def until(self, what: Callable[[], T | None], seconds: float = 60) -> T:
+    def until(self, what: Callable[[], T | None], seconds: float = 150) -> T:
         """The first true value of `what`."""
         end = time.monotonic() + seconds
         while not (value := what()):
@@ -118,7 +118,7 @@ class Job:
         snapshot = self.read()
         return observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else observe(None)
 
-    def wait(self, *phases: Phase, seconds: float = 60) -> Observation:
+    def wait(self, *phases: Phase, seconds: float = 150) -> Observation:
         """The first observation in one of the phases."""
         last: list[Observation] = []
 
@@ -131,7 +131,7 @@ class Job:
         except AssertionError:
             raise AssertionError(f"waited in vain for {phases}; last: {last}") from None
 
-    def ended(self, seconds: float = 60) -> Observation:
+    def ended(self, seconds: float = 150) -> Observation:
         """The observation once the job and its pods have ended."""
 
         def look() -> Observation | None:

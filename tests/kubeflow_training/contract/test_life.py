@@ -79,7 +79,7 @@ def test_delete_gives_grace_then_kills_and_frees_the_name(place):
     place.until(lambda: job.observe().phase is Phase.RUNNING and job.log() == ["ready"])
     pod, began = job.pods()[0], time.monotonic()
     assert job.delete(uid=job.uid) is True
-    place.until(lambda: "asked" in job.backend.logs(pod).lines, 3)
+    place.until(lambda: "asked" in job.backend.logs(pod).lines, 15)
     assert job.observe().phase in (Phase.CANCELLED, Phase.LOST)
     job.gone()
     assert 2.5 < time.monotonic() - began < 20

@@ -32,8 +32,8 @@ def test_a_rigid_gang_starts_at_the_size_that_fits_and_again_at_its_own(place):
     manifest = place.on_small_machine(place.manifest("sleep 600", nodes=3, gpus=1))
     gang = place.create(manifest)
     place.until(lambda: "gpu" in gang.observe().message.lower())
-    size = place.until(lambda: nodes_to_be_had(gang.pods()))
-    assert size == 2
+    size = 2
+    place.until(lambda: nodes_to_be_had(gang.pods()) == size)
     assert gang.observe().phase in (Phase.QUEUED, Phase.STARTING)
     gang.delete(uid=gang.uid, grace_seconds=0)
     gang.gone()

@@ -183,4 +183,4 @@ def test_a_person_ends_the_job(new_run, place, stage):
     else:
         cleared.until(cleared.watched if stage == "queued" else lambda: cleared.state == "running")
         cleared.mark("failed")
-        cleared.until(lambda: not cleared.gangs(), 15)
+        cleared.until(lambda: not cleared.gangs(), 30)

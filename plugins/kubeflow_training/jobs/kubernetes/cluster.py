@@ -1,8 +1,8 @@
 """Jobs of one kind on a Kubernetes cluster.
 
 Needs get, list, create and delete on the kind, get and list on pods, and get on pods/log; an indexed Job also needs
-get, create, patch and delete on services. Without the right to list events, Kueue's workloads or its pending workloads
-it works too and only knows less about waiting.
+get, create, patch and delete on services. Without the right to list events, Kueue's workloads or its pending workloads,
+or to get nodes, it works too and only knows less about waiting and failing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from kubeflow_training.jobs.kinds import INDEXED_JOB, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes import services
 from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, items_of, no_such_place, sorted_errors
 from kubeflow_training.jobs.kubernetes.cursor import Batch, Cursor, Lines
+from kubeflow_training.jobs.kubernetes.nodes import Nodes
 from kubeflow_training.jobs.kubernetes.workloads import Workloads
 from kubeflow_training.jobs.observation.disruptions import created_twice
-from kubeflow_training.jobs.observation.reader import may_replace
+from kubeflow_training.jobs.observation.reader import may_replace, nodes_to_ask
 from kubeflow_training.jobs.shapes import born, last_seen, mapping
 
 
@@ -40,7 +41,7 @@ class KubernetesCluster:
         self.kind, self._group = kind, (kind.group, kind.version)
         self._api = api_client
         self._core, self._custom = client.CoreV1Api(api_client), client.CustomObjectsApi(api_client)
-        self._workloads = Workloads(api_client)
+        self._workloads, self._nodes = Workloads(api_client), Nodes(api_client)
 
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
         found = kind_of(manifest)
@@ -102,7 +103,8 @@ class KubernetesCluster:
         # Pods of a job that had this name before may still be ending.
         pods = [pod for pod in pods if self.kind.owns(job, pod)]
         pods.sort(key=lambda pod: pod["metadata"]["name"])
-        return Snapshot(job, pods, [*self._events(job, pods), *self._workloads.of(job)])
+        events = [*self._events(job, pods), *self._workloads.of(job)]
+        return Snapshot(job, pods, [*events, *self._nodes.read(nodes_to_ask(job, pods, events))])
 
     def last_words(self, namespace: str, uid: str) -> list[Mapping[str, Any]]:
         """Events of a job that is gone, oldest first, for an hour: `observe(None, (), ...)` reads its end from them."""

@@ -35,10 +35,9 @@ class Workloads:
             return []
         namespace = str(mapping(job.get("metadata")).get("namespace"))
         answer = self._ask(kueue.GROUP, namespace, "workloads", label_selector=kueue.selector(job))
-        found = items(mapping(answer).get("items"))
-        if not found:
+        workload = kueue.newest(answer)
+        if workload is None:
             return []
-        workload = max(found, key=lambda item: str(mapping(item.get("metadata")).get("creationTimestamp") or ""))
         queue = str(mapping(workload.get("spec")).get("queueName") or "")
         told = self._position(namespace, queue, workload) if queue and kueue.pending(workload) else None
         return [kueue.with_position(workload, told)]

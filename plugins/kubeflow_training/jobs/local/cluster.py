@@ -9,15 +9,19 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
+from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
-from kubeflow_training.jobs.local import processes
+from kubeflow_training.jobs.local import lock
+from kubeflow_training.jobs.local.capacity import gang_resources
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
-from kubeflow_training.jobs.local.status import event
+from kubeflow_training.jobs.local.standing import MOST, Standing, Waiting, Working
+from kubeflow_training.jobs.local.status import event, over
 from kubeflow_training.jobs.manifest.canonical import without_nulls
 from kubeflow_training.jobs.manifest.checks.pytorch import require_valid
 from kubeflow_training.jobs.manifest.words import AWAIT_MASTER, JOB_NAME_LABEL
@@ -42,8 +46,7 @@ class LocalCluster:
 
     def supervisor(self) -> dict[str, Any] | None:
         """The running supervisor's pid and what it offers, or None if none runs."""
-        known = read_json(self.layout.supervisor)
-        return known if processes.alive(known) else None
+        return read_json(self.layout.supervisor) if lock.held(self.layout.lock) else None
 
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
         manifest = without_nulls(manifest)
@@ -118,6 +121,53 @@ class LocalCluster:
     def tail(self, pod: Mapping[str, Any], lines: int = 20) -> list[str]:
         return tail(self._log(pod), lines)
 
+    def queue(self) -> tuple[list[Waiting], list[Working]]:
+        """The jobs that wait, the next one first and those held back last, and the jobs that use the machine."""
+        waiting: list[tuple[tuple[Any, ...], Waiting]] = []
+        working = []
+        for folder in self.layout.job_folders():
+            job, state = read_json(folder / "job.json"), read_json(folder / "state.json") or {}
+            if job is None or (folder / "delete.json").exists() or over(state.get("status", {})):
+                continue
+            uid, manifest, plan = str(job["uid"]), job["manifest"], state.get("plan")
+            where = (folder.name, folder.parent.name, uid)
+            if plan is not None:
+                working.append(Working(*where, gang_resources(manifest, len(plan.get("pods") or state["pods"]))))
+                continue
+            standing = Standing.read(folder, uid)
+            needs = gang_resources(manifest, node_range(manifest)[0])
+            turn = (standing.held, *standing.turn(job["order"], uid))
+            waiting.append((turn, Waiting(*where, standing, None, needs, _why(state))))
+        found = [item for _, item in sorted(waiting, key=lambda item: item[0])]
+        return [
+            item if item.standing.held else replace(item, position=place) for place, item in enumerate(found, 1)
+        ], working
+
+    def stand(
+        self, name: str, namespace: str, uid: str, *, held: bool | None = None, priority: int | None = None
+    ) -> Standing:
+        """Hold a waiting job back, let it go, or give it a priority; where it stands then.
+
+        :raises JobRefusedError: if it does not wait, or the number is too large. :raises JobError: if it is gone.
+        """
+        thing = f"job {namespace}/{name}"
+        if priority is not None and abs(priority) > MOST:
+            raise JobRefusedError(thing, f"a priority of {priority} is too large", f"Give one up to {MOST}")
+        folder = self._folder(name, namespace)
+        if folder is None or (read_json(folder / "job.json") or {}).get("uid") != uid:
+            raise JobError(thing, "it is gone", "Look at the queue again")
+        state = read_json(folder / "state.json") or {}
+        if state.get("plan") is not None or over(state.get("status", {})):
+            raise JobRefusedError(thing, "it does not wait any more", "Only what waits can be held back or moved")
+        before = Standing.read(folder, uid)
+        standing = Standing(before.held if held is None else held, before.priority if priority is None else priority)
+        try:
+            standing.write(folder, uid)
+        except FileNotFoundError:
+            raise JobError(thing, "it is gone", "Look at the queue again") from None
+        self.layout.knock()
+        return standing
+
     def _folder(self, name: str, namespace: str) -> Path | None:
         if not (_NAME.fullmatch(name) and _NAME.fullmatch(namespace)):
             return None
@@ -147,6 +197,15 @@ def _job(job: Mapping[str, Any], status: Mapping[str, Any], deleting: Mapping[st
     if deleting is not None:
         metadata["deletionTimestamp"] = deleting.get("at")
     return {**manifest, "metadata": metadata, "status": status}
+
+
+def _why(state: Mapping[str, Any]) -> str:
+    """What a waiting job waits for."""
+    for pod in state.get("pods", []):
+        for item in pod["status"].get("conditions", []):
+            if item.get("message"):
+                return str(item["message"])
+    return "it has just come"
 
 
 def _unsupervised(snapshot: Snapshot, name: str) -> Snapshot:

@@ -18,6 +18,7 @@ from kubeflow_training.jobs.local.capacity import Resources, gang_resources, pod
 from kubeflow_training.jobs.local.environment import POD_MARK, grace_seconds, pod_spec, template
 from kubeflow_training.jobs.local.layout import read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pods import Pods
+from kubeflow_training.jobs.local.standing import Standing
 from kubeflow_training.jobs.shapes import moment
 
 _KEEPER_START_SECONDS: Final = 60
@@ -64,6 +65,11 @@ class Gang:
     @property
     def queued(self) -> bool:
         return self.state["plan"] is None and not self.ended and not self.deleted
+
+    @property
+    def standing(self) -> Standing:
+        """What people have said of its place in the queue."""
+        return Standing.read(self.folder, self.uid)
 
     @property
     def deleted(self) -> bool:

@@ -4,6 +4,7 @@ HOME/supervisor.lock, supervisor.json      the one supervisor
 HOME/wake                                  touched by clients after every request
 HOME/jobs/NAMESPACE/NAME/job.json          written once, by the client that creates the job
 HOME/jobs/NAMESPACE/NAME/delete.json       written by a client that wants the job's end
+HOME/jobs/NAMESPACE/NAME/queue.json        written by clients: held back, priority
 HOME/jobs/NAMESPACE/NAME/state.json        status, pods and events; written by the supervisor alone
 HOME/jobs/NAMESPACE/NAME/pods/POD/         spec.json and stop.json (supervisor), status.json and log (the pod's keeper)
 HOME/removed/NAME-UID/                     the last deleted jobs, for a look at their logs

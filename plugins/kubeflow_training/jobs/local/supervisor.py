@@ -7,7 +7,6 @@ supervisor takes them over. SIGTERM does, with their grace period, as the shutdo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -18,11 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from kubeflow_training.jobs.errors import JobError
-from kubeflow_training.jobs.local import processes
+from kubeflow_training.jobs.local import lock, processes
 from kubeflow_training.jobs.local.capacity import Resources, gang_resources, machine
 from kubeflow_training.jobs.local.devices import devices
 from kubeflow_training.jobs.local.gang import Gang
 from kubeflow_training.jobs.local.layout import Layout, timestamp, write_json
+from kubeflow_training.jobs.local.standing import HELD
 from kubeflow_training.jobs.shapes import moment
 
 _BUSY_SECONDS: Final = 0.1
@@ -44,6 +44,7 @@ class Supervisor:
         self.layout.prepare()
         self.total, self.devices = machine(), devices()
         self._lock = self._take_lock()
+        self.layout.supervisor.unlink(missing_ok=True)  # what it says is of one that was killed
         self.gangs: dict[Path, Gang] = {}
         self._unreadable: set[Path] = set()
         self.stopping = False
@@ -102,7 +103,8 @@ class Supervisor:
             self._remove(path, gang)
 
     def _schedule(self) -> None:
-        """First come, first served; a gang starts whole or not at all, an elastic one with as much as fits."""
+        """First come, first served, unless people say otherwise; a gang starts whole or not at all, an elastic one with
+        as much as fits. Who is held back keeps nobody waiting."""
         free, ports, taken = self.total, set(), set()
         for gang in self.gangs.values():
             if gang.holds:
@@ -110,15 +112,17 @@ class Supervisor:
                 ports.add(gang.port)
                 taken.update(gang.gpus)
         gpus = [name for name in self.devices if name not in taken]
-        waiting = sorted((gang for gang in self.gangs.values() if gang.queued), key=lambda gang: (gang.order, gang.uid))
+        queued = [(gang, gang.standing) for gang in self.gangs.values() if gang.queued]
         ahead = 0
-        for gang in waiting:
+        for gang, standing in sorted(queued, key=lambda item: item[1].turn(item[0].order, item[0].uid)):
             if short := gang.least.missing(self.total):
                 gang.refuse(
                     "NeverFits",
                     f"the job asks for {gang.least}, and this machine offers {self.total}: {short} too few, for ever. "
                     "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more",
                 )
+            elif standing.held:
+                gang.wait(HELD)
             elif ahead:
                 gang.wait(f"waiting for its turn, {ahead} ahead; needs {gang.least}")
                 ahead += 1
@@ -192,16 +196,13 @@ class Supervisor:
             shutil.rmtree(old, ignore_errors=True)
 
     def _take_lock(self) -> int:
-        handle = os.open(self.layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
+        handle = lock.take(self.layout.lock)
+        if handle is None:
             raise JobError(
                 f"the local cluster in {self.layout.home}",
                 "another supervisor runs there",
                 "Stop it first, or use another folder (KUBEFLOW_TRAINING_HOME)",
-            ) from error
+            )
         return handle
 
     def _reap(self) -> None:

@@ -17,6 +17,7 @@ OVERDUE_LIMIT: Final = timedelta(minutes=2)
 """How long a pod may outlive the end of its grace period: no kubelet is there to end it."""
 _NEVER: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _REMOVED: Final = {"Preempted": Reason.PREEMPTED, "TaintManagerEviction": Reason.NODE_LOST, "Evicted": Reason.EVICTED}
+_TAKEN_BACK: Final = "Cancelling deletion of Pod"
 _CREATED: Final = frozenset({"SuccessfulCreatePod", "SuccessfulCreate"})
 _DELETED: Final = frozenset({"SuccessfulDeletePod", "SuccessfulDelete"})
 _COMBINED: Final = "(combined from similar events)"
@@ -104,6 +105,8 @@ def removal(events: Sequence[Mapping[str, Any]], pod: str | None = None) -> tupl
     """
     for event in reversed(events):
         about, word = mapping(event.get("involvedObject")), str(event.get("reason"))
+        if str(event.get("message")).startswith(_TAKEN_BACK):
+            continue  # the node was back in time, or the pod gone by other means
         if word in _REMOVED and about.get("kind") == "Pod" and pod in (None, about.get("name")):
             return _REMOVED[word], f"{about.get('name')}: {str(event.get('message') or word).strip()}"
     return None

@@ -19,6 +19,9 @@ VISIBILITY_GROUP: Final = "visibility.kueue.x-k8s.io"
 VERSIONS: Final = ("v1beta2", "v1beta1")
 """Of both groups, the newest first; an older Kueue has only the last."""
 _POSITION: Final = "kubeflow-training/position"
+_OTHERS: Final = "kubeflow-training/others-before"
+_DEACTIVATED: Final = "Deactivated"
+"""Why Kueue evicts what a person has set inactive, and says so for ever; other reasons of its own begin like it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ def workload_in(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None
     return next((item for item in reversed(events) if item.get("kind") == "Workload"), None)
 
 
+def newest(answer: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Of a list of a job's Workloads the one that counts."""
+    found = items(mapping(answer).get("items"))
+    return max(found, key=lambda item: str(mapping(item.get("metadata")).get("creationTimestamp") or ""), default=None)
+
+
+def admitted(workload: Mapping[str, Any]) -> bool:
+    """Whether its job may begin."""
+    return "Admitted" in _conditions(workload)
+
+
 def pending(workload: Mapping[str, Any]) -> bool:
     """Whether it waits for quota, so that it has a position."""
     return "QuotaReserved" not in _conditions(workload)
@@ -66,8 +80,16 @@ def with_position(workload: Mapping[str, Any], answer: Mapping[str, Any] | None)
     :param answer: `localqueues/QUEUE/pendingworkloads` of the visibility API; None if it cannot be had.
     """
     found = (item for item in items(mapping(answer).get("items")) if name(item) == name(workload))
-    position = whole(mapping(next(found, None)).get("positionInLocalQueue"))
-    return {**workload, "apiVersion": f"{GROUP}/{VERSIONS[0]}", "kind": "Workload", _POSITION: position}
+    told = mapping(next(found, None))
+    position, among_all = whole(told.get("positionInLocalQueue")), whole(told.get("positionInClusterQueue"))
+    others = None if position is None or among_all is None else among_all - position
+    more = {"kind": "Workload", _POSITION: position, _OTHERS: others}
+    return {**workload, "apiVersion": f"{GROUP}/{VERSIONS[0]}", **more}
+
+
+def others_before(workload: Mapping[str, Any] | None) -> int | None:
+    """How many jobs of other queues that share its quota stand before it; None if nobody tells."""
+    return whole(mapping(workload).get(_OTHERS))
 
 
 def read(workload: Mapping[str, Any]) -> Queued:
@@ -87,10 +109,12 @@ def read(workload: Mapping[str, Any]) -> Queued:
     if mapping(conditions.get("QuotaReserved")).get("reason") == "Inadmissible":
         reason = Reason.USER_ERROR
     said = f"waits {where}" + (f": {waits}" if waits else "")
+    evicted = true.get("Evicted", {})
+    by_hand = not evicted or evicted.get("reason") == _DEACTIVATED
     if mapping(workload.get("spec")).get("active") is False:
-        cause = _message(true.get("Evicted")) or "somebody has set it inactive"
-        return Queued(queue, Reason.EVICTED, f"taken out of queue {queue} until it is set active again: {cause}")
-    if evicted := true.get("Evicted"):
+        cause = "somebody has set it inactive" if by_hand else _message(evicted)
+        return Queued(queue, None if by_hand else Reason.EVICTED, f"held back from queue {queue}: {cause}")
+    if not by_hand:
         preempted = evicted.get("reason") == "Preempted"
         cause = _message(true.get("Preempted")) or _message(evicted)
         word = "preempted" if preempted else "evicted"

@@ -20,7 +20,7 @@ from kubeflow_training.jobs.elastic import (
     unproven,
 )
 from kubeflow_training.jobs.kinds import Kind, kind_seen
-from kubeflow_training.jobs.observation import kueue
+from kubeflow_training.jobs.observation import kueue, nodes
 from kubeflow_training.jobs.observation.disruptions import removal, sign
 from kubeflow_training.jobs.observation.phases import Observation, Phase, told_best
 from kubeflow_training.jobs.observation.progress import Progress
@@ -28,13 +28,14 @@ from kubeflow_training.jobs.observation.reasons import Ending, Reason, ending, f
 from kubeflow_training.jobs.observation.waits import container_wait, creation_wait, scheduling_wait, volume_wait
 from kubeflow_training.jobs.shapes import items, mapping, moment, name, text
 
-__all__ = ["Observation", "Phase", "Reason", "may_replace", "observe", "told_best"]
+__all__ = ["Observation", "Phase", "Reason", "may_replace", "nodes_to_ask", "observe", "places", "told_best"]
 
 
 _WAITS_FOR_MASTER: Final = "init-pytorch"
 """The training operator's own init container of the workers."""
 _OVERTIME: Final = 10
 """Seconds that the cluster has to enforce a deadline by itself."""
+_NODES_ASKED: Final = 64
 _SUCCESS_EVENTS: Final = frozenset({"PyTorchJobSucceeded", "Completed", "SparkApplicationCompleted"})
 _FAILURE_EVENTS: Final = frozenset(
     {
@@ -61,7 +62,7 @@ def observe(
 
     :param job: of a known kind; None if it is gone, and then the events may still tell its end.
     :param pods: the job's own.
-    :param events: oldest first; the job's Kueue Workload may be among them.
+    :param events: oldest first; the job's Kueue Workload and its nodes may be among them.
     :param progress: what its log told.
     :param pods_listed: whether the pods may be seen at all; if not, what only they could prove is believed.
     :param now: when this was; how long a node is silent is counted from it. The present time unless given.
@@ -70,7 +71,8 @@ def observe(
     if job is None:
         return _observe_gone(told, progress)
     seen = _Seen(mapping(job), items(list(pods)), told, progress, now or datetime.now(UTC), pods_listed)
-    return (
+    return _with_nodes(
+        seen,
         _observe_end(seen)
         or _observe_pause(seen)
         or _observe_elastic(seen)
@@ -78,8 +80,28 @@ def observe(
         or _observe_overtime(seen)
         or _observe_disruptions(seen)
         or _observe_waiting(seen)
-        or _observe_pods(seen)
+        or _observe_pods(seen),
     )
+
+
+def nodes_to_ask(
+    job: Mapping[str, Any],
+    pods: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+    also: Sequence[str] = (),
+) -> list[str]:
+    """Names of the nodes that may explain a failure better than the pods did; none while nothing is to be explained.
+
+    :param also: where other pods of the gang were, which are gone.
+    """
+    seen = observe(job, pods, events)
+    names = dict.fromkeys([*([seen.node] if seen.node else []), *places(pods), *also])
+    return list(names)[:_NODES_ASKED] if nodes.doubtful(seen) else []
+
+
+def places(pods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the nodes that the pods have."""
+    return [found for pod in pods if (found := text(mapping(pod.get("spec")).get("nodeName")))]
 
 
 def may_replace(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
@@ -181,6 +203,19 @@ def _told(cause: Ending, rank: int, victims: int) -> str:
         last = ": it waited in vain for the address of the master"
     also = f" ({victims} more {'rank' if victims == 1 else 'ranks'} failed after it)" if victims else ""
     return f"rank {rank} ({cause.replica}) failed first{where}{part}{code}{last}{also}"
+
+
+def _with_nodes(seen: _Seen, found: Observation) -> Observation:
+    """The same observation, or that of a failure which a node of the gang explains."""
+    why = nodes.blamed(found, seen.events)
+    if why is None:
+        return found
+    found = replace(found, reason=why.reason, message=f"{found.message}; node {why.node} {why.message}")
+    pod = next((item for item in seen.pods if mapping(item.get("spec")).get("nodeName") == why.node), None)
+    if pod is None or why.node == found.node:
+        return replace(found, node=why.node)  # its controller may have removed the pod by now
+    code = next((item.exit_code for item in seen.endings if item.pod == name(pod)), None)
+    return replace(found, exit_code=code, **seen.where(pod))
 
 
 def _observe_gone(events: list[Mapping[str, Any]], progress: Progress | None) -> Observation:

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     TOO_FEW_NODES = "too few nodes"
     COLLECTIVE_TIMEOUT = "collective timeout"
     DEADLINE = "deadline"
+    IDLE = "idle GPUs"
     DELETED = "deleted"
     UNKNOWN = "unknown"
 
@@ -51,6 +52,7 @@ RETRYABLE: Final = {
     Reason.TOO_FEW_NODES: True,
     Reason.COLLECTIVE_TIMEOUT: True,
     Reason.DEADLINE: False,
+    Reason.IDLE: False,
     Reason.DELETED: False,
     Reason.UNKNOWN: True,
 }
@@ -69,6 +71,7 @@ MENDS: Final = {
     Reason.TOO_FEW_NODES: "The next gang starts with the nodes there are; if it comes back, ask for fewer",
     Reason.COLLECTIVE_TIMEOUT: "It is tried again; if it comes back, look at the nodes' network and GPUs",
     Reason.DEADLINE: "Give the job more time (deadline_seconds), or less to do",
+    Reason.IDLE: "See what its GPUs waited for (data, network, a rank); a cleared task goes on where it saved",
     Reason.DELETED: "Somebody removed the job; clear the task to start it anew",
     Reason.UNKNOWN: "Read the last lines of the failing rank; it is tried again as long as there are tries left",
 }
@@ -78,8 +81,10 @@ EXIT_CODES: Final = {
     10: Reason.USER_ERROR,
     11: Reason.BAD_DATA,
     12: Reason.USER_ERROR,
+    13: Reason.IDLE,
     20: Reason.PREEMPTED,
     21: Reason.COLLECTIVE_TIMEOUT,
+    22: Reason.NODE_LOST,
     126: Reason.USER_ERROR,
     127: Reason.USER_ERROR,
     128: Reason.USER_ERROR,
@@ -130,7 +135,7 @@ _TEXTS: Final = (
         Reason.COLLECTIVE_TIMEOUT,
     ),
 )
-_SPEAKING_CODES: Final = frozenset({10, 11, 12, 20, 21})
+_SPEAKING_CODES: Final = frozenset({10, 11, 12, 13, 20, 21, 22})
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,9 @@ def first(endings: list[Ending]) -> Ending | None:
     late = datetime.max.replace(tzinfo=UTC)
     # Kubernetes tells whole seconds; among equals a SIGKILL explains a broken collective, which explains a SIGTERM.
     order = {137: 0, 21: 1, 143: 3}
-    causes = [item for item in endings if not item.victim] or endings
+    # A pod that ends itself, its GPUs being idle, has its peers save and end as for a preemption, maybe before it.
+    idle = [item for item in endings if item.reason is Reason.IDLE]
+    causes = idle or [item for item in endings if not item.victim] or endings
     return min(
         causes, key=lambda item: (item.when or late, order.get(item.exit_code or 0, 2), item.index), default=None
     )

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
-from kubeflow_training.jobs.observation import Observation, Phase, observe, told_best
+from kubeflow_training.jobs.observation import Observation, Phase, nodes, observe, told_best
 from kubeflow_training.jobs.observation.reader import may_replace
 from kubeflow_training.jobs.shapes import mapping, storable
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION, TAIL, JobLog
@@ -20,6 +20,8 @@ from kubeflow_training.jobs.waiting.turns import turn
 T = TypeVar("T")
 _WAITING: Final = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RESTARTING})
 _DOUBT_SECONDS: Final = 15.0
+_NODE_SECONDS: Final = 3.0
+"""From a failure until the nodes are read again: they tell of a broken GPU a moment after a rank has died of it."""
 _FIRST_LOOK_SECONDS: Final = 30.0
 """That a limit waits for the first look: a job may have ended in time while no triggerer was there to see it."""
 _AGAIN_SECONDS: Final = 1.0
@@ -169,8 +171,8 @@ class Waiting:
 
     async def _settled(self) -> End | None:
         """Whether an ended job has nothing more to tell: the rank that failed first may be the last to say so."""
-        until = time.monotonic() + self._settle
-        seen = self.observation
+        began = time.monotonic()
+        until, seen = began + self._settle, self.observation
         if seen is not None and seen.phase is Phase.FAILED:
             await self._refresh(until)
             seen = self._see_again(seen)
@@ -179,6 +181,10 @@ class Waiting:
                 if left <= 0:
                     break
                 await self._subscription.changed(left)
+                seen = self._see_again(seen)
+            if seen is not None and self._snapshot is not None and nodes.silent(seen, self._snapshot.events):
+                await asyncio.sleep(max(0.0, min(until, began + _NODE_SECONDS) - time.monotonic()))
+                await self._refresh(until)
                 seen = self._see_again(seen)
         if seen is not None and seen.phase is Phase.SUCCEEDED and _unbegun(self._snapshot):
             # After an outage the job's end may be told before that of its pods, whose logs would never be begun.

@@ -186,7 +186,7 @@ class PolledLogs:
         for pod in snapshot.pods:
             name = str(mapping(pod.get("metadata")).get("name"))
             leads = kind.node_rank(pod, snapshot.job) == 0
-            if not _has_begun(pod) or not (leads or self._ranks == "all"):
+            if not has_begun(pod) or not (leads or self._ranks == "all"):
                 continue
             self._replicas[name] = kind.replica(pod)
             wish = self._subscription.wishes.get(name)
@@ -268,6 +268,7 @@ def shared_poll(key: Hashable, connect: Callable[[], Backend]) -> Poll:
     return poll
 
 
-def _has_begun(pod: Mapping[str, Any]) -> bool:
+def has_begun(pod: Mapping[str, Any]) -> bool:
+    """Whether its container has started, so that there may be a log."""
     states = (mapping(item.get("state")) for item in items(mapping(pod.get("status")).get("containerStatuses")))
     return any(state.keys() & {"running", "terminated"} for state in states)

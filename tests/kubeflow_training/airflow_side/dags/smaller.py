@@ -19,7 +19,7 @@ for deferrable in (True, False):
             kubernetes_conn_id="kubernetes_other",
             poll_interval=0.1,
             deferrable=deferrable,
-            queue_timeout=timedelta(seconds=2),
+            queue_timeout=timedelta(seconds=8),  # a gang that fits has to start within it, on a busy machine too
             min_nodes=2,
             retries=POLICY.retries,
             retry_policy=POLICY,

@@ -31,6 +31,7 @@ from kubeflow_training.jobs.shapes import labels, mapping
 
 _GATHER: Final = 0.05  # seconds in which those who begin to wait are gathered into one list
 _SINGLE_READS: Final = 8  # more new names than this are had cheaper by a list
+_GONE_SECONDS: Final = 60.0  # that a removed pod is remembered: a failed job's may go before their nodes are asked
 
 
 class Feed:
@@ -41,6 +42,7 @@ class Feed:
         self._subscribers: dict[str, set[Subscription]] = {}
         self._jobs: dict[str, dict[str, Any]] = {}
         self._pods: dict[str, dict[str, dict[str, Any]]] = {}
+        self._gone: dict[str, list[tuple[float, dict[str, Any]]]] = {}  # name: pods that went, and when
         self._asked: dict[str, float] = {}  # name: when the last list or read began that covers the job
         self._pods_asked: dict[str, float] = {}  # the same for its pods
         self._fetching: dict[str, set[str]] = {}  # name being read: uids that went meanwhile
@@ -85,7 +87,7 @@ class Feed:
         others.discard(who)
         if not others:
             self._subscribers.pop(who.name, None)
-            for table in (self._jobs, self._pods, self._asked, self._pods_asked):
+            for table in (self._jobs, self._pods, self._gone, self._asked, self._pods_asked):
                 table.pop(who.name, None)
         if not self._subscribers and self._tasks:
             close = self.release()  # first, so that nobody finds this feed while it ends
@@ -115,7 +117,7 @@ class Feed:
     async def refresh(self, who: Subscription) -> None:
         await self._read(who.name)
         if (snapshot := self.look(who).snapshot) is not None:
-            await self.events.read_about(snapshot)
+            await self.events.read_about(snapshot, self._lately_gone(snapshot.job))
 
     # Keeping up
 
@@ -268,6 +270,7 @@ class Feed:
             before = self._pods.get(name, {})
             news = name not in self._pods_asked or mine.keys() != before.keys()
             news = news or any(_version(mine[key]) != _version(before[key]) for key in mine)
+            self._remember(name, [pod for key, pod in before.items() if key not in mine])
             self._pods[name] = {key: pod if _newer(pod, before.get(key)) else before[key] for key, pod in mine.items()}
             self._pods_asked[name] = max(began, self._pods_asked.get(name, 0.0))
             if news:
@@ -284,6 +287,7 @@ class Feed:
             known = mine.get(str(pod["metadata"]["name"]))
             if known is not None and known["metadata"]["uid"] == pod["metadata"]["uid"]:
                 del mine[str(pod["metadata"]["name"])]
+            self._remember(name, [pod])
         else:
             self._store_pod(name, pod)
         self._notify(name)
@@ -328,6 +332,17 @@ class Feed:
         name = str(pod["metadata"]["name"])
         if _newer(pod, mine.get(name)):
             mine[name] = pod
+
+    def _remember(self, job_name: str, pods: list[dict[str, Any]]) -> None:
+        """These pods went; those that went long ago are forgotten."""
+        now = time.monotonic()
+        lately = [item for item in self._gone.get(job_name, ()) if now - item[0] < _GONE_SECONDS]
+        self._gone[job_name] = [*lately, *((now, pod) for pod in pods)]
+
+    def _lately_gone(self, job: Mapping[str, Any]) -> list[dict[str, Any]]:
+        since = time.monotonic() - _GONE_SECONDS
+        gone = self._gone.get(str(job["metadata"]["name"]), ())
+        return [pod for when, pod in gone if when > since and self.kind.owns(job, pod)]
 
     def _wants_job(self, job: Mapping[str, Any]) -> bool:
         return mapping(job.get("metadata")).get("name") in self._subscribers

@@ -1,0 +1,54 @@
+"""`dropforge metrics`: what Prometheus scrapes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dropforge.cli.airflow import FINETUNE, INTAKE
+from dropforge.cli.connect import StateOption, connect
+from dropforge.errors import DropforgeError
+from dropforge.install.exporter import PORT
+from dropforge.rest import Rest
+
+
+def metrics(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = PORT,
+    every: Annotated[float, typer.Option(help="Seconds between two looks at ledger, MLflow and Airflow.", min=1)] = 30,
+    once: Annotated[bool, typer.Option("--once", help="Look once, print the metrics and end.")] = False,
+    state: StateOption = None,
+) -> None:
+    """Serve the metrics of drops, runs and trainings for Prometheus, at /metrics."""
+    from prometheus_client import generate_latest, start_http_server
+
+    from dropforge.watching.exporter import Exporter, Watch, registry
+    from dropforge.watching.runs import Runs
+
+    connection = connect(state)
+    airflow = connection.airflow if connection.airflow.url and connection.airflow.user else None
+    runs = Runs(Rest(connection.settings.tracking_uri))
+    exporter = Exporter(Watch(connection.store, runs, airflow, (INTAKE, FINETUNE)), every)
+    if once:
+        exporter.look()
+        typer.echo(generate_latest(registry(exporter)).decode(), nl=False)
+        return
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        server, _ = start_http_server(port, host, registry(exporter))
+    except OSError as error:
+        mend = "Give another --port, or --host"
+        raise DropforgeError(f"address {host}:{port}", f"it cannot be listened on ({error})", mend) from None
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    exporter.start()
+    Console().print(f"Metrics at http://{host}:{server.server_port}/metrics", soft_wrap=True, highlight=False)
+    over.wait()
+    server.shutdown()

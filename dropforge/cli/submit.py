@@ -1,0 +1,198 @@
+"""`dropforge submit`: start a run of a recipe as the form in the UI does, with the user's rights in Airflow."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.drops import show_end
+from dropforge.cli.named import opened
+from dropforge.cli.patience import LIMIT, Patience
+from dropforge.cli.recipes import FamilyOption, RecipeArgument
+from dropforge.cli.watch import ENDED, Stage, follow, read_stages, why_failed
+from dropforge.data_names import read_name
+from dropforge.drop import is_id
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.estimate import check_memory, estimate
+from dropforge.layout import check_family
+from dropforge.recipe import Recipe
+from dropforge.recipes.load import build_recipe, merge, presets, read_yaml, resolve
+from dropforge.recipes.rules import check_startable
+
+OTHER: Final = "hub:OWNER/NAME, dataset:FAMILY/DIGEST, prefix:KEY/PREFIX/ or drops:ID,ID"
+_LOOK: Final = 0.5  # seconds
+console = Console(soft_wrap=True)
+
+
+def submit(
+    recipe: RecipeArgument,
+    family: FamilyOption,
+    drop: Annotated[
+        str | None, typer.Option(help="An uploaded drop: FAMILY/DROP, its name, or its id in the ledger.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help=f"Other data: {OTHER}.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="A recipe key, as train.max_steps=40.", metavar="KEY=VALUE")
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Train again on data that was trained on before.")] = False,
+    watch: Annotated[bool, typer.Option("--follow", help="Follow the run to its end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where the run is as JSON.")] = False,
+    state: StateOption = None,
+) -> None:
+    """Start a run of a recipe on data that are there already; `dropforge drop` uploads data.
+
+    What is wrong with the recipe is said before anything starts, as by `dropforge plan`. The whole of it wins over a
+    recipe.yaml of the drop. Waits until the run's plan is made, and tells if that fails.
+    """
+    preset, over = asked(recipe, change or (), data)
+    loaded = build_recipe(merge(resolve({"extends": preset}), over))
+    check(loaded, drop)
+    conf: dict[str, Any] = {"preset": preset, "family": check_family(family), "again": again}
+    conf |= {"drop": _drop(drop, family)} if drop else {}
+    conf |= {"overrides": over} if over else {}
+    connection = connect(state)
+    airflow = connection.airflow
+    paused = airflow.is_paused(FINETUNE)
+    dag_run = airflow.trigger(FINETUNE, conf)
+    page = airflow.page(FINETUNE, dag_run)
+    if not as_json:
+        console.print(Text(f"Run {dag_run}: {page}"))
+    if paused:
+        tell_paused(FINETUNE, "run")
+    stages = () if paused else wait_planned(connection, dag_run)
+    named = opened(connection, dag_run, dag_run)
+    mlflow = named.mlflow_page(connection.settings.tracking_uri)
+    if as_json:
+        found = {"dag_run": dag_run, "page": page, "run": named.run or None, "mlflow": mlflow or None}
+        typer.echo(json.dumps(found, indent=1))
+    elif mlflow:
+        console.print(Text(f"MLflow: {mlflow}"))
+    failed = why_failed(airflow, dag_run, stages)
+    if failed is not None:
+        raise DropforgeError(f"run {dag_run}", f"{failed[0]} failed: {failed[1]}", "Mend that, and submit it again")
+    if skipped := next((stage for stage in stages if stage.state == "skipped"), None):
+        raise DataError(
+            f"run {dag_run}", f"another run has these data (stage {skipped.name} was skipped)", "Use --again to insist"
+        )
+    if watch:
+        view = follow(connection, dag_run, named.run or dag_run, console)
+        link = opened(connection, dag_run, dag_run).mlflow_page(connection.settings.tracking_uri)
+        console.print(Text(f"MLflow: {link}") if link and not mlflow else Text())
+        raise typer.Exit(show_end(connection, dag_run, view))
+    if not as_json:
+        console.print(Text(f"Follow it with `dropforge follow {dag_run}`"))
+
+
+def tell_paused(dag: str, what: str) -> None:
+    """Say that what was started waits."""
+    told = f"DAG {dag} is paused: the {what} begins once somebody unpauses it"
+    Console(stderr=True, soft_wrap=True).print(Text(told, style="yellow"))
+
+
+def asked(recipe: str, changes: Sequence[str], data: str | None) -> tuple[str, dict[str, Any]]:
+    """The preset that the form is told, and the values over it.
+
+    :param recipe: a preset's name or a file. :raises RecipeError: for what is neither, and for what cannot be sent.
+    """
+    over: dict[str, Any] = {}
+    preset = recipe
+    if recipe not in presets():
+        values = _read(recipe)
+        preset = str(values.get("extends", ""))
+        if not preset:
+            raise RecipeError(
+                f"recipe {recipe}",
+                "it extends no preset, and the form has one beneath all that it is told",
+                f"Begin it with `extends: NAME`. Presets: {', '.join(presets())}",
+            )
+        resolve({"extends": values["extends"]})  # a preset that is not there is named
+        over = {key: value for key, value in values.items() if key != "extends"}
+    if data is not None:
+        over = merge(over, {"data": {"source": source(data)}})
+    for change in changes:
+        over = merge(over, parse_change(change))
+    return preset, over
+
+
+def check(recipe: Recipe, drop: str | None) -> None:
+    """What the run would refuse. :raises DropforgeError: with the cause and the mend."""
+    check_startable(recipe)
+    check_memory(recipe, estimate(recipe))
+    if drop is None and recipe.data.source is None:
+        raise DataError(
+            "the data",
+            "none are named",
+            "Give --drop FAMILY/DROP, --data hub:OWNER/NAME or `data.source` in the recipe; "
+            "`dropforge drop PATH` uploads files",
+        )
+    if drop is not None and recipe.data.source is not None:
+        raise DataError("option --drop", "the recipe names data, too (`data.source`)", "Leave one of them out")
+
+
+def parse_change(text: str) -> dict[str, Any]:
+    """`train.max_steps=40` as nested values. :raises RecipeError: if it is none."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
+        raise RecipeError(f"option --set {text!r}", "it is not KEY=VALUE", "Write it as --set train.max_steps=40")
+    try:
+        nested: Any = read_yaml(f"value: {value}")["value"]
+    except (RecipeError, KeyError):
+        raise RecipeError(f"option --set {text!r}", "its value is no YAML", "Put text into quotes") from None
+    for part in reversed(key.strip().split(".")):
+        nested = {part: nested}
+    return dict(nested)
+
+
+def source(text: str) -> dict[str, Any]:
+    """`hub:OWNER/NAME` and the like, as the form reads them, as `data.source`. :raises DataError: if it is none."""
+    thing = f"option --data {text!r}"
+    if text.startswith("s3://"):
+        raise DataError(thing, "it is an address", "Write `prefix:KEY/PREFIX/`, of a prefix in the bucket of the runs")
+    try:
+        found = read_name(text, bucket="").source
+    except DataError as error:
+        raise DataError(thing, error.cause, error.mend) from None
+    if found is None:
+        there = "files of this machine have to be uploaded first" if Path(text).exists() else "it names no source"
+        raise DataError(thing, there, f"Write {OTHER}; a drop is --drop, and `dropforge drop PATH` uploads files")
+    return found
+
+
+def wait_planned(connection: Connection, dag_run: str) -> tuple[Stage, ...]:
+    """Wait until the plan is made, or the run is over; after a minute, whatever there is."""
+    patience, end = Patience(connection.stack, f"dropforge follow {dag_run}"), time.monotonic() + LIMIT
+    stages: tuple[Stage, ...] = ()
+    with Console(stderr=True).status("Waiting for its plan"):
+        while time.monotonic() < end:
+            try:
+                stages = read_stages(connection.airflow, dag_run)
+                over = str(connection.airflow.dag_run(FINETUNE, dag_run)["state"]) in ENDED
+                patience.answered()
+            except DropforgeError as error:
+                patience.check_stack()
+                patience.bear(error)
+                continue
+            if over or stages[0].state in {"success", "failed", "skipped"}:
+                break
+            time.sleep(_LOOK)
+    return stages
+
+
+def _drop(text: str, family: str) -> str:
+    return text if "/" in text or is_id(text) else f"{family}/{text}"
+
+
+def _read(recipe: str) -> Mapping[str, Any]:
+    path = Path(recipe)
+    if not path.is_file():
+        raise RecipeError(f"recipe {recipe!r}", "it is neither a file nor a preset", f"Presets: {', '.join(presets())}")
+    return read_yaml(path.read_bytes())

@@ -1,0 +1,118 @@
+"""What the jobs of a run have held, and how long: one object for each gang in the run's folder, over all attempts.
+
+The time of a gang begins with its first container. One whose end nobody has told goes on until it is closed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+from dropforge import layout
+from dropforge.costs import Hours, Rates, Tariff
+from dropforge.placement.pods import ahead
+from dropforge.recipe import Compute
+from dropforge.store import Store
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A job and its pods; times are Unix times.
+
+    :param task: whose job it is. :param gpus, cores: that its pods hold together.
+    :param created: None where the cluster did not tell. :param started: None where no container was seen to start.
+    :param reason: why it ended badly, in the words of the job library; empty if it did not, or nobody saw its end.
+    :param failed: whether it failed; one that was removed, or stopped at a limit, did not.
+    :param step: of a training that failed, the last step of which it was heard; None if of none.
+    :param saved: the step of its newest checkpoint then; 0 if it had none, None where nobody could look.
+    """
+
+    task: str
+    job: str
+    uid: str
+    number: int
+    gpus: float
+    cores: float
+    created: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    reason: str = ""
+    failed: bool = False
+    step: int | None = None
+    saved: int | None = None
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Steps that are done again: those of which it told after its newest checkpoint; None if nobody knows."""
+        return None if self.step is None or self.saved is None else max(0, self.step - self.saved)
+
+    def seconds(self, now: float) -> float:
+        """How long it has held its pods' GPUs."""
+        if self.started is None:
+            return 0.0
+        return max(0.0, (now if self.ended is None else self.ended) - self.started)
+
+
+def rates_of(compute: Compute, task: str) -> Rates:
+    """What the pods of a task's job hold, as `dropforge.job` asks for them."""
+    nodes = compute.nodes if task == "train" else 1
+    if task == "tokenise":
+        return Rates(0, ahead(compute)[0])
+    return Rates(nodes * compute.gpus, nodes * compute.cpus)
+
+
+def keep(store: Store, run: str, gang: Gang) -> None:
+    """Write down what is known of a gang; a later word takes its place."""
+    store.put(layout.gang_key(run, gang.uid), json.dumps(asdict(gang), indent=1).encode())
+
+
+def read(data: bytes) -> Gang:
+    """A gang as it was kept. What a newer version has added is passed over: versions meet while one is rolled out."""
+    known = {field.name for field in fields(Gang)}
+    return Gang(**{name: value for name, value in json.loads(data).items() if name in known})
+
+
+def kept(store: Store, run: str) -> list[Gang]:
+    """All gangs of the run, in the order in which they began."""
+    found = [read(store.get(info.key)) for info in store.list(layout.gangs_prefix(run))]
+    return sorted(found, key=lambda gang: (gang.created or gang.started or 0.0, gang.number))
+
+
+def why_ended(gangs: Iterable[Gang], task: str) -> str:
+    """Why the last gang of a task ended badly; empty if nobody knows, or it did not."""
+    return next((gang.reason for gang in reversed(list(gangs)) if gang.task == task), "")
+
+
+def failed(gangs: Iterable[Gang], task: str) -> list[Gang]:
+    """Those of a task that failed."""
+    return [gang for gang in gangs if gang.task == task and gang.failed]
+
+
+def lost_steps(gangs: Iterable[Gang]) -> int | None:
+    """Of all of them; None if nobody knows of one."""
+    lost = [gang.lost_steps for gang in gangs]
+    return None if None in lost else sum(steps or 0 for steps in lost)
+
+
+def used(gangs: Iterable[Gang], now: float, tariff: Tariff, *, but: str | None = None) -> Hours:
+    """What they have used together. :param but: uid of one that does not count."""
+    gpu_seconds = core_seconds = 0.0
+    for gang in gangs:
+        if gang.uid != but:
+            gpu_seconds += gang.gpus * gang.seconds(now)
+            core_seconds += gang.cores * gang.seconds(now)
+    return tariff.hours(gpu_seconds / 3600, core_seconds / 3600)
+
+
+def closed(gangs: Iterable[Gang], now: float, started: Mapping[str, float | None]) -> list[Gang]:
+    """Those whose end nobody has told, with an end.
+
+    :param started: by uid, when the first container of a gang was seen to start; None if none was. What is not known
+        at all began with its job: hours may be counted too many, but not too few.
+    """
+    return [
+        replace(gang, started=gang.started or started.get(gang.uid, gang.created), ended=now)
+        for gang in gangs
+        if gang.ended is None
+    ]

@@ -1,0 +1,26 @@
+"""`compute.preflight` and `compute.network_env`: what ranks hold before they begin, and variables of their network."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dropforge.section import Section
+
+NetworkName = Annotated[str, Field(pattern=r"^(NCCL|FI|OFI_NCCL|TORCH_NCCL|GLOO|UCX)_[A-Z0-9_]{1,60}$")]
+NetworkEnv = Annotated[dict[NetworkName, Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,256}$")]], Field(max_length=32)]
+
+
+class Preflight(Section):
+    """A minute at most in which the ranks show that all are there and how fast they reach each other; a node or network
+    that fails it ends the attempt before anything is fetched."""
+
+    when: Literal["auto", "always", "never"] = "auto"
+    """`auto` takes gangs of several nodes with GPUs."""
+    min_gb_per_second: float | None = Field(default=None, ge=0, le=10_000)
+    """Least bus bandwidth of an all-reduce in gigabytes a second, 0 takes any; null follows from the fabric."""
+    max_latency_ms: float | None = Field(default=None, ge=0, le=60_000)
+    """Most milliseconds of a small all-reduce, 0 takes any; null follows from the fabric."""
+    seconds: int = Field(default=60, ge=10, le=600)
+    """Most that all of it may take."""

@@ -1,0 +1,126 @@
+"""`TrialOperator`: one trial of a sweep, as a run of the fine-tune DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from dropforge_airflow.dag_runs import state_of
+from dropforge_airflow.starting import GOING, AwaitRunOperator, starting
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from dropforge.sweeps import Stop
+
+
+class TrialArguments(TypedDict):
+    """What tells one trial from another: arguments of the mapped operator.
+
+    :param run: of the fine-tune DAG, with its `conf`. :param number: from 0. :param told: its values in a few words.
+    :param at_once: trials that may train at the same time. :param family, by: whose sweep, and its run in Airflow.
+    """
+
+    run: str
+    conf: dict[str, Any]
+    number: int
+    told: str
+    at_once: int
+    family: str
+    by: str
+
+
+class TrialOperator(AwaitRunOperator):
+    """Wait for the trial's turn, start its run or find it, and wait for its end in the triggerer.
+
+    Trials begin in their order, each once enough of those before it have ended. One that fell behind ends skipped, and
+    is not tried again; one that failed, or was ended with its sweep, is run again under its name when it is cleared.
+    For the arguments see `TrialArguments`.
+    """
+
+    # Nothing here is a template: what people wrote into the sweep's file goes to the run as it is.
+    template_fields: Sequence[str] = ()
+
+    def __init__(
+        self,
+        *,
+        awaited: str,
+        run: str = "",
+        conf: Mapping[str, Any] | None = None,
+        number: int = 0,
+        told: str = "",
+        at_once: int = 1,
+        family: str = "",
+        by: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(awaited=awaited, run=run, **kwargs)
+        self.conf, self.number, self.told, self.at_once = conf, number, told, at_once
+        self.family, self.by = family, by
+
+    def execute(self, context: Context) -> str:
+        ti = context["ti"]
+        state = state_of(ti, self.awaited, self.run)
+        if state == "success":
+            return state
+        if state in GOING:
+            self._wait(context)
+        stop = self._stopped()
+        if stop is not None and stop.early:
+            self._skip(stop)
+        self._await_turn(context)
+        if stop is not None:
+            self._let_go_on()
+        self.log.info("Trial %d, %s: run %s", self.number, self.told, self.run)
+        note = f"Trial {self.number} of sweep {self.by}: {self.told}"
+        raise starting(context, self.awaited, self.run, self.conf, note, again=state == "failed", wait=True)
+
+    def turn(self, context: Context, event: Mapping[str, Any]) -> str:  # noqa: ARG002 - Airflow's signature
+        """It is this trial's turn, unless others were cleared meanwhile."""
+        return self.execute(context)
+
+    def execute_complete(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:
+        """The name that Airflow calls after it has started a run."""
+        return self.resume(context, event)
+
+    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:
+        state = str(event[1].get(self.run))
+        stop = None if state == "success" else self._stopped()
+        if stop is not None:
+            if stop.early:
+                self._skip(stop)
+            raise AirflowFailException(f"Trial {self.number}: {stop.told}")
+        return super().resume(context, event)
+
+    def _await_turn(self, context: Context) -> None:
+        from dropforge_airflow.triggers.turns import ENDED, TurnTrigger
+
+        ti: Any = context["ti"]
+        needed = self.number - self.at_once + 1
+        # The trial's own earlier end does not count: clearing has taken it away.
+        ended = ti.get_ti_count(dag_id=ti.dag_id, task_ids=[self.task_id], run_ids=[ti.run_id], states=list(ENDED))
+        if ended < needed:
+            self.log.info("Trial %d begins when %d trials have ended; %d have", self.number, needed, ended)
+            trigger = TurnTrigger(dag=ti.dag_id, run=ti.run_id, task=self.task_id, needed=needed)
+            self.defer(trigger=trigger, method_name=self.turn.__name__)
+
+    def _stopped(self) -> Stop | None:
+        from dropforge import sweeps
+        from dropforge.settings import from_env
+        from dropforge_airflow import connection
+
+        return sweeps.stopped(connection.open_store(from_env().bucket), self.family, self.by, self.number)
+
+    def _let_go_on(self) -> None:
+        from dropforge import sweeps
+        from dropforge.settings import from_env
+        from dropforge_airflow import connection
+
+        sweeps.let_go_on(connection.open_store(from_env().bucket), self.family, self.by, self.number)
+
+    def _skip(self, stop: Stop) -> None:
+        # Of the exception's text Airflow's log says nothing.
+        self.log.info("Trial %d is stopped early: %s", self.number, stop.told)
+        raise AirflowSkipException(f"Stopped early: {stop.told}")

@@ -1,0 +1,229 @@
+"""A team's place on a cluster, as an installation leaves it: image, rights, queue, stack; and the runs there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dropforge import layout, tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.drops import wait_for_run
+from dropforge.gangs import Gang, kept
+from tests.cluster.conftest import IMAGE, REPOSITORY, Namespace, opened, preset, started
+from tests.cluster.queue_yard import queues
+from tests.e2e.harness import Stack
+
+_BUILDER = os.environ.get("DROPFORGE_IMAGE_BUILDER", "")
+ACCOUNT, QUEUE = "dropforge-trainer", "training"
+_PRESET = "team"
+GANG = {"nodes": 2, "cpus": 0.9, "memory_gb": 2}
+_PACKAGES = "/opt/dropforge/.venv/lib/python3.11/site-packages"
+_ROLES = ("events", "kueue", "nodes", "short-grace")
+
+
+def _missing() -> str:
+    if IMAGE:
+        return ""
+    if not _BUILDER:
+        return "DROPFORGE_IMAGE_BUILDER names no tool that builds images, and DROPFORGE_TEST_IMAGE no image"
+    if sys.version_info[:2] != (3, 11):
+        return "the image has Python 3.11, and these tests run by another, whose packages its pods would mount"
+    return ""
+
+
+NO_IMAGE = _missing()
+"""Why there can be no image for the pods; empty if there can."""
+
+
+def built() -> tuple[str, float]:
+    """The trainer's image on the node, without its packages, and the seconds that it took to build and load."""
+    if IMAGE:
+        return IMAGE, 0.0
+    name, began = "test.local/dropforge-trainer:whole-way", time.monotonic()
+    command = [_BUILDER, "images/trainer/Dockerfile", ".", name, "--load", "--build-arg", "VARIANT=mounted"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return name, time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class Place:
+    """
+    :param image: of the pods. :param built: seconds that it took to build.
+    """
+
+    stack: Stack
+    namespace: Namespace
+    image: str
+    built: float
+
+    def drop(self, family: str, files: dict[str, Path], recipe: str | None = None) -> Course:
+        """Upload the files, and wait until their run is there."""
+        began = time.time()
+        made = self.stack.drop(family, "one", files, recipe)
+        return Course(self, family, began, wait_for_run(self.stack.connection, made))
+
+
+@contextmanager
+def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[Place]:
+    """A stack whose account has the shipped Roles, whose pods come from the image and an account without rights, and
+    wait in a team's queue with room for one gang.
+
+    :param folder: an empty one. :param recipe: what the team's preset says beside that.
+    """
+    image, seconds = built()
+    with opened(machine_node, folder, *_ROLES, machine="/") as namespace:
+        account = {"metadata": {"name": ACCOUNT}, "automountServiceAccountToken": False}
+        namespace.core.create_namespaced_service_account(namespace.name, account)
+        mark = namespace.name.removeprefix("test-")
+        team = {"namespace": namespace.name, "queue": QUEUE, "largest": GANG}
+        team["quota"] = {f"real-{mark}": {"cpus": 1.9, "memory_gb": 6}}
+        file = {"flavors": {f"real-{mark}": {}}, "teams": {f"team-{mark}": team}}
+        presets, state = _presets(folder / "presets", namespace, image, recipe), folder / "stack"
+        state.mkdir()
+        with queues(file), started(state, machine_node, namespace, presets, _PRESET, {}) as stack:
+            yield Place(stack, namespace, image, seconds)
+
+
+def _presets(folder: Path, namespace: Namespace, image: str, recipe: dict[str, Any]) -> Path:
+    """The folder of the team's preset."""
+    found = preset(namespace.name) | recipe
+    found["compute"] |= GANG | {"image": image, "queue": QUEUE, "service_account": ACCOUNT}
+    if not IMAGE:
+        packages = Path(sysconfig.get_path("purelib")).resolve()
+        found["compute"]["volumes"] = [{"claim": "machine", "path": _PACKAGES, "sub_path": str(packages).lstrip("/")}]
+    folder.mkdir()
+    (folder / f"{_PRESET}.yaml").write_text(yaml.safe_dump(found))
+    return folder
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run. :param dropped: Unix time of its drop."""
+
+    place: Place
+    family: str
+    dropped: float
+    dag_run: str
+
+    @property
+    def stack(self) -> Stack:
+        return self.place.stack
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.place.namespace
+
+    @property
+    def run(self) -> str:
+        """Its name, once it is opened."""
+        (tracked,) = self.stack.tracked(self.dag_run)
+        return str(tracked.data.tags[tracking.TAG_RUN])
+
+    def pods(self) -> list[Any]:
+        """Of its training, now; they are named after their job."""
+        found: list[Any] = self.namespace.core.list_namespaced_pod(self.namespace.name).items
+        own = [pod for pod in found if pod.metadata.name.startswith(f"train-{self.family}-")]
+        return sorted(own, key=lambda pod: str(pod.metadata.name))
+
+    def step(self) -> int:
+        """The last one that rank 0 told."""
+        told = 0
+        for pod in self.pods():
+            if "-master-" in pod.metadata.name and pod.status.phase == "Running":
+                log = self.namespace.core.read_namespaced_pod_log(pod.metadata.name, self.namespace.name)
+                told = max([told, *(int(step) for step in re.findall(r'@progress {"step": (\d+)', log))])
+        return told
+
+    def sealed(self) -> int:
+        """The step of its newest complete checkpoint; 0 without one."""
+        keys = self.stack.connection.store.sizes(f"{layout.run_prefix(self.run)}checkpoints/")
+        return max((int(step) for key in keys for step in re.findall(r"/step-(\d+)/manifest\.json$", key)), default=0)
+
+    def end(self) -> Any:
+        """Wait for its model; its MLflow run."""
+        assert self.stack.end(self.dag_run) == "success", self.stack.log(self.dag_run, "train")
+        (tracked,) = self.stack.tracked(self.dag_run)
+        assert tracked.info.status == "FINISHED"
+        assert self.stack.champion(self.family) == tracked.data.tags[tracking.TAG_VERSION]
+        return tracked
+
+    def weights(self) -> str:
+        """Digest of the registered model's weights."""
+        data = self.stack.connection.store.get(f"runs/{self.run}/model/model.safetensors")
+        return hashlib.sha256(data).hexdigest()
+
+    def gangs(self) -> list[Gang]:
+        return [gang for gang in kept(self.stack.connection.store, self.run) if gang.task == "train"]
+
+    def job(self) -> dict[str, Any]:
+        """The one that trained, or trains, as the cluster has it."""
+        labels = {"dropforge/family": self.family, "dropforge/purpose": "train"}
+        return next(one for one in self.namespace.jobs() if labels.items() <= one["metadata"]["labels"].items())
+
+    def marks(self) -> Marks:
+        """Of a run that is over, and had one gang."""
+        (tracked,) = self.stack.tracked(self.dag_run)
+        found = self.namespace.custom.list_namespaced_custom_object(
+            "kueue.x-k8s.io", "v1beta2", self.namespace.name, "workloads"
+        )["items"]
+        name = self.job()["metadata"]["name"]
+        (workload,) = [one for one in found if one["metadata"]["ownerReferences"][0]["name"] == name]
+        conditions = {one["type"]: one["lastTransitionTime"] for one in workload["status"]["conditions"]}
+        result = self.stack.xcom(FINETUNE, self.dag_run, "train", "return_value")
+        result = json.loads(result) if isinstance(result, str) else result
+        return Marks(
+            dropped=self.dropped,
+            opened=tracked.info.start_time / 1000,
+            admitted=datetime.fromisoformat(conditions["Admitted"]).timestamp(),
+            ended=tracked.info.end_time / 1000,
+            pulled=float(result["durations"]["pulled"]),
+            wall=json.loads(self.stack.connection.store.get(f"runs/{self.run}/report.json"))["wall"],
+        )
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Unix times of a run's course, and what the trainer counted.
+
+    :param pulled: seconds from the last pod's node to the last container's start. :param wall: of the report.
+    """
+
+    dropped: float
+    opened: float
+    admitted: float
+    ended: float
+    pulled: float
+    wall: dict[str, float]
+
+    def parts(self) -> dict[str, float]:
+        """Seconds from the drop to the model, without a rest."""
+        began, seconds = self.wall["began"], self.wall["seconds"]
+        image = min(self.pulled, began - self.admitted)
+        return {
+            "intake, curation": self.opened - self.dropped,
+            "queue": self.admitted - self.opened,
+            "node": began - self.admitted - image,
+            "image, container": image,
+            "start-up": self.wall["load"],
+            "data": self.wall["data"],
+            "training": seconds - self.wall["load"] - self.wall["data"],
+            "evaluation, registry": self.ended - began - seconds,
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.parts().items())

@@ -1,0 +1,100 @@
+"""`dropforge doctor --cluster` on a real one: what is missing is told with its mend, and what is there is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dropforge.install.rights import ENFORCED
+from tests.cluster.conftest import REPOSITORY, Namespace
+
+pytestmark = pytest.mark.cluster
+
+DROPFORGE = str(Path(sys.executable).parent / "dropforge")
+
+
+def doctor(folder: Path, kubeconfig: str, *words: str, **compute: Any) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Exit code, and by check its level with the rest of its line."""
+    values = {"backend": "kubernetes", "image": "test.local/shell:1", "cpus": 0.5, "memory_gb": 1, **compute}
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"extends": "tiny", "compute": values}))
+    env = {**os.environ, "KUBECONFIG": kubeconfig, "COLUMNS": "400"}
+    done = subprocess.run(
+        [DROPFORGE, "doctor", "--cluster", "--recipe", str(recipe), *words],
+        cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert not done.stderr, done.stderr
+    found = {}
+    for line in done.stdout.splitlines()[1:]:
+        check, _, rest = line.strip().partition("  ")
+        level, _, text = rest.strip().partition(" ")
+        before = found.get(check, ("", ""))
+        found[check] = (f"{before[0]} {level}".strip(), f"{before[1]}\n{text.strip()}".strip())
+    return done.returncode, found
+
+
+def test_what_is_missing_is_named_and_nothing_is_left_behind(namespace: Namespace, tmp_path: Path) -> None:
+    administrator = os.environ["KUBECONFIG"]
+    asked: dict[str, Any] = {"namespace": namespace.name, "queue": "nobody-s", "priority": "none-such"}
+    asked["volumes"] = [{"claim": "machine", "path": "/m"}, {"claim": "lost", "path": "/l"}]
+    code, found = doctor(tmp_path, administrator, **asked, nodes=2, processes_per_node=1)
+    assert code == 1
+    assert {check: level for check, (level, _) in found.items()} == {
+        "cluster": "ok", "namespace": "ok", "pytorchjobs": "ok", "localqueues": "ok", "rights": "ok", "job": "ok",
+        "pod": "ok", "secret": found["secret"][0], "claim machine": "ok", "claim lost": "fail", "queue": "fail",
+        "priority": "fail", "nodes": found["nodes"][0],
+    }  # fmt: skip
+    assert "enforces baseline" in found["namespace"][1]
+    assert "there is no nobody-s" in found["queue"][1]
+    assert namespace.jobs() == []
+    code, found = doctor(tmp_path, administrator, namespace=namespace.name, cpus=4000)
+    assert code == 1
+    assert found["nodes"][0] == "fail"
+    assert "and the pod asks for 4000" in found["nodes"][1]
+    code, found = doctor(tmp_path, administrator, namespace="there-is-none")
+    assert (code, found["namespace"][0]) == (1, "fail")
+    assert "kubectl create namespace there-is-none" in found["namespace"][1]
+
+
+def test_a_namespace_that_refuses_the_pods_says_so(namespace: Namespace, tmp_path: Path) -> None:
+    administrator = os.environ["KUBECONFIG"]
+    namespace.core.patch_namespace(namespace.name, {"metadata": {"labels": {ENFORCED: "restricted"}}})
+    try:
+        _, found = doctor(tmp_path, administrator, namespace=namespace.name, run_as=None)
+        assert found["pod"][0] == "fail"
+        assert "violates PodSecurity" in found["pod"][1]
+        _, found = doctor(tmp_path, administrator, namespace=namespace.name, nodes=2, processes_per_node=1)
+        assert found["pod"][0] == "ok"
+        assert found["namespace"][0] == "warn"
+    finally:
+        namespace.core.patch_namespace(namespace.name, {"metadata": {"labels": {ENFORCED: "baseline"}}})
+
+
+def test_the_account_of_the_tasks_is_told_what_it_may_not_look_at(namespace: Namespace, tmp_path: Path) -> None:
+    code, found = doctor(tmp_path, str(namespace.kubeconfig), namespace=namespace.name)
+    assert code == 0
+    assert (found["job"][0], found["pytorchjobs"][0]) == ("ok", "ok")
+    for check in ("namespace", "pod", "secret", "nodes"):
+        assert found[check][0] == "warn"
+        assert "this account may not" in found[check][1]
+    assert "nobody says why pods wait" in found["rights"][1]  # it has rbac.yaml alone
+
+
+def test_an_administrator_looks_at_the_rights_of_the_tasks_account(namespace: Namespace, tmp_path: Path) -> None:
+    administrator = os.environ["KUBECONFIG"]
+    for account, level in ((f"{namespace.name}:kubeflow-training", "warn"), (f"{namespace.name}:default", "fail")):
+        _, found = doctor(tmp_path, administrator, "--account", account, namespace=namespace.name)
+        assert level in found["rights"][0]
+        assert account in found["rights"][1]
+
+
+def test_an_account_that_is_not_there_is_told(namespace: Namespace, tmp_path: Path) -> None:
+    code, found = doctor(tmp_path, os.environ["KUBECONFIG"], namespace=namespace.name, service_account="nobody-s")
+    assert (code, found["pod"][0]) == (1, "fail")
+    assert 'serviceaccount "nobody-s" not found' in found["pod"][1]

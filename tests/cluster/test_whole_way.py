@@ -1,0 +1,154 @@
+"""The whole way as a team has it: the trainer's image from its Dockerfile, Kueue, accounts with the least rights.
+
+One drop's content four times: nobody disturbs the first run, the others lose a container, a pod and the node. All end
+in the same model. Runs alone: the node goes for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from dropforge import tracking
+from dropforge.gangs import failed
+from dropforge.install.rights import ENFORCED
+from tests.cluster.conftest import Namespace
+from tests.cluster.node_machine import kill_container, switched_off
+from tests.cluster.queue_yard import Looks
+from tests.cluster.team_place import ACCOUNT, NO_IMAGE, QUEUE, Course, Place, place
+from tests.e2e.harness import typed, wait
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.outage,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(NO_IMAGE), reason=NO_IMAGE),
+]
+
+SAVED_EVERY = 20
+LOST = 5  # steps, at least, after the newest checkpoint
+COURSE = {"max_steps": 60, "checkpoint_every": SAVED_EVERY, "log_every": 1, "tokens_per_step": 4096}
+
+
+@pytest.fixture(scope="module")
+def team(machine_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(machine_node, tmp_path_factory.mktemp("team"), {"train": COURSE}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(team: Place, sample: dict[str, Path]) -> Course:
+    """The run that the others are held to, while it trains."""
+    return team.drop("undisturbed", sample)
+
+
+def test_a_drop_becomes_a_model_by_the_image_the_queue_and_the_least_rights(
+    undisturbed: Course, team: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pods = wait("its gang", lambda: len(found := undisturbed.pods()) == 2 and found)
+    for pod in pods:
+        (trainer,) = [one for one in pod.spec.containers if one.name == "pytorch"]
+        assert trainer.image == team.image
+        assert (pod.spec.service_account_name, pod.spec.automount_service_account_token) == (ACCOUNT, False)
+        assert not [one for one in trainer.volume_mounts if "serviceaccount" in one.mount_path]
+    job = undisturbed.job()
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == QUEUE
+    assert job["metadata"]["name"] in Looks(team.namespace.name).admitted()
+    accepted_where_restricted(team.namespace, job)
+    undisturbed.end()
+    marks = undisturbed.marks()
+    with capsys.disabled():
+        print(f"\ndrop to model {marks.ended - marks.dropped:.0f} s: {marks}; image built in {team.built:.0f} s")
+
+
+def accepted_where_restricted(namespace: Namespace, job: dict[str, Any]) -> None:
+    """A namespace that enforces Kubernetes' restricted standard takes its pod; asked by a dry run."""
+    name, spec = f"{namespace.name}-strict", dict(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"])
+    del spec["serviceAccountName"]
+    namespace.core.create_namespace({"metadata": {"name": name, "labels": {ENFORCED: "restricted"}}})
+    try:
+        made = {"metadata": {"name": "asked"}, "spec": spec}
+        account = client.CoreV1Api().list_namespaced_service_account
+        wait("the namespace's account", lambda: account(name).items, 30)
+        namespace.core.create_namespaced_pod(name, made, dry_run="All")
+    finally:
+        namespace.core.delete_namespace(name, grace_period_seconds=0)
+
+
+def worker(found: Course) -> Any:
+    return next(pod for pod in found.pods() if "-worker-" in pod.metadata.name)
+
+
+def delete(found: Course) -> None:
+    """As `kubectl delete pod` does."""
+    found.namespace.core.delete_namespaced_pod(worker(found).metadata.name, found.namespace.name)
+
+
+def in_the_middle(found: Course) -> bool:
+    """Whether some steps were done after a checkpoint that is sealed, and after any that is being sealed."""
+    assert found.stack.state(found.dag_run) not in {"success", "failed"}, found.stack.log(found.dag_run, "train")
+    step = found.step()
+    return step % SAVED_EVERY >= LOST and SAVED_EVERY <= found.sealed() <= step - LOST
+
+
+@pytest.fixture(scope="module")
+def disturbed(team: Place, undisturbed: Course, sample: dict[str, Path]) -> dict[str, Course]:
+    """Two more runs that take turns in the queue, each disturbed in its middle."""
+    disturb: dict[str, Callable[[Course], Any]] = {
+        "container-killed": lambda found: kill_container(worker(found)),
+        "pod-deleted": delete,
+    }
+    made = {family: team.drop(family, sample) for family in disturb}
+
+    def all_disturbed() -> bool:
+        for family in [family for family in disturb if in_the_middle(made[family])]:
+            disturb.pop(family)(made[family])
+        return not disturb
+
+    wait("the middles of both runs", all_disturbed, 400)
+    return made
+
+
+def held_to(found: Course, undisturbed: Course, *causes: str, lost: int = 0) -> None:
+    """It ended in the same model, resumed, with everything told.
+
+    :param causes: any of which may be its cause. :param lost: so many steps, at least, were done in vain.
+    """
+    tracked = found.end()
+    assert found.weights() == undisturbed.weights()
+    tags = tracked.data.tags
+    assert tags[tracking.TAG_ATTEMPT] == "2", tags
+    assert int(tags[tracking.TAG_RESUMED]) >= SAVED_EVERY
+    assert tags[tracking.TAG_CAUSES] in causes, tags
+    assert tags[tracking.TAG_LOST].isdigit(), tags
+    assert int(tags[tracking.TAG_LOST]) >= lost
+    assert f"gang 1: {tags[tracking.TAG_CAUSES]}" in tags[tracking.TAG_FAILURE]
+    (gone,) = failed(found.gangs(), "train")
+    for gang in found.gangs():
+        for replica, rank in (("master-0", 0), ("worker-0", 1)):
+            own = typed(found.stack, "logs", found.run, "--pod", f"{gang.job}-{replica}").stdout
+            assert f"[rank {rank}]" in own, f"no line of {gang.job}-{replica}"
+    assert gone.step is not None
+    assert f"- Trainings that failed: {tags[tracking.TAG_CAUSES]}" in found.stack.log(found.dag_run, "report")
+
+
+def test_a_killed_container(undisturbed: Course, disturbed: dict[str, Course]) -> None:
+    held_to(disturbed["container-killed"], undisturbed, "unknown", "collective timeout", lost=1)
+
+
+def test_a_deleted_pod(undisturbed: Course, disturbed: dict[str, Course]) -> None:
+    held_to(disturbed["pod-deleted"], undisturbed, "preempted", "evicted")
+
+
+def test_a_node_that_is_not_ready(undisturbed: Course, team: Place, sample: dict[str, Path], machine_node: Any) -> None:
+    found = team.drop("node-lost", sample)
+    wait("its middle", lambda: in_the_middle(found))
+    pods = found.pods()
+    gone = {pod.metadata.uid for pod in pods}
+    with switched_off(team.namespace.core, machine_node.metadata.name, pods):
+        wait("the pods to go", lambda: not gone & {pod.metadata.uid for pod in found.pods()}, 90)
+    held_to(found, undisturbed, "node lost", lost=1)

@@ -1,0 +1,191 @@
+"""A server of docker-compose.yaml, brought up by the tool that DROPFORGE_COMPOSE names, under a name of its own.
+
+The tool has to name containers as podman-compose does (`PROJECT_SERVICE_1`; Docker's are `PROJECT-SERVICE-1`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+from tests.images.dockerfile import REPOSITORY
+
+TOOL = os.environ.get("DROPFORGE_COMPOSE", "")
+ENGINE = next((found for name in ("podman", "docker") if (found := shutil.which(name))), "")
+ENV_SCRIPT = REPOSITORY / "images" / "compose-env.sh"
+PROJECT = "dropforge-test"
+T = TypeVar("T")
+
+
+def make_env(path: Path) -> dict[str, str]:
+    """What images/compose-env.sh leaves in a file."""
+    subprocess.run(["sh", str(ENV_SCRIPT), str(path)], check=True, capture_output=True)
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+class Server:
+    """
+    :param folder: for the file of secrets.
+    :param site_packages: what the trainer's container has in place of packages of its own.
+    """
+
+    def __init__(self, folder: Path, site_packages: Path) -> None:
+        if not TOOL or not shutil.which(TOOL):
+            pytest.skip("DROPFORGE_COMPOSE names no tool that brings compose files up")
+        if not ENGINE:
+            pytest.skip("there is neither Podman nor Docker")
+        self.env_file = folder / ".env"
+        self.secrets = make_env(self.env_file)
+        self.ports = {name: _free_port() for name in ("AIRFLOW_PORT", "MLFLOW_PORT", "S3_PORT")}
+        more = {**self.ports, "TRAINER_VARIANT": "mounted", "SITE_PACKAGES": site_packages}
+        with self.env_file.open("a") as file:
+            file.writelines(f"{name}={value}\n" for name, value in more.items())
+
+    def compose(self, *words: str, timeout: float = 1500) -> str:
+        """What the tool says."""
+        files = [word for name in ("docker-compose.yaml", "tests/compose/mounted.yaml") for word in ("-f", name)]
+        done = subprocess.run(
+            [*TOOL.split(), "-p", PROJECT, "--env-file", str(self.env_file), *files, *words],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0, self.without_secrets(done.stdout[-5000:])
+        return done.stdout
+
+    def without_secrets(self, text: str) -> str:
+        for name, value in self.secrets.items():
+            text = text.replace(value, f"<{name}>") if len(value) > 8 else text
+        return text
+
+    @property
+    def client_env(self) -> dict[str, str]:
+        """The environment of somebody on this machine who uses the server, as docs/install/compose.md gives it."""
+        objects = f"http://127.0.0.1:{self.ports['S3_PORT']}"
+        return {
+            "DROPFORGE_STATE": str(self.env_file.parent / "none"),
+            "DROPFORGE_BUCKET": "dropforge",
+            "DROPFORGE_AIRFLOW_URL": f"http://127.0.0.1:{self.ports['AIRFLOW_PORT']}",
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.ports['MLFLOW_PORT']}",
+            "AIRFLOW_USERNAME": "admin",
+            "AIRFLOW_PASSWORD": self.secrets["AIRFLOW_ADMIN_PASSWORD"],
+            "AWS_ENDPOINT_URL": objects,
+            "AWS_ACCESS_KEY_ID": self.secrets["S3_ACCESS_KEY"],
+            "AWS_SECRET_ACCESS_KEY": self.secrets["S3_SECRET_KEY"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def fetch_images(self) -> None:
+        """Those that nobody builds here: for a container without its image Podman's compose would wait for ever."""
+        services = yaml.safe_load((REPOSITORY / "docker-compose.yaml").read_text())["services"].values()
+        images = {service["image"] for service in services}
+        for image in sorted(image for image in images if not image.startswith("dropforge-")):
+            if subprocess.run([ENGINE, "image", "inspect", image], capture_output=True).returncode:
+                try:
+                    engine("pull", image)
+                except OSError as error:
+                    pytest.fail(f"image {image}: it is not here and cannot be pulled ({error}). Pull or make it first")
+
+    def services(self) -> list[str]:
+        """Those that stay."""
+        found = engine("ps", "--format", "{{.Names}}").splitlines()
+        return sorted(name.split("_", 1)[1].rsplit("_", 1)[0] for name in found if name.startswith(f"{PROJECT}_"))
+
+    def container(self, service: str) -> str:
+        return f"{PROJECT}_{service}_1"
+
+    def logs(self, service: str) -> str:
+        return engine("logs", self.container(service))
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(engine("inspect", self.container(service)))[0]
+        return found
+
+    def kill(self, service: str) -> None:
+        """SIGKILL to its first process, as if it had died: the engine does not know that somebody wanted it."""
+        os.kill(self.inspect(service)["State"]["Pid"], signal.SIGKILL)
+
+    def healthy(self, service: str) -> bool:
+        """What the service's own check says now."""
+        if ENGINE.endswith("podman"):
+            done = subprocess.run([ENGINE, "healthcheck", "run", self.container(service)], capture_output=True)
+            return done.returncode == 0
+        return bool(self.inspect(service)["State"]["Health"]["Status"] == "healthy")
+
+    def until(self, what: Callable[[], T | None], why: str | Callable[[], str], seconds: float) -> T:
+        """The first true value; what cannot be reached yet is asked again. :param why: what is waited for."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                found = what()
+            except (OSError, ValueError):
+                found = None
+            if found:
+                return found
+            if time.monotonic() > end:
+                tails = "\n".join(f"== {name}\n{self.logs(name)[-1500:]}" for name in self.services())
+                told = why if isinstance(why, str) else why()
+                raise AssertionError(f"waited {seconds:g} s in vain: {told}\n{self.without_secrets(tails)}")
+            time.sleep(0.5)
+
+    def airflow_health(self) -> dict[str, Any]:
+        """What Airflow says of its parts. :raises OSError: if nobody answers, or with an error."""
+        return fetch(f"{self.client_env['DROPFORGE_AIRFLOW_URL']}/api/v2/monitor/health")
+
+    def wait_until_ready(self, seconds: float = 300) -> None:
+        lacking = ["all"]
+
+        def ready() -> bool:
+            lacking[:] = [service for service in WANTED if not self.healthy(service)]
+            health = self.airflow_health()
+            parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+            lacking.extend(f"Airflow's {part}" for part in parts if health[part]["status"] != "healthy")
+            return not lacking
+
+        self.until(ready, lambda: f"every service is healthy, but for {', '.join(lacking)}", seconds)
+
+
+WANTED = (
+    "postgres", "objects", "mlflow", "airflow-api", "airflow-scheduler", "airflow-triggerer", "airflow-dag-processor",
+    "trainer",
+)  # fmt: skip
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """:raises OSError: if nobody answers, or with an error."""
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def engine(*words: str, timeout: float = 120) -> str:
+    """What the engine answers."""
+    done = subprocess.run(
+        [ENGINE, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+    )
+    if done.returncode:
+        raise OSError(done.stdout)
+    return done.stdout.strip()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,168 @@
+"""What docker-compose.yaml and the script of its secrets promise, and can be seen without starting anything."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
+
+from tests.compose.server import ENV_SCRIPT, make_env
+from tests.images.dockerfile import REPOSITORY, VERSION
+
+TEXT = (REPOSITORY / "docker-compose.yaml").read_text()
+FILE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, Any] = FILE["services"]
+ONCE = {"databases", "airflow-migrate"}
+SECRET = re.compile(r"PASSW|TOKEN|SECRET|_KEY", re.IGNORECASE)
+
+
+@pytest.fixture(params=sorted(SERVICES))
+def service(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"name": request.param, **SERVICES[request.param]}
+
+
+def test_only_this_machine_can_ask(service: dict[str, Any]) -> None:
+    assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert "network_mode" not in service
+    assert not service.get("privileged")
+
+
+def test_what_stays_is_started_again_and_looked_at(service: dict[str, Any]) -> None:
+    once = service["name"] in ONCE
+    assert service["restart"] == ("on-failure" if once else "unless-stopped")
+    assert ("healthcheck" in service) != once
+
+
+def test_no_secret_is_written_down(service: dict[str, Any]) -> None:
+    for name, value in (service.get("environment") or {}).items():
+        if SECRET.search(name) and not name.endswith("_FILE"):
+            assert re.fullmatch(r"\$\{\w+:\?.*\}|\$\{(HF_TOKEN|DROPFORGE_PII_KEY):-\}", str(value)), name
+    assert not SECRET.search(str(service.get("command", "")))
+
+
+def test_images_are_of_one_version(service: dict[str, Any]) -> None:
+    image = service["image"]
+    assert f":{VERSION}" in image or re.fullmatch(r"docker\.io/library/postgres:\d+\.\d+", image)
+    builders = [name for name, item in SERVICES.items() if item["image"] == image and "build" in item]
+    assert len(builders) == image.startswith("dropforge-"), "each image is built once"
+    assert "build" in service or service.get("pull_policy") == "never" or not builders
+    assert not service.get("build") or (REPOSITORY / service["build"]["dockerfile"]).exists()
+
+
+def test_what_must_last_is_in_volumes() -> None:
+    def mounted(name: str) -> set[str]:
+        return {volume.split(":")[0] for volume in SERVICES[name]["volumes"]}
+
+    assert {"database", "objects", "state", "logs"} == set(FILE["volumes"])
+    assert "database" in mounted("postgres")
+    assert "objects" in mounted("objects")
+    for name in ("airflow-api", "airflow-scheduler", "airflow-triggerer", "airflow-dag-processor"):
+        assert {"state", "logs"} <= mounted(name)
+    assert "state" in mounted("trainer") & mounted("trainer-gpu")
+
+
+def test_files_that_are_mounted_are_there(service: dict[str, Any]) -> None:
+    for volume in service.get("volumes", []):
+        source = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume).split(":")[0]
+        assert not source.startswith(".") or (REPOSITORY / source).exists(), source
+
+
+def test_gpus_are_for_the_profile_of_that_name() -> None:
+    assert SERVICES["trainer"]["profiles"] == ["cpu"]
+    assert SERVICES["trainer-gpu"]["profiles"] == ["gpu"]
+    (device,) = SERVICES["trainer-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert "deploy" not in SERVICES["trainer"]
+
+
+def test_the_password_of_the_administrator_is_known_to_one_service_alone() -> None:
+    assert [name for name, item in SERVICES.items() if "AIRFLOW_ADMIN_PASSWORD" in str(item)] == ["airflow-api"]
+    assert {name for name, item in SERVICES.items() if "POSTGRES_PASSWORD" in str(item)} == {"postgres", "databases"}
+    training = SERVICES["trainer"]["environment"]
+    assert not [name for name in training if re.search("FERNET|JWT|PASSW", name)]
+
+
+def test_the_script_makes_all_secrets_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    first = make_env(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert set(re.findall(r"\$\{(\w+):\?", TEXT)) <= set(first)
+    assert len(set(first.values())) == len(first)
+    assert len(base64.urlsafe_b64decode(first["FERNET_KEY"])) == 32
+    before = path.read_bytes()
+    assert make_env(path) == first
+    assert path.read_bytes() == before
+    assert make_env(tmp_path / "other")["POSTGRES_PASSWORD"] != first["POSTGRES_PASSWORD"]
+    assert {item.name for item in tmp_path.iterdir()} == {".env", "other"}
+
+
+def test_the_script_keeps_what_people_wrote_and_adds_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("# ours\nPOSTGRES_PASSWORD=a=b c\nAIRFLOW_PORT=81\nCOMPOSE_PROFILES=gpu")  # without a last line end
+    path.chmod(0o644)
+    found = make_env(path)
+    assert found["POSTGRES_PASSWORD"] == "a=b c"
+    assert (found["AIRFLOW_PORT"], found["COMPOSE_PROFILES"]) == ("81", "gpu")
+    assert len(found["JWT_SECRET"]) >= 64
+    assert path.read_text().startswith("# ours\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("somebody_was_first", [True, False])
+def test_no_secrets_are_left_where_the_file_could_not_be_made(tmp_path: Path, somebody_was_first: bool) -> None:
+    path, programs = tmp_path / "server" / ".env", tmp_path / "bin"
+    for folder in (path.parent, programs):
+        folder.mkdir()
+    (programs / "ln").write_text(
+        f"#!/bin/sh\n{'echo A=b >$2' if somebody_was_first else ':'}\necho no links here >&2; exit 1\n"
+    )
+    (programs / "ln").chmod(0o755)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", str(ENV_SCRIPT), str(path)], env=env, capture_output=True, text=True, timeout=30)
+    left = [item.name for item in path.parent.iterdir()]
+    if somebody_was_first:
+        assert done.returncode == 0
+        assert left == [".env"]
+        assert path.read_text().startswith("A=b\n")
+    else:
+        assert done.returncode == 1
+        assert f"{path} could not be made: no links here" in done.stderr
+        assert left == []
+
+
+def test_a_proxy_before_it_is_named_by_env() -> None:
+    def filled(text: str, env: dict[str, str]) -> str:
+        while (inner := re.sub(r"\$\{(\w+):-([^${}]*)\}", lambda found: env.get(found[1]) or found[2], text)) != text:
+            text = inner
+        return text
+
+    airflow, mlflow = SERVICES["airflow-api"]["environment"], SERVICES["mlflow"]["environment"]
+    urls = (airflow["AIRFLOW__API__BASE_URL"], airflow["DROPFORGE_MLFLOW_URL"])
+    assert [filled(url, {"AIRFLOW_PORT": "81"}) for url in urls] == ["http://127.0.0.1:81", "http://127.0.0.1:5000"]
+    proxy = {"AIRFLOW_URL": "https://a.example", "MLFLOW_URL": "https://m.example", "MLFLOW_HOSTS": "m.example"}
+    assert [filled(url, proxy) for url in urls] == ["https://a.example", "https://m.example"]
+    for env, known in ((proxy, True), ({}, False)):
+        hosts = filled(mlflow["MLFLOW_SERVER_ALLOWED_HOSTS"], env).split(",")
+        assert is_allowed_host_header(hosts, "m.example") is known
+        assert is_allowed_host_header(hosts, "mlflow:5000")
+        assert not is_allowed_host_header(hosts, "evil.example")
+        origins = [origin for origin in filled(mlflow["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"], env).split(",") if origin]
+        assert should_block_cors_request("https://m.example", "POST", origins) is not known
+        assert should_block_cors_request("https://evil.example", "POST", origins)
+
+
+def test_two_scripts_at_once_agree(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    running = [subprocess.Popen(["sh", str(ENV_SCRIPT), str(path)], stderr=subprocess.PIPE) for _ in range(8)]
+    assert [one.wait(30) for one in running] == [0] * 8
+    told = [one.stderr.read().decode() for one in running if one.stderr]
+    assert sum("made" in text for text in told) == 1
+    assert [item.name for item in tmp_path.iterdir()] == [".env"]
+    assert path.read_text().count("FERNET_KEY=") == 1

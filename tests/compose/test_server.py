@@ -1,0 +1,206 @@
+"""docker-compose.yaml for real: a drop becomes a registered model, also when every container dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from tests.compose.server import ENGINE, PROJECT, WANTED, Server, engine
+from tests.trainer.toy import sample_rows
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
+
+RECIPE = """
+extends: tiny
+train: {max_steps: %d, checkpoint_every: 10, eval_every: 0}
+"""
+
+
+class Times:
+    """How long each part took, for people who look at the output."""
+
+    def __init__(self) -> None:
+        self.began = self.last = time.monotonic()
+
+    def note(self, what: str) -> None:
+        now = time.monotonic()
+        print(f"\ncompose: {what} after {now - self.last:.0f} s ({now - self.began:.0f} s in all)", flush=True)
+        self.last = now
+
+
+@pytest.fixture(scope="module")
+def times() -> Times:
+    return Times()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, times: Times) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"), Path(torch.__file__).parents[1])
+    server.fetch_images()
+    try:
+        server.compose("down", "--volumes")
+        server.compose("build")
+        times.note("images built")
+        server.compose("up", "--detach")
+        server.wait_until_ready()
+        times.note("every service healthy")
+        yield server
+    finally:
+        server.compose("down", "--volumes")
+        times.note("taken down")
+
+
+def dropforge(server: Server, *words: str, timeout: float = 600) -> str:
+    """The command on this machine."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "dropforge", *words],
+        env={**os.environ, **server.client_env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    return done.stdout
+
+
+def write_drop(folder: Path, seed: int, steps: int = 400) -> Path:
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, sample_rows(200, seed))))
+    (folder / "recipe.yaml").write_text(RECIPE % steps)
+    return folder
+
+
+def test_only_what_is_published_is_open_and_only_to_this_machine(server: Server) -> None:
+    for service in WANTED:
+        bindings = server.inspect(service)["NetworkSettings"]["Ports"] or {}
+        assert {found["HostIp"] for binding in bindings.values() for found in binding or []} <= {"127.0.0.1"}
+        ids = engine("exec", server.container(service), "sh", "-c", "grep -E '^(Uid|NoNewPrivs)' /proc/1/status")
+        assert "NoNewPrivs:\t1" in ids
+        if service != "postgres":
+            assert "Uid:\t0\t" not in ids, service
+
+
+def test_a_drop_becomes_a_registered_model_though_every_container_is_killed(
+    server: Server, times: Times, tmp_path: Path
+) -> None:
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    dropforge(server, "drop", str(write_drop(tmp_path / "drop", 1)), "--family", "toy", "--name", "one")
+
+    def step() -> int:
+        found = client.search_experiments(filter_string="name = 'toy'") or client.search_experiments()
+        runs = client.search_runs([item.experiment_id for item in found], "tags.`dropforge.family` = 'toy'")
+        points = client.get_metric_history(runs[0].info.run_id, "train/loss") if runs else []
+        return max((point.step for point in points), default=0)
+
+    server.until(lambda: step() >= 20, "it trains", 300)
+    times.note("20 steps trained")
+    for service in reversed(WANTED):
+        before = server.inspect(service)["State"]["StartedAt"]
+        server.kill(service)
+        server.until(
+            lambda service=service, before=before: (
+                server.inspect(service)["State"]["StartedAt"] != before and server.healthy(service)
+            ),
+            f"{service} is healthy again",
+            180,
+        )
+        times.note(f"{service} killed and healthy again")
+    server.wait_until_ready()
+    told = dropforge(server, "follow", "toy/one")
+    times.note("the run has ended")
+    assert "toy/one  success" in told, told
+    version = client.get_model_version_by_alias("toy", "champion")
+    run = client.get_run(version.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["train/loss"] > 0
+    # The trainer's death was one of them: another attempt went on from a checkpoint.
+    assert int(run.data.tags["dropforge.attempt"]) >= 2
+    assert int(run.data.tags["dropforge.resumed_from"]) >= 10
+    assert step() == 400
+
+
+def test_a_database_whose_host_goes_without_a_word_is_found_again_at_its_new_address(
+    server: Server, times: Times
+) -> None:
+    """As when a machine is switched off: nobody closes its connections, and its database starts somewhere else."""
+    if os.geteuid() or not all(map(shutil.which, ("nsenter", "ip"))):
+        pytest.skip("taking a container off its network needs root, nsenter and ip")
+    container, pid = server.container("postgres"), server.inspect("postgres")["State"]["Pid"]
+    subprocess.run(["nsenter", f"-t{pid}", "-n", "ip", "link", "set", "eth0", "down"], check=True)
+    engine("kill", container)
+    engine("start", container)  # with another network namespace, which a restart by the engine's policy would keep
+    server.until(lambda: server.healthy("postgres"), "it is healthy", 60)
+    since = datetime.now(UTC)
+
+    def heard() -> bool:
+        """Whether each of Airflow's parts has written to the new one."""
+        health = server.airflow_health()
+        beats = [health[part][f"latest_{part}_heartbeat"] for part in ("scheduler", "triggerer", "dag_processor")]
+        return all(datetime.fromisoformat(beat) > since for beat in beats)
+
+    server.until(heard, "Airflow's parts have found it", 180)
+    server.wait_until_ready(180)
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    assert client.get_model_version_by_alias("toy", "champion").version
+    times.note("the database's host gone, and found by all again")
+
+
+def test_a_restart_of_all_loses_nothing(server: Server, times: Times, tmp_path: Path) -> None:
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    before = client.get_model_version_by_alias("toy", "champion")
+    server.compose("down")
+    assert server.services() == []
+    server.compose("up", "--detach")
+    server.wait_until_ready()
+    times.note("down and up again")
+    after = client.get_model_version_by_alias("toy", "champion")
+    assert (after.version, after.run_id) == (before.version, before.run_id)
+    assert client.get_run(before.run_id).data.metrics["train/loss"] > 0
+    # The command in the container knows the same, and what comes now is trained as before.
+    container = server.container("airflow-api")
+    assert "FINISHED" in engine("exec", container, "dropforge", "runs", "--family", "toy")
+    engine("cp", str(write_drop(tmp_path / "drop", 2, steps=20)), f"{container}:/tmp/drop")
+    told = engine("exec", container, "dropforge", "drop", "/tmp/drop", "--family", "again", "--follow", timeout=400)
+    times.note("another drop has ended")
+    assert client.get_model_version_by_alias("again", "champion").version, told
+
+
+def test_no_secret_is_in_logs_or_arguments(server: Server) -> None:
+    secret = {name: value for name, value in server.secrets.items() if name != "COMPOSE_PROFILES"}
+    texts = {service: server.logs(service) for service in [*WANTED, "databases", "airflow-migrate"]}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            texts[str(path)] = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    logs = engine("exec", server.container("airflow-api"), "sh", "-c", "cat $(find /opt/airflow/logs -name '*.log')")
+    texts["logs of tasks"] = logs
+    assert "dropforge" in logs
+    for where, text in texts.items():
+        assert not [name for name, value in secret.items() if value in text], where
+
+
+def test_a_second_trainer_finds_the_cluster_taken(server: Server) -> None:
+    image = server.inspect("trainer")["Image"]
+    volume = f"{PROJECT}_state:/var/lib/dropforge"
+    command = ["run", "--rm", "--user=50000:0", "--ulimit=host", "-v", volume, image]
+    done = subprocess.run(
+        [ENGINE, *command, "python3", "-m", "kubeflow_training.jobs.local", "/var/lib/dropforge/cluster"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "another supervisor runs there" in done.stderr

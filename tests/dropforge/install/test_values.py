@@ -1,0 +1,184 @@
+"""Values: every key is one that its chart has, and what Dropforge relies on is set for each size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+import yaml
+
+from dropforge.install.node_pools import node_pool
+from dropforge.install.plan import values_of
+from dropforge.install.steps import PLACES, SIZES, STEPS
+from dropforge.placement.catalogue import read
+
+ROOT = Path(__file__).parents[3]
+VALUES = ROOT / "helm-values"
+FOLDERS = (VALUES, *(VALUES / name for name in (*SIZES, *PLACES)))  # others hold a chart of ours and manifests
+FILES = {str(path.relative_to(ROOT)) for folder in FOLDERS for path in folder.glob("*.yaml")}
+KEYS = Path(__file__).with_name("chart_keys")
+RELEASES = [step.chart for step in STEPS if step.chart and step.chart.version]
+OURS = [chart.release for chart in RELEASES if any(name.endswith(f"/{chart.release}.yaml") for name in FILES)]
+SECRET = re.compile(r"passw|secret$|token$|private", re.IGNORECASE)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys with what stands there; lists are taken whole."""
+    if not isinstance(value, dict) or not value:
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from leaves(inner, f"{path}.{key}" if path else str(key))
+
+
+def known(release: str) -> re.Pattern[str]:
+    lines = (KEYS / f"{release}.txt").read_text().splitlines()
+    keys = [line for line in lines if line and not line.startswith("#")]
+    return re.compile("|".join(re.escape(key).replace(r"\.\*", r"(\..+)?") for key in keys))
+
+
+def merged(release: str, size: Any, on: Any = "any") -> dict[str, Any]:
+    """As Helm merges the files of a release."""
+
+    def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+        found = dict(below)
+        for key, value in above.items():
+            both = isinstance(value, dict) and isinstance(found.get(key), dict)
+            found[key] = over(found[key], value) if both else value
+        return found
+
+    found: dict[str, Any] = {}
+    for name in values_of(release, size, on, FILES):
+        found = over(found, yaml.safe_load((ROOT / name).read_text()) or {})
+    return found
+
+
+@pytest.mark.parametrize("release", OURS)
+def test_every_key_is_one_of_its_chart(release: str) -> None:
+    chart = known(release)
+    for name in sorted(name for name in FILES if name.endswith(f"/{release}.yaml")):
+        for key, _ in leaves(yaml.safe_load((ROOT / name).read_text())):
+            assert chart.fullmatch(key), f"{name}: {release} has no {key}"
+    for setting in next(one for one in RELEASES if one.release == release).settings:
+        assert chart.fullmatch(setting.split("=")[0]), f"--set {setting}"
+
+
+def test_no_values_hold_a_secret() -> None:
+    for name in FILES:
+        for document in yaml.safe_load_all((ROOT / name).read_text()):
+            for key, value in leaves(document):
+                assert not (SECRET.search(key) and isinstance(value, str) and len(value) > 40), f"{name}: {key}"
+    for name in ("settings.env", "connections.env"):
+        for line in (VALUES / name).read_text().splitlines():
+            assert line.startswith("#") or not re.search(r"SECRET|PASSWORD|ACCESS_KEY", line), f"{name}: {line}"
+
+
+def test_what_finds_gpus_bears_the_taint_of_our_pools() -> None:
+    pool, _ = node_pool(read()["p5.48xlarge"], cluster="c", nodes=1)
+    (taint,) = pool["spec"]["template"]["spec"]["taints"]
+    values = merged("nvidia-device-plugin", "team", "eks")
+    for (borne,) in (values["tolerations"], values["nfd"]["worker"]["tolerations"]):
+        assert borne["operator"] == "Exists"  # whatever the value: the pools' has none
+        assert taint.items() >= {name: value for name, value in borne.items() if name != "operator"}.items()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_airflow_runs_our_image_with_keys_of_ours_and_apart_from_the_jobs(size: Any) -> None:
+    airflow = merged("airflow", size)
+    config = airflow["config"]
+    assert airflow["airflowVersion"] in (ROOT / "requirements" / "image-airflow.txt").read_text()
+    dockerfile = (ROOT / "images" / "airflow" / "Dockerfile").read_text()
+    assert f"DAGS_FOLDER={config['core']['dags_folder']} " in dockerfile
+    assert f"PLUGINS_FOLDER={config['core']['plugins_folder']} " in dockerfile
+    assert f"USER {airflow['uid']}:{airflow['gid']}" in dockerfile
+    assert not airflow["postgresql"]["enabled"]
+    assert config["triggerer"]["queues_enabled"] == "True"
+    assert "args" not in airflow["triggerer"], "the chart's triggerer is the watcher's, and has no queue"
+    assert config["workers"]["min_heartbeat_interval"] == "1"
+    assert config["logging"]["remote_logging"] == "True"
+    # With both, the executor would start repository:tag in the place of the image by its digest.
+    assert not config["kubernetes_executor"]["worker_container_repository"]
+    assert not config["kubernetes_executor"]["worker_container_tag"]
+    # Of Airflow's own image alone, which ours is not made from.
+    for part in ("scheduler", "dagProcessor", "triggerer"):
+        assert airflow[part]["logGroomerSidecar"] == {"enabled": False}
+        assert "airflow jobs check" in airflow[part]["livenessProbe"]["command"][-1]
+    assert "/entrypoint" not in str(airflow)
+
+
+def test_what_must_not_stand_still_is_there_more_than_once() -> None:
+    for size in ("team", "production"):
+        airflow = merged("airflow", size)
+        assert all(airflow[part]["replicas"] > 1 for part in ("scheduler", "triggerer", "apiServer"))
+
+
+def test_the_preset_is_a_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dropforge.recipes import load_recipe
+
+    (tmp_path / "cluster.yaml").write_text((VALUES / "preset.yaml").read_text())
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    assert load_recipe("cluster").compute.backend == "kubernetes"
+
+
+def test_the_preset_takes_an_instance_in_the_place_of_its_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dropforge.errors import RecipeError
+    from dropforge.recipes import load_recipe
+
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    text = (VALUES / "preset.yaml").read_text()
+    named = text.replace("# instance:", "instance:").replace("extends: tiny", "extends: llama-3.1-8b")
+    (tmp_path / "cluster.yaml").write_text(named)
+    with pytest.raises(
+        RecipeError, match=r"all GPUs of p5.48xlarge .*Leave out `cpus`, `memory_gb` and `processes_per"
+    ):
+        load_recipe("cluster")
+    head, tail = named.split("  processes_per_node:")
+    (tmp_path / "cluster.yaml").write_text(head + "".join(tail.splitlines(keepends=True)[3:]))
+    compute = load_recipe("cluster").compute
+    assert (compute.nodes, compute.gpus, compute.processes_per_node) == (2, 8, 8)
+    assert compute.cpus > 100
+    assert f"whose step has {load_recipe('tiny').train.rows} rows" in text
+
+
+def test_files_of_values_belong_to_a_release() -> None:
+    others = {"teams", "one-team", "spark-driver", "terminal", "preset", "postgres"}
+    releases = {step.chart.release for step in STEPS if step.chart}
+    for name in FILES:
+        assert Path(name).stem in releases | others, name
+
+
+def test_a_database_whose_host_is_gone_is_given_up_here_and_in_compose() -> None:
+    set_here = merged("airflow", "laptop")["config"]["database"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())["services"]
+    for name, where in set_here.items():
+        assert compose["airflow-scheduler"]["environment"][f"AIRFLOW__DATABASE__{name.upper()}"] == where
+        assert resolve_name(where)
+    _, _, of_mlflow = compose["mlflow"]["environment"]["MLFLOW_BACKEND_STORE_URI"].partition("?")
+    asked = resolve_name(set_here["sql_alchemy_connect_args"])
+    assert dict(parse_qsl(of_mlflow)) == {name: str(value) for name, value in asked.items()}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_airflow_knows_every_option_that_is_set(size: Any) -> None:
+    from airflow.configuration import conf
+
+    known_options = conf.configuration_description
+    for section, options in merged("airflow", size)["config"].items():
+        for name, value in options.items():
+            assert name in known_options[section]["options"], f"[{section}] {name}"
+            assert isinstance(value, str), f"[{section}] {name}: the chart wants a text"
+    variables = [
+        line.split("=")[0]
+        for line in (VALUES / "settings.env").read_text().splitlines()
+        if line.startswith("AIRFLOW__")
+    ]
+    for variable in variables:
+        _, section, name = variable.lower().split("__")
+        assert name in known_options[section]["options"], variable

@@ -1,0 +1,93 @@
+"""What images are called, and the commands that build and push them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dropforge import images
+from dropforge.errors import DropforgeError
+from dropforge.images import Registry
+
+AMAZON = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
+DIGEST = "sha256:" + "a" * 64
+
+
+def test_names_begin_with_the_registry() -> None:
+    plain = Registry.parse("registry.example:5000/team/ml")
+    assert plain.reference("trainer", "0.1.0") == "registry.example:5000/team/ml/dropforge-trainer:0.1.0"
+    assert plain.ecr_region is None
+    assert Registry.parse(AMAZON).repository("mlflow") == "dropforge-mlflow"
+    assert Registry.parse(AMAZON).ecr_region == "eu-central-1"
+    assert Registry.parse("123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/a").ecr_region == "cn-north-1"
+    # Who owns another domain gets no token of Amazon's.
+    assert Registry.parse(f"{AMAZON}.evil.example").ecr_region is None
+    assert Registry.parse(f"evil.example/{AMAZON}").ecr_region is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "https://registry.example", "user:pw@registry.example", "-o", "Registry.example/A", "a b", "a//b", "a/../b"],
+)
+def test_what_is_no_registry_is_refused(text: str) -> None:
+    with pytest.raises(DropforgeError, match="it is no address of a registry"):
+        Registry.parse(text)
+
+
+@pytest.mark.parametrize("tag", ["latest", "", "-x", "a b", "a:b", "x" * 129])
+def test_a_tag_that_moves_or_is_none_is_refused(tag: str) -> None:
+    with pytest.raises(DropforgeError, match="it is no tag that stays"):
+        Registry.parse("registry.example").reference("trainer", tag)
+
+
+def test_a_secret_is_no_build_argument() -> None:
+    images.check_arguments({"VARIANT": "cpu", "BASE": "python:3.11.14-slim-bookworm"})
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "pip_password"):
+        with pytest.raises(DropforgeError, match=f"build argument {name}: it looks like a secret"):
+            images.check_arguments({name: "x"})
+
+
+def test_podman_and_buildah_make_a_list_anew_and_push_it_whole(tmp_path: Path) -> None:
+    made = images.build("buildah", "trainer", "r/t:1", images.PLATFORMS, {"VARIANT": "cpu"})
+    assert made == [
+        ["buildah", "manifest", "rm", "r/t:1"],
+        ["buildah", "build", "--platform", "linux/amd64,linux/arm64", "--build-arg", "VARIANT=cpu", "--file",
+         "images/trainer/Dockerfile", "--manifest", "r/t:1", "."],
+    ]  # fmt: skip
+    told = tmp_path / "told"
+    assert images.push("podman", "r/t:1", told) == [
+        ["podman", "manifest", "push", "--all", "--digestfile", str(told), "r/t:1", "docker://r/t:1"]
+    ]
+
+
+def test_docker_pushes_as_it_builds(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    (built,) = images.build("docker", "mlflow", "r/m:1", ["linux/arm64"], {}, told)
+    assert built[:3] == ["docker", "buildx", "build"]
+    assert built[-4:] == ["--push", "--metadata-file", str(told), "."]
+    assert "--push" not in images.build("docker", "mlflow", "r/m:1", ["linux/arm64"], {})[0]
+    assert images.push("docker", "r/m:1", told) == []
+
+
+def test_the_digest_is_read_or_missed() -> None:
+    assert images.digest("podman", f"{DIGEST}\n") == DIGEST
+    assert images.digest("docker", json.dumps({"containerimage.digest": DIGEST})) == DIGEST
+    for engine, told in (("podman", ""), ("docker", "{}"), ("docker", "["), ("buildah", "sha256:abc")):
+        with pytest.raises(DropforgeError, match="it left no digest"):
+            images.digest(engine, told)  # type: ignore[arg-type]
+
+
+def test_the_lock_keeps_what_was_not_pushed_this_time() -> None:
+    first = images.locked("", {"trainer": f"r/t@{DIGEST}", "mlflow": "r/m@old"})
+    assert json.loads(images.locked(first, {"mlflow": "r/m@new"})) == {"mlflow": "r/m@new", "trainer": f"r/t@{DIGEST}"}
+    for broken in ("[]", "{"):
+        with pytest.raises(DropforgeError, match=r"images\.lock: it cannot be read"):
+            images.locked(broken, {})
+
+
+def test_build_arguments_are_those_that_a_dockerfile_declares() -> None:
+    assert images.declared("ARG BASE=a:1\nFROM x\nARG CUDA=1 NCCL=2\nARG REVISION=\n") == {
+        "BASE", "CUDA", "NCCL", "REVISION",
+    }  # fmt: skip

@@ -1,0 +1,227 @@
+"""A family's rules of intake on a real ledger: one run over several drops, a rate, and the newest alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+from dropforge_airflow.tasks.announce import Line
+from dropforge_airflow.tasks.intake import Intake, take_in
+from dropforge_airflow.tasks.plan import Plan, make_plan
+
+from dropforge import intake_ledger, layout, ledger
+from dropforge.drop import parse_partition_key
+from dropforge.families import rules_of
+from dropforge.store import FolderStore, Store
+
+from .test_intake import age, arrive, upload
+
+WINDOW = "intake: {window: 30 minutes}\nrecipe: {extends: tiny, train: {max_steps: 7}}\n"
+Asked = Callable[[Store], Intake]
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Callable[[str], Asked]:
+    """An intake by a file of the family `fam`."""
+
+    def written(text: str) -> Asked:
+        (tmp_path / "fam.yaml").write_text(text)
+        return lambda store: take_in(store, "b", "alias", Line, rules=partial(rules_of, tmp_path))
+
+    return written
+
+
+def come(store: Store, *names: str) -> None:
+    for name in names:
+        arrive(store, upload(store, "fam", name, f'{{"text": "{name}"}}'))
+
+
+def older(store: Store, minutes: float) -> None:
+    """Make the drops that wait look as if they had come earlier."""
+    for info in store.list(layout.PENDING):
+        note = json.loads(store.get(info.key))
+        note["at"] = (datetime.fromisoformat(note["at"]) - timedelta(minutes=minutes)).isoformat()
+        note["completed"] -= 60 * minutes
+        store.put(info.key, json.dumps(note).encode())
+
+
+def plan(store: Store, key: str, run: str = "run-1") -> Plan:
+    return make_plan(store, "b", {"preset": "sample"}, partition_key=key, owner=run)
+
+
+def ids(store: Store) -> dict[str, str]:
+    return {drop.drop: drop.id for drop in ledger.arrived(store, "fam")}
+
+
+def test_drops_within_a_window_become_one_run_with_the_family_s_recipe(
+    store: Store, rules: Callable[[str], Asked]
+) -> None:
+    intake = rules(WINDOW)
+    come(store, "d1", "d2")
+    assert intake(store).keys == []
+    assert intake(store).keys == []
+    known = ids(store)
+    assert "its family gathers drops until" in str(ledger.held(store, "fam", known["d1"]))
+    assert intake_ledger.asleep(store, datetime.now(UTC)) == {"fam"}
+    assert intake_ledger.asleep(store, datetime.now(UTC) + timedelta(minutes=11)) == frozenset()
+    older(store, 30)
+    come(store, "d3")
+    (key,) = intake(store).keys
+    batch = parse_partition_key(key)["id"]
+    assert [one for _, one in ledger.pending(store)] == [batch]
+    assert ledger.taken_by(store, "fam", known["d1"]) == f"is part of batch {batch}"
+    planned = plan(store, key)
+    assert sorted(part["drop"] for part in planned["parts"]) == ["d1", "d2", "d3"]
+    assert planned["recipe"]["train"]["max_steps"] == 7
+    assert [ledger.newest_owner(store, "fam", one) for one in ids(store).values()] == ["run-1"] * 3
+    # What comes later opens a window of its own; what came again changes nothing.
+    come(store, "d4")
+    arrive(store, "drops/fam/d1/_SUCCESS", salt="again")
+    assert intake(store).keys == []
+    assert [one for _, one in ledger.pending(store)] == [ids(store)["d4"]]
+
+
+@pytest.mark.parametrize("writes", range(1, 16))
+def test_an_intake_that_is_cut_off_while_it_gathers_makes_one_run_in_the_end(
+    tmp_path: Path, rules: Callable[[str], Asked], writes: int
+) -> None:
+    class Cut(FolderStore):
+        """A bucket whose writer dies after so many writes."""
+
+        left = writes
+
+        def _write(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError("killed")
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            self._write()
+            super().put(key, data)
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            self._write()
+            return super().put_if_absent(key, data)
+
+        def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+            self._write()
+            return super().put_if_match(key, data, etag)
+
+        def delete(self, key: str) -> None:
+            self._write()
+            super().delete(key)
+
+    intake = rules(WINDOW + "start: base\n")
+    store = FolderStore(tmp_path / "bucket")
+    come(store, "d1", "d2", "d3")
+    intake(store)
+    older(store, 31)
+    try:
+        keys = intake(Cut(tmp_path / "bucket")).keys
+    except OSError:
+        keys = []
+    if not keys:  # the event of an intake that died is lost with it
+        age_if_announced(store)
+        keys = intake(store).keys
+    (key,) = keys
+    assert len(plan(store, key)["parts"]) == 3
+    age_if_announced(store)
+    assert intake(store).keys == []
+    assert list(ledger.pending(store)) == []
+
+
+def age_if_announced(store: Store) -> None:
+    if all("last" in json.loads(store.get(info.key)) for info in store.list(layout.PENDING)):
+        age(store, 1000)
+
+
+def test_a_rate_holds_the_others_and_a_lost_event_takes_no_second_turn(
+    store: Store, rules: Callable[[str], Asked]
+) -> None:
+    intake = rules("intake: {rate: 1 per day}")
+    come(store, "d1")
+    (key,) = intake(store).keys
+    come(store, "d2")
+    assert intake(store).keys == []
+    assert "1 per day" in str(ledger.held(store, "fam", ids(store)["d2"]))
+    # One of two is announced: it must be nudged, so nobody sleeps.
+    assert intake_ledger.asleep(store, datetime.now(UTC)) == frozenset()
+    for info in store.list(layout.PENDING):
+        note = json.loads(store.get(info.key))
+        if "last" in note:
+            note["last"] = (datetime.fromisoformat(note["last"]) - timedelta(seconds=1000)).isoformat()
+            store.put(info.key, json.dumps(note).encode())
+    assert intake(store).keys == [key]
+    plan(store, key)
+    assert intake(store).keys == []
+    assert intake_ledger.asleep(store, datetime.now(UTC)) == {"fam"}
+    state = json.loads(store.get(layout.rules_key("fam")))
+    day = timedelta(days=1)
+    state["announced"] = {one: (datetime.fromisoformat(at) - day).isoformat() for one, at in state["announced"].items()}
+    store.put(layout.rules_key("fam"), json.dumps(state).encode())
+    assert [name.split("/")[2] for name in intake(store).keys] == ["d2"]
+
+
+def test_only_the_newest_gets_a_run_and_the_others_ends_are_told(store: Store, rules: Callable[[str], Asked]) -> None:
+    come(store, "d1", "d2")
+    take_in(store, "b", "alias", Line)  # before there were rules: both are announced
+    intake = rules("intake: {latest_only: true}")
+    older(store, 10)
+    come(store, "d3")
+    (key,) = intake(store).keys
+    known = ids(store)
+    assert [one for _, one in ledger.pending(store)] == [known["d3"]]
+    told = {one.drop: one.reason for one in intake_ledger.superseded(store)}
+    assert told == dict.fromkeys(
+        ("d1", "d2"), f"superseded by drop d3 (id {known['d3']}), which is newer (intake.latest_only)"
+    )
+    # The run that was on its way finds it, and a person may still insist.
+    with pytest.raises(AirflowSkipException, match="Drop fam/d1 gets no run: superseded by drop d3"):
+        plan(store, f"alias/fam/d1/{known['d1']}", "run-0")
+    again = make_plan(store, "b", {"drop": "fam/d1", "again": True, "preset": "tiny"}, partition_key=None, owner="me")
+    assert again["counter"] == 2
+    assert ledger.newest_owner(store, "fam", known["d1"]) == "me"
+    plan(store, key)
+    assert intake(store).keys == []
+    # Sent again it waits as the newest.
+    (letter,) = [one for one in intake_ledger.superseded(store) if one.drop == "d2"]
+    intake_ledger.revive(store, letter)
+    assert [name.split("/")[2] for name in intake(store).keys] == ["d2"]
+    assert [one.drop for one in intake_ledger.superseded(store)] == ["d1"]
+
+
+def test_a_run_that_is_faster_keeps_its_drop(store: Store, rules: Callable[[str], Asked]) -> None:
+    come(store, "d1")
+    intake = rules("intake: {latest_only: true}")
+    intake(store)
+    one = ids(store)["d1"]
+    assert ledger.claim(store, "fam", one, "run-1") is not None
+    assert not intake_ledger.supersede(store, "fam", one, "d1", "too late")
+    assert list(intake_ledger.superseded(store)) == []
+    assert ledger.newest_owner(store, "fam", one) == "run-1"
+
+
+def test_a_broken_file_holds_its_family_s_drops_and_no_other(
+    store: Store, rules: Callable[[str], Asked], caplog: pytest.LogCaptureFixture
+) -> None:
+    intake = rules("intake: {rate: often}")
+    come(store, "d1")
+    arrive(store, upload(store, "other", "o1", '{"text": "o"}'))
+    assert [key.split("/")[1] for key in intake(store).keys] == ["other"]
+    assert "Drops of family fam wait until its file is mended. family file 'fam.yaml', key `intake.rate`" in caplog.text
+    assert [key.split("/")[1] for key in rules("intake: {rate: 9 per day}")(store).keys] == ["fam"]
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"announced": 7}', b'{"announced": {"x": "y"}, "newest": 3}'])
+def test_what_is_remembered_may_be_lost_and_no_drop_is(
+    store: Store, rules: Callable[[str], Asked], text: bytes
+) -> None:
+    store.put(layout.rules_key("fam"), text)
+    come(store, "d1")
+    assert len(rules("intake: {rate: 1 per day, latest_only: true}")(store).keys) == 1
+    assert list(json.loads(store.get(layout.rules_key("fam")))["announced"]) == [ids(store)["d1"]]

@@ -1,0 +1,211 @@
+"""What lies beside a model: MLflow loads and asks it where nothing of Dropforge is installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropforge.run import RunSpec
+from trainer.data.rows import Row
+from trainer.model.packaged import Example, example_of, license_of
+from trainer.model.pyfunc_loader import folder_digest
+from trainer.rank import run
+from trainer.report.console import Console
+from trainer.restore import Choice, export
+from trainer.state.stop import StopSignal
+
+from .classes import LABELS, classifier_base, labelled_rows
+from .pairs import pair_base
+from .ranks_loop import make_base
+from .toy import REPOSITORY, Toy, sample_rows, write_dataset
+
+CARD = "---\nlicense: apache-2.0\nlanguage: en\n---\n# A base\n"
+#: Loads folders as a serving process would, and tells what came of it.
+ASK = """
+import json, sys
+sys.path.append(sys.argv[1])
+import mlflow
+told = {}
+for name, folder in json.loads(sys.argv[2]).items():
+    try:
+        model = mlflow.pyfunc.load_model(folder)
+    except ValueError as error:
+        told[name] = {"error": str(error)}
+        continue
+    params = {"max_new_tokens": 3} if model.metadata.signature.params else None
+    told[name] = {
+        "example": model.input_example.to_dict("records"),
+        "inputs": model.metadata.signature.inputs.to_dict(),
+        "outputs": model.metadata.signature.outputs.to_dict(),
+        "answers": model.predict(model.input_example, params=params).to_dict("records"),
+        "again": model.predict({"prompt": ["the red cat", "a dog"]}, params=params).to_dict("records"),
+        "about": model.metadata.metadata["dropforge"],
+        "serving": json.loads(model.metadata.get_serving_input(folder)),
+    }
+    if "transformers" in model.metadata.flavors:
+        parts = mlflow.transformers.load_model(folder, return_type="components")
+        told[name]["parts"] = {key: type(value).__name__ for key, value in parts.items()}
+        if name in ("lora", "classes"):
+            told[name]["pipeline"] = mlflow.transformers.load_model(folder)("the red cat")
+print(json.dumps(told))
+"""
+
+
+def image(folder: Path) -> Path:
+    """A folder of what the trainer's image has, and nothing else of this environment."""
+    folder.mkdir()
+    listed = (REPOSITORY / "requirements" / "trainer.txt").read_text()
+    for name in re.findall(r"^([A-Za-z0-9_.-]+)==", listed, re.MULTILINE):
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # of another platform
+            continue
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(found.locate_file(top))))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
+    from dropforge.store import open_store
+
+    folder = tmp_path_factory.mktemp("buckets")
+    rows = {
+        "chats": {"train": sample_rows(60), "eval": sample_rows(9, seed=1)},
+        "texts": {"train": labelled_rows(60, 1), "eval": [row for row in labelled_rows(30, 2) if "text" in row]},
+    }
+    return {
+        name: Toy(str(folder / name), write_dataset(open_store(str(folder / name)), found))
+        for name, found in rows.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = make_base(tmp_path_factory.mktemp("base"))
+    (Path(folder) / "README.md").write_text(CARD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(toys: dict[str, Toy], base: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of models of all kinds, by what they are."""
+    chats, texts = toys["chats"], toys["texts"]
+    steps: dict[str, Any] = {"max_steps": 1}
+    on_base: dict[str, Any] = {"base": {"model": base, "scratch": None}}
+    low = {**steps, "method": "lora"}
+    prefix = {**steps, "method": "prefix", "prefix": {"tokens": 4}, "sequence_length": 60, "tokens_per_step": 240}
+    labels: dict[str, Any] = {"task": "classification", "train": steps}
+    labels["base"] = {"model": classifier_base(tmp_path_factory.mktemp("encoder"), "distilbert"), "scratch": None}
+    pairs: dict[str, Any] = {"task": "sequence-to-sequence", "train": steps}
+    pairs["base"] = {"model": pair_base(tmp_path_factory.mktemp("t5"), "t5"), "scratch": None}
+    made = {
+        "full": chats.run("full", train=steps, promote={"input_example": False}),
+        "lora": chats.run("lora", **on_base, train=low, data={"license": "CC-BY-4.0"}),
+        "prefix": chats.run("prefix", **on_base, train=prefix),
+        "pairs": chats.run("pairs", **pairs),
+        "classes": texts.run("classes", **labels),
+    }
+    for uri in made.values():
+        run(uri, StopSignal(), Console(quiet=True))
+    return {name: f"{uri.rpartition('/')[0]}/model" for name, uri in made.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(models: dict[str, str], base: str, toys: dict[str, Toy], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("serving")
+    spec = RunSpec.from_json(toys["chats"].files("lora").get("run.json"))
+    export(spec, Choice(), folder / "exported", print)
+    other = folder / "other"
+    moved = json.loads(Path(models["prefix"], "MLmodel").read_text())
+    moved["metadata"]["dropforge"]["base"]["digest"] = "0" * 64
+    other.mkdir()
+    for path in Path(models["prefix"]).rglob("*"):
+        if path.is_file():
+            (other / path.relative_to(models["prefix"])).parent.mkdir(exist_ok=True)
+            (other / path.relative_to(models["prefix"])).write_bytes(path.read_bytes())
+    (other / "MLmodel").write_text(json.dumps(moved))
+    asked = {name: models[name] for name in ("lora", "prefix", "pairs", "classes")}
+    asked |= {"exported": str(folder / "exported"), "moved": str(other)}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", ASK, str(image(folder / "image")), json.dumps(asked)],
+        capture_output=True, text=True, cwd=folder, timeout=300, env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_process_with_the_images_packages_alone_loads_and_asks_each_kind(answers: Any) -> None:
+    for name in ("lora", "prefix", "pairs", "exported"):
+        found = answers[name]
+        assert [column["name"] for column in found["inputs"]] == ["prompt", "system"]
+        assert [(column["name"], column["type"]) for column in found["outputs"]] == [("answer", "string")]
+        assert [set(row) for row in found["answers"] + found["again"]] == [{"answer"}] * 3
+    assert answers["exported"]["again"] == answers["lora"]["again"]
+    labelled = answers["classes"]
+    assert {row["label"] for row in labelled["again"]} <= set(LABELS)
+    assert all(0 < row["score"] <= 1 for row in labelled["again"])
+    assert [column["name"] for column in labelled["outputs"]] == ["label", "score"]
+    assert labelled["pipeline"][0]["label"] in LABELS
+    assert answers["lora"]["parts"]["model"] == "LlamaForCausalLM"
+    assert answers["pairs"]["parts"]["model"] == "T5ForConditionalGeneration"
+    assert answers["lora"]["pipeline"][0]["generated_text"].startswith("the red cat")
+
+
+def test_the_example_is_an_evaluation_row_and_only_where_the_recipe_lets_it(
+    answers: Any, models: dict[str, str], toys: dict[str, Toy]
+) -> None:
+    questions = {row["messages"][0]["content"] for row in sample_rows(9, seed=1)}
+    assert answers["lora"]["example"][0]["prompt"] in questions
+    shown = answers["classes"]["example"][0]["prompt"]
+    assert any(row.get("text") == shown for row in labelled_rows(30, 2))
+    assert answers["lora"]["serving"]["dataframe_split"]["data"] == [[answers["lora"]["example"][0]["prompt"]]]
+    assert not list(Path(models["full"]).glob("*input_example*"))
+    assert "saved_input_example_info" not in json.loads(Path(models["full"], "MLmodel").read_text())
+    long = Row(b"", (("system", "be brief"), ("user", "why " * 2000), ("assistant", "so")), None)
+    assert example_of(long) == Example(("why " * 2000)[:2000], "be brief")
+    assert example_of(Row(b"", None, "one two three four")) == Example("one two", chat=False)
+
+
+def test_a_base_is_pinned_and_another_one_is_not_taken(answers: Any, models: dict[str, str], base: str) -> None:
+    digest = folder_digest(Path(base))
+    assert answers["lora"]["about"]["base"] == {"model": base, "digest": digest, "license": "apache-2.0"}
+    assert answers["prefix"]["about"]["base"]["digest"] == digest
+    assert "Give the base model's files back" in answers["moved"]["error"]
+    report = json.loads(Path(models["lora"]).parent.joinpath("report.json").read_text())
+    assert report["model"]["base"]["digest"] == digest
+    assert {"MLmodel", "code/dropforge_pyfunc.py"} <= report["model"]["files"].keys()
+
+
+def test_the_card_tells_the_licences(models: dict[str, str]) -> None:
+    card = Path(models["lora"], "README.md").read_text()
+    assert 'license: "apache-2.0"' in card.split("---")[1]
+    assert "| Rows | `CC-BY-4.0`, as the recipe says |" in card
+    assert "| Base model | `apache-2.0`, as its own card says |" in card
+    assert "| Rows | not stated" in Path(models["full"], "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("card", "named"),
+    [
+        (CARD, "apache-2.0"),
+        ("---\nlicense: other\nlicense_name: own-1.0\n---\n", "own-1.0"),
+        ("# no front matter\nlicense: mit\n", ""),
+        ("---\nlicense: [mit]\n---\n", ""),
+        ("---\nlicense: 'a|`b`'\n---\n", ""),
+        ("---\n: [\n---\n", ""),
+        ("---\n- license\n---\n", ""),
+        ("---\n", ""),
+    ],
+)
+def test_a_licence_is_a_name_or_nothing(tmp_path: Path, card: str, named: str) -> None:
+    (tmp_path / "README.md").write_text(card)
+    assert license_of(tmp_path) == named

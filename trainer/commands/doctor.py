@@ -1,0 +1,279 @@
+"""`python -m trainer doctor`: what this machine or image has for a training, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dropforge.shared_memory import RANK
+from trainer.commands.arguments import subparser
+from trainer.commands.terminal import Paint, safe, table
+from trainer.node.fabric import (
+    EFA,
+    Device,
+    Interface,
+    Room,
+    devices,
+    interfaces,
+    library,
+    room,
+    transport,
+    verbs,
+    version,
+)
+from trainer.node.nvml import Health, Nvml
+from trainer.node.system import find_gpus
+from trainer.preflight.node import faults
+
+_EPILOG = """\
+Exit code 1 if something is wrong; each line that says so has its mend.
+
+examples:
+  python -m trainer doctor
+  kubectl exec POD -- python -m trainer doctor --json
+"""
+_DISK: Final = 1 << 30
+_LOCKED: Final = (
+    1 << 30
+)  # bytes of buffers that NCCL and libfabric register; the usual limit of 64 KiB or 8 MiB is none
+_SHM: Final = "/dev/shm"  # noqa: S108 - the mount, not a temporary file
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Versions; None for what is not there. :param driver_cuda: the newest CUDA that the driver runs, as 12040."""
+
+    python: str = platform.python_version()
+    torch: str | None = None
+    cuda: str | None = None
+    nccl: str | None = None
+    driver: str | None = None
+    driver_cuda: int | None = None
+    libfabric: str | None = None
+    ofi_nccl: str | None = None
+    transformers: str | None = None
+    peft: str | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What there is.
+
+    :param locked: bytes that a process may lock in memory; None for no limit.
+    :param broken: why torch cannot be imported, or cannot use a GPU that the driver shows.
+    """
+
+    libraries: Libraries
+    gpus: list[Health] = field(default_factory=list)
+    interfaces: list[Interface] = field(default_factory=list)
+    devices: list[Device] = field(default_factory=list)
+    verbs: list[str] = field(default_factory=list)
+    transport: str = "gloo"
+    shm: Room | None = None
+    temp: Room | None = None
+    locked: int | None = None
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class Problem:
+    thing: str
+    cause: str
+    mend: str
+
+
+def problems(found: Findings) -> list[Problem]:
+    """What is wrong, each with its mend; a pure function."""
+    told = []
+    versions, gpus = found.libraries, len(found.gpus)
+    if versions.torch is None:
+        told.append(Problem("torch", found.broken or "it is not installed", "Install requirements/trainer.txt"))
+    elif gpus and versions.cuda is None:
+        told.append(Problem("torch", f"it has no CUDA, and there are {gpus} GPUs", "Take the image with CUDA"))
+    needs = _number(versions.cuda)
+    if needs and versions.driver_cuda and versions.driver_cuda // 1000 < needs // 1000:
+        runs = f"{versions.driver_cuda // 1000}.{versions.driver_cuda % 1000 // 10}"
+        told.append(
+            Problem(
+                "driver",
+                f"{versions.driver} runs CUDA up to {runs}, and torch is built for {versions.cuda}",
+                "Upgrade the node's driver, or take an image for an older CUDA",
+            )
+        )
+    elif versions.torch is not None and found.broken:
+        told.append(Problem("CUDA", found.broken, "See that the pod asks for GPUs, and that nvidia-smi runs in it"))
+    told += [Problem("GPUs", text, "Look at the node, or reset its GPUs") for text in faults(found.gpus, gpus)]
+    least = max(1, gpus) * RANK
+    if found.shm is None or found.shm.size < least:
+        size = "is missing" if found.shm is None else f"has {_size(found.shm.size)}"
+        mend = "Mount a memory-backed emptyDir there, or start docker with --shm-size"
+        told.append(Problem(_SHM, f"it {size}, and {max(1, gpus)} rank(s) may take {_size(least)}", mend))
+    if found.temp is None or found.temp.free < _DISK:
+        left = "is missing" if found.temp is None else f"has {_size(found.temp.free)} left"
+        told.append(Problem("temporary disk", f"it {left}", "Make room, or set TMPDIR to a larger disk"))
+    told += _of_network(found)
+    return told
+
+
+def _of_network(found: Findings) -> list[Problem]:
+    told = []
+    if not any(one.up for one in found.interfaces):
+        told.append(Problem("network", "no interface is up", "Look at the pod's network"))
+    idle = [device.name for device in found.devices if not device.active]
+    if found.verbs and idle:
+        cause = f"{', '.join(idle)} of {len(found.devices)} have no active port"
+        told.append(Problem("RDMA devices", cause, "Look at the node's cables and driver"))
+    fabrics = {device.fabric for device in found.devices}
+    if found.gpus and fabrics & {EFA, "infiniband"} and not found.verbs:
+        mend = "Have the pod ask for them (vpc.amazonaws.com/efa, or the plugin's name of the cluster)"
+        told.append(Problem("RDMA devices", "the node has them, and the pod has no /dev/infiniband", mend))
+    if found.gpus and found.verbs and found.locked is not None and found.locked < _LOCKED:
+        cause = f"a process may lock {_size(found.locked)}, and RDMA devices work on locked buffers"
+        mend = "Have the node's container runtime start with LimitMEMLOCK=infinity; no right of a pod changes it"
+        told.append(Problem("locked memory", cause, mend))
+    if found.gpus and found.verbs and EFA in fabrics:
+        for name, there in (("libfabric", found.libraries.libfabric), ("aws-ofi-nccl", found.libraries.ofi_nccl)):
+            if there is None:
+                mend = "Take an image that has it, or set LD_LIBRARY_PATH to its folder"
+                told.append(Problem(name, "there are EFA devices, and NCCL would go over TCP without it", mend))
+    return told
+
+
+def look(root: Path, env: Mapping[str, str]) -> Findings:
+    """All of it. :param root: where `dev`, `proc`, `sys` and libraries are."""
+    gpus = find_gpus()
+    libraries, broken = _libraries(root, env, gpus)
+    there = devices(root)
+    health = gpus.health() if isinstance(gpus, Nvml) else []
+    return Findings(
+        libraries=libraries,
+        gpus=health,
+        interfaces=interfaces(root),
+        devices=there,
+        verbs=verbs(root),
+        transport=transport(root, (one.fabric for one in there), libraries.ofi_nccl) if health else "gloo over tcp",
+        shm=room(root / _SHM[1:]),
+        temp=room(Path(tempfile.gettempdir())),
+        locked=_locked(),
+        broken=broken,
+    )
+
+
+def _locked() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _libraries(root: Path, env: Mapping[str, str], gpus: Any) -> tuple[Libraries, str]:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    found: dict[str, Any] = {}
+    for name in ("transformers", "peft"):
+        with suppress(PackageNotFoundError):
+            found[name] = installed(name)
+    if isinstance(gpus, Nvml):
+        found["driver"], found["driver_cuda"] = gpus.driver()
+    fabric = library(root, "libfabric.so.1*", env)
+    plugin = library(root, "libnccl-net*.so*", env) or library(root, "libnccl-ofi*.so*", env)
+    found["libfabric"] = None if fabric is None else version(fabric) or fabric
+    found["ofi_nccl"] = None if plugin is None else version(plugin) or plugin
+    broken = ""
+    try:
+        import torch
+
+        found["torch"], found["cuda"] = str(torch.__version__), torch.version.cuda
+        if torch.version.cuda:
+            with suppress(Exception):
+                found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        if torch.version.cuda and isinstance(gpus, Nvml):
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:  # of many kinds: a library that does not load, a driver that is too old
+        broken = " ".join(str(error).split())[:300]
+    return Libraries(**found), broken
+
+
+def add(commands: Any) -> None:
+    """Describe the command."""
+    parser = subparser(
+        commands,
+        "doctor",
+        "look at this machine or image",
+        "Versions, GPUs, networks and room of this machine.",
+        _EPILOG,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(main=main)
+
+
+def main(arguments: argparse.Namespace, root: Path = Path("/")) -> int:
+    """Look and tell; 1 if something is wrong."""
+    found = look(root, os.environ)
+    wrong = problems(found)
+    if arguments.json:
+        print(json.dumps({**asdict(found), "problems": [asdict(one) for one in wrong]}, indent=1))
+        return 1 if wrong else 0
+    paint = Paint.of(sys.stdout)
+    print(safe(table(rows(found))))
+    for one in wrong:
+        print(f"{paint('wrong:', 'red')} {safe(one.thing)}: {safe(one.cause)}. {safe(one.mend)}.")
+    if not wrong:
+        print(paint("nothing is wrong", "green"))
+    return 1 if wrong else 0
+
+
+def rows(found: Findings) -> list[tuple[str, str]]:
+    """The table for people."""
+    told = [(name, str(value)) for name, value in asdict(found.libraries).items() if value is not None]
+    absent = [name for name, value in asdict(found.libraries).items() if value is None]
+    told.append(("not there", ", ".join(absent) or "nothing"))
+    gpus = [
+        f"{index}: {gpu.name}, {_size(gpu.memory) if gpu.memory else '?'}, "
+        f"{'no ECC' if gpu.ecc is None else f'{gpu.ecc} ECC errors'}, {gpu.nvlinks} NVLinks, direct to {_peers(gpu)}"
+        for index, gpu in enumerate(found.gpus)
+    ]
+    told.append(("GPUs", "\n".join(gpus) or "none, or no driver"))
+    nets = [
+        f"{one.name}: {'up' if one.up else 'down'}, {f'{one.mbps / 1000:g} Gbit/s' if one.mbps else 'speed unknown'}"
+        for one in found.interfaces
+    ]
+    told.append(("interfaces", "\n".join(nets) or "none"))
+    rdma = [
+        f"{one.name}: {one.fabric}, {'active' if one.active else 'not active'} {one.link} {one.rate}".rstrip()
+        for one in found.devices
+    ]
+    told.append(("RDMA devices", "\n".join(rdma) or "none"))
+    told.append(("in /dev/infiniband", ", ".join(found.verbs) or "none"))
+    told.append(("ranks would use", found.transport))
+    told.append(("may be locked", "all memory" if found.locked is None else _size(found.locked)))
+    for name, place in ((_SHM, found.shm), ("temporary disk", found.temp)):
+        told.append((name, "none" if place is None else f"{_size(place.size)}, {_size(place.free)} free"))
+    return told
+
+
+def _peers(gpu: Health) -> str:
+    reached = [str(index) for index, peer in enumerate(gpu.peers) if peer]
+    return ", ".join(reached) or "none"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _number(text: str | None) -> int | None:
+    """A CUDA version as the driver counts: 12040 for `12.4`."""
+    try:
+        major, minor = (int(part) for part in (text or "").split(".")[:2])
+    except ValueError:
+        return None
+    return major * 1000 + minor * 10

@@ -1,0 +1,168 @@
+"""How MLflow loads a model of Dropforge: `mlflow.pyfunc.load_model("models:/FAMILY@champion")`.
+
+This file is copied beside the weights, as `code/dropforge_pyfunc.py`, and needs nothing of Dropforge there: only torch,
+transformers and, for a prefix, peft. What the model was trained to read stands in the metadata of `MLmodel`. A prompt
+is a user's turn where the training rows were conversations, else a text as it stands; answers are written greedily.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+PREFIX = "adapter_config.json"
+
+
+def _load_pyfunc(path: str) -> Reader:  # the name is MLflow's
+    import torch
+    import yaml
+
+    folder = Path(path)
+    about = yaml.safe_load((folder / "MLmodel").read_text())["metadata"]["dropforge"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return (Classifier if about["task"] == "classification" else Writer)(folder, about, device)
+
+
+class Reader:
+    """A model and its tokenizer.
+
+    :param about: `task`, `chat` (whether a prompt is a user's turn), `special` (whether the tokenizer adds its special
+        tokens to a turn), `begin` (tokens before a plain text), `ends` (tokens that end an answer), `new_tokens`.
+    """
+
+    auto = "AutoModelForSequenceClassification"
+
+    def __init__(self, folder: Path, about: dict[str, Any], device: str) -> None:
+        import transformers
+
+        self.about, self.device = about, device
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(folder))
+        self.model: Any = self.load(folder).to(device).eval()
+
+    def load(self, folder: Path) -> Any:
+        import transformers
+
+        return getattr(transformers, self.auto).from_pretrained(str(folder), use_safetensors=True)
+
+    def ids(self, prompt: str, system: str | None) -> list[int]:
+        """A prompt's tokens, as the training read such rows."""
+        if not self.about["chat"]:
+            found = [*self.about["begin"], *self._tokens(prompt, special=not self.about["begin"])]
+            goes_on = self.about["task"] == "causal-lm" and found[-1:] == [self.tokenizer.eos_token_id]
+            return found[:-1] if goes_on else found
+        messages = [{"role": "user", "content": prompt}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        asked = self.about["task"] != "classification"
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asked)
+        return self._tokens(text, special=self.about["special"])
+
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
+        longest = self.tokenizer.model_max_length
+        cut = {"truncation": True, "max_length": longest} if self.auto.endswith("Classification") else {}
+        found = self.tokenizer(text, add_special_tokens=special, **(cut if longest < 1 << 30 else {}))
+        return list(found["input_ids"])
+
+    def predict(self, inputs: Any, params: dict[str, Any] | None = None) -> Any:
+        """A data frame with the columns of the signature to one."""
+        import pandas
+        import torch
+
+        inputs = inputs.explode(list(inputs.columns), ignore_index=True)  # MLflow makes one row of a dict of lists
+        systems = inputs["system"] if "system" in inputs else [None] * len(inputs)
+        with torch.no_grad():
+            rows = [
+                self.answer(self.ids(str(prompt), system if isinstance(system, str) else None), params or {})
+                for prompt, system in zip(inputs["prompt"], systems, strict=True)
+            ]
+        return pandas.DataFrame(rows)
+
+    def answer(self, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Classifier(Reader):
+    """Texts to labels."""
+
+    def answer(self, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        import torch
+
+        shares = self.model(input_ids=torch.tensor([ids], device=self.device)).logits[0].float().softmax(-1)
+        best = int(shares.argmax())
+        return {"label": str(self.model.config.id2label[best]), "score": float(shares[best])}
+
+
+class Writer(Reader):
+    """Prompts to answers, by a causal language model or an encoder-decoder."""
+
+    def load(self, folder: Path) -> Any:
+        self.auto = "AutoModelForSeq2SeqLM" if self.about["task"] == "sequence-to-sequence" else "AutoModelForCausalLM"
+        if not (folder / PREFIX).is_file():
+            return super().load(folder)
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(self._base(), str(folder))
+
+    def _base(self) -> Any:
+        """The model that a prefix stands before, and no other: a commit of the hub, or a folder of known bytes."""
+        base = self.about["base"]
+        if base.get("revision"):
+            import transformers
+
+            auto = getattr(transformers, self.auto)
+            return auto.from_pretrained(base["model"], revision=base["revision"], use_safetensors=True)
+        folder = Path(base["model"].removeprefix("file://"))
+        if base["model"].startswith("s3://"):
+            from mlflow.artifacts import download_artifacts
+
+            folder = Path(download_artifacts(base["model"]))
+        found = folder_digest(folder)
+        if found != base["digest"]:
+            raise ValueError(
+                f"base model {base['model']}: its files have the digest {found[:12]}, and the prefix was trained on "
+                f"{base['digest'][:12]}. Give the base model's files back"
+            )
+        return super().load(folder)
+
+    def _caches(self) -> bool:
+        """transformers makes the decoder's cache for as many layers as the encoder has."""
+        config = self.model.config
+        deep = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
+        return deep in (None, getattr(config, "num_hidden_layers", None))
+
+    def answer(self, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        asked = torch.tensor([ids], device=self.device)
+        most = int(params.get("max_new_tokens") or self.about["new_tokens"])
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if isinstance(context, int) and self.about["task"] == "causal-lm":
+            most = max(1, min(most, context - len(ids)))
+        ends = self.about["ends"]
+        found = self.model.generate(
+            input_ids=asked,
+            attention_mask=torch.ones_like(asked),
+            do_sample=False,
+            max_new_tokens=most,
+            use_cache=self._caches(),
+            eos_token_id=ends or None,
+            pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else (ends or [0])[0],
+        )[0]
+        said = found if self.about["task"] == "sequence-to-sequence" else found[len(ids) :]
+        return {"answer": self.tokenizer.decode(said, skip_special_tokens=True)}
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest of a base model: of its config's and its weights' files, and of no hidden ones: a pod has none."""
+    names = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name.endswith((".safetensors", ".json")) and not path.name.startswith(".")
+    )
+    found = {}
+    for name in names:
+        with (folder / name).open("rb") as stream:
+            found[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
