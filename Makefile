@@ -6,6 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # How many `auto` is for cores and memory says tests/conftest.py.
 WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+# Markers of what needs more than this machine and minutes: each has a command of its own.
+HERE := not (cluster or exact or chaos or gpu or matrix or images or compose)
+# Where GATE names a file, failing tests run once more and the figures go into that file (tests/gate.py).
+GATED = $(if $(GATE),$(CURDIR)/$(BIN)/python -m tests.gate run $@ --)
+PYTEST = $(GATED) $(BIN)/pytest
 # The lowest releases of torch and transformers that are supported have an environment of their own.
 COMPAT := .venv-compat
 # What starts docker-compose.yaml: Docker's or Podman's compose.
@@ -15,7 +20,7 @@ SOURCES := dropforge curation trainer plugins dags tests bench
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-beside test-outages test-charts test-images test-compose server scan screenshots e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-slow test-bounds test-all test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-cluster-smoke test-beside test-outages test-charts test-images test-compose server scan screenshots e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,33 +53,42 @@ server:  ## Start a team's server in containers: docker-compose.yaml, with secre
 	@sh images/compose-env.sh
 	@$(COMPOSE) up -d --build
 
-test: $(READY)  ## Run all tests that need no cluster
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not exact and not chaos and not gpu and not matrix and not images and not compose" $(ARGS)
+test: $(READY)  ## Run the tests, at most eight minutes on two cores: all quick ones, and each real part once
+	@$(PYTEST) $(WORKERS) --budget 8 -m "(smoke or not (slow or dist or e2e)) and $(HERE)" $(ARGS)
 
-test-fast: $(READY)  ## Run the tests that start neither the stack nor several training processes
-	@$(BIN)/pytest $(WORKERS) -m "not cluster and not e2e and not dist and not exact and not chaos and not images and not compose" $(ARGS)
+test-fast: $(READY)  ## Run the quick tests alone
+	@$(PYTEST) $(WORKERS) -m "not (slow or dist or e2e or smoke) and $(HERE)" $(ARGS)
+
+test-slow: $(READY)  ## Run the other tests that need no cluster, an hour on two cores
+	@$(PYTEST) $(WORKERS) --budget 60 -m "(slow or dist or e2e) and not smoke and $(HERE)" $(ARGS)
+
+test-bounds: $(READY)  ## Run the quick tests and fail where one is slow and tests/slow.txt does not name it
+	@$(PYTEST) $(WORKERS) --bound -m "not (slow or dist or e2e or smoke) and $(HERE)" $(ARGS)
+
+test-all: $(READY)  ## Run everything that this machine can, hours on two cores, and end with a table
+	@CI_FULL=1 bash .ci/run
 
 test-matrix: $(READY)  ## Kill, cut off and clear every task of the fine-tune DAG
-	@$(BIN)/pytest -n0 -m matrix $(ARGS)
+	@$(PYTEST) -n0 -m matrix $(ARGS)
 
 screenshots: $(READY)  ## Take the pictures of the docs anew, from a stack of their own
 	@DROPFORGE_SCREENSHOTS=.screenshots $(BIN)/pytest -n0 tests/e2e/test_journey.py $(ARGS)
 	@for picture in docs/images/*.png; do cp .screenshots/$$(basename $$picture) $$picture; done
 
 test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test` runs a part
-	@$(BIN)/pytest $(WORKERS) -m exact $(ARGS)
+	@$(PYTEST) $(WORKERS) -m exact $(ARGS)
 
 test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, one after another
-	@$(BIN)/pytest -n0 -m chaos $(ARGS)
+	@$(PYTEST) -n0 -m chaos $(ARGS)
 
 # One process: several would share the GPUs, and what is compared to the bit would wait for memory.
 test-gpu: $(READY)  ## Run the matrix, parity, resume, precision and export over NCCL on the GPUs of this machine
-	@DROPFORGE_RANKS_ON=cuda $(BIN)/pytest -n0 -m "(dist and (exact or compat)) or gpu" \
+	@DROPFORGE_RANKS_ON=cuda $(PYTEST) -n0 -m "(dist and (exact or compat)) or gpu" \
 	  tests/trainer/test_ranks_*.py tests/trainer/test_gpu.py $(ARGS)
 
 test-compat: $(COMPAT)/.ready  ## Run parity, resume and the checks at start on the lowest and the newest torch
-	@$(COMPAT)/bin/pytest $(WORKERS) -m compat tests/trainer $(ARGS)
-	@$(BIN)/pytest $(WORKERS) -m compat tests/trainer $(ARGS)
+	@$(GATED) $(COMPAT)/bin/pytest $(WORKERS) -m compat tests/trainer $(ARGS)
+	@$(PYTEST) $(WORKERS) -m compat tests/trainer $(ARGS)
 $(COMPAT)/.ready: requirements/compat-2.11.txt pyproject.toml $(READY)
 	@echo "Installing into $(COMPAT): another PyTorch, 5 GB"
 	@test -x $(COMPAT)/bin/python || $(BIN)/python -m venv $(COMPAT)
@@ -87,24 +101,28 @@ $(COMPAT)/.ready: requirements/compat-2.11.txt pyproject.toml $(READY)
 test-charts: $(READY)  ## Render the charts that are at hand with Helm, which is compiled by Go where there is none
 	@command -v helm >/dev/null || test -x $(BIN)/helm || \
 	  { echo "Compiling Helm into $(BIN), a minute or two"; CGO_ENABLED=0 GOBIN=$(CURDIR)/$(BIN) go install -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@v3.22.0; }
-	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(BIN)/pytest -n0 tests/dropforge/install/test_charts.py $(ARGS)
+	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(PYTEST) -n0 tests/dropforge/install/test_charts.py $(ARGS)
+
+test-cluster-smoke: $(READY)  ## Run a few of the tests that need a Kubernetes cluster, at most six minutes
+	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
+	@$(PYTEST) -n0 --budget 6 -m "cluster and smoke" $(ARGS)
 
 test-cluster: test-beside test-outages  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
 
 test-beside: $(READY)  # those of the cluster that can run beside each other
 	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
-	@$(BIN)/pytest $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
+	@$(PYTEST) $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
 
 test-outages: $(READY)  # those that take a node or the API server away, one by one
-	@$(BIN)/pytest -n0 -m "cluster and outage" $(ARGS)
+	@$(PYTEST) -n0 -m "cluster and outage" $(ARGS)
 
 test-images: $(READY)  ## Build the images and start them, with the tool that DROPFORGE_IMAGE_BUILDER names
 	@test -x "$$DROPFORGE_IMAGE_BUILDER" || { echo "error: DROPFORGE_IMAGE_BUILDER names no program; images/README.md says which it is"; exit 1; }
-	@$(BIN)/pytest -n0 -s tests/images $(ARGS)
+	@$(PYTEST) -n0 -s tests/images $(ARGS)
 
 test-compose: $(READY)  ## Bring docker-compose.yaml up for real, with the tool like podman-compose that DROPFORGE_COMPOSE names, and run a drop through it
 	@command -v "$$DROPFORGE_COMPOSE" >/dev/null || { echo "error: DROPFORGE_COMPOSE names no program; docs/install/compose.md says which it is"; exit 1; }
-	@$(BIN)/pytest -n0 -s -m compose tests/compose $(ARGS)
+	@$(PYTEST) -n0 -s -m compose tests/compose $(ARGS)
 
 # An environment of its own: what looks through packages is none of them.
 scan: $(READY)  ## Look up known vulnerabilities of all packages that are in the images
@@ -115,7 +133,7 @@ scan: $(READY)  ## Look up known vulnerabilities of all packages that are in the
 	  done; exit $$found
 
 e2e: $(READY)  ## Run only the tests that start the whole stack
-	@$(BIN)/pytest -m "e2e and not matrix" $(ARGS)
+	@$(PYTEST) -m "e2e and not matrix" $(ARGS)
 
 lint: $(READY)  ## Check style, types and the arrows between the packages
 	@$(BIN)/ruff check $(SOURCES)

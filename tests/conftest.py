@@ -35,8 +35,16 @@ hypothesis.settings.load_profile("untimed")
 
 _ON_GPUS = os.environ.get("DROPFORGE_RANKS_ON") == "cuda"
 _PASSED: set[str] = set()
+# Seconds of tests that are slower than `make test` has room for, and say nothing of it.
+_BEYOND: dict[str, float] = {}
 # By worker and scope, when it began and ended there.
 _SPENT: dict[tuple[str, str], tuple[float, float]] = {}
+
+# Files, tests and parameters that take longer than `make test` has room for, each with the seconds that were measured.
+_SLOW = tuple(
+    line.split(maxsplit=1)[1] for line in (Path(__file__).parent / "slow.txt").read_text().splitlines() if line
+)
+BOUND = 3.0  # seconds beside others on a busy machine; slow.txt has what takes one on a quiet one
 
 RANKS = "tests/trainer/test_ranks"  # one server of ranks for all of them
 ALERTS = "tests/e2e/test_a"  # with approval, a quarter of what would be the longest folder
@@ -94,11 +102,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPlace:
     return ByPlace(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--budget", type=float, metavar="MINUTES", help="what these tests may take, told at their end")
+    parser.addoption("--bound", action="store_true", help="fail if a test takes longer than its tier allows")
+
+
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Which worker had what for more than a minute, so that one sees whether some waited for one.
 
     On GPUs, what was left out, and why: green is not all of it where there are few.
     """
+    if budget := config.option.budget:
+        minutes = terminalreporter._session_start.elapsed().seconds / 60
+        over = "" if minutes <= budget else ": MORE THAN ITS BUDGET"
+        terminalreporter.section(f"{minutes:.1f} of {budget:g} minutes{over}")
+    if _BEYOND and config.option.bound:
+        terminalreporter.section(f"above {BOUND:g} s: make them quicker, or name them in tests/slow.txt")
+        for test, seconds in sorted(_BEYOND.items()):
+            terminalreporter.line(f"{seconds:5.1f} {test}")
     if workers := sorted({worker for worker, _ in _SPENT if worker}):
         terminalreporter.section("seconds from start to end by worker")
         start = min(begun for begun, _ in _SPENT.values())
@@ -117,7 +138,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Nothing but skipped tests is no success on a machine that was to have GPUs."""
+    """Nothing but skipped tests is no success on a machine that was to have GPUs, nor is a slow test with `--bound`."""
+    if session.config.option.bound and _BEYOND and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if _ON_GPUS and exitstatus == pytest.ExitCode.OK and not _PASSED:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -125,13 +148,24 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed:
         _PASSED.add(report.nodeid)
+        if report.duration > BOUND and not {"slow", "smoke"} & report.keywords.keys():
+            _BEYOND[report.nodeid] = report.duration
     if report.stop:  # a worker's crash has no time
         key = getattr(report, "worker_id", ""), scope(report.nodeid)
         begun, ended = _SPENT.get(key, (report.start, report.stop))
         _SPENT[key] = min(begun, report.start), max(ended, report.stop)
 
 
+def is_slow(nodeid: str) -> bool:
+    """Whether `slow.txt` names a test, all of its parameters, or its file."""
+    return any(nodeid == name or nodeid.startswith((f"{name}[", f"{name}::")) for name in _SLOW)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` picks by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker("slow")
     order = {name: number for number, name in enumerate(_LONGEST)}
 
     def place(item: pytest.Item) -> int:

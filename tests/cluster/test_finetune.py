@@ -23,18 +23,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 FAMILY = "on-cluster"
 
 
+@pytest.mark.smoke
 def test_a_drop_becomes_a_registered_model_although_a_pod_is_lost(
     stack: Stack, namespace: Namespace, sample: dict[str, Path]
 ) -> None:
     drop = stack.drop(FAMILY, "one", sample, None)
     run = wait_for_run(stack.connection, drop)
-
-    def past_a_checkpoint() -> bool:
-        assert stack.state(run) not in {"success", "failed"}, stack.log(run, "train")
-        keys = [info.key for info in stack.connection.store.list(f"runs/{FAMILY}-")]
-        return any(key.endswith("/manifest.json") and "/checkpoints/" in key for key in keys)
-
-    wait("the first checkpoint", past_a_checkpoint)
+    stack.see_checkpoint(run)
     gang = namespace.running()
     assert [name.rsplit("-", 2)[1] for name in gang] == ["master", "worker"]
     namespace.kill(next(name for name in gang if "worker" in name))

@@ -299,7 +299,11 @@ def test_one_digest_for_workers_orders_and_splits(
         same(tmp_path / str(workers), recipe(workers=workers, **values), files, whole, seed=workers)
 
 
-@pytest.mark.parametrize("labelled", [False, True], ids=["chat", "classification"])
+@pytest.mark.parametrize(
+    "labelled",
+    [pytest.param(False, marks=pytest.mark.smoke), True],
+    ids=["chat", "classification"],
+)
 def test_one_digest_for_both_engines(
     spark: Engine, tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, labelled: bool
 ) -> None:

@@ -33,7 +33,7 @@ EVALUATE = "evaluate: {max_rows: 40}\n"
 RECIPE = f"extends: tiny\n{EVALUATE}"
 
 
-def wait(what: str, condition: Callable[[], Any], seconds: float = 240) -> Any:
+def wait(what: str, condition: Callable[[], Any], seconds: float = 600) -> Any:
     """The first true value of `condition`; fails with `what` after a time that is far above the usual."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -105,6 +105,27 @@ class Stack:
     def tracked(self, dag_run: str) -> list[Run]:
         """The MLflow runs that a DAG run opened: one, whatever happened."""
         return tracking.search(self.mlflow, tracking.TAG_DAG_RUN, dag_run)
+
+    def checkpoints(self, dag_run: str) -> list[str]:
+        """The keys of the manifests of a DAG run's complete checkpoints."""
+        found = self.tracked(dag_run)
+        if not found:
+            return []
+        prefix = f"runs/{found[0].data.tags[tracking.TAG_RUN]}/checkpoints/"
+        return [info.key for info in self.connection.store.list(prefix) if info.key.endswith("/manifest.json")]
+
+    def see_checkpoint(self, dag_run: str) -> None:
+        """Wait for the first complete checkpoint; without it, fail with what became of the run's tasks."""
+
+        def there() -> bool:
+            if self.state(dag_run) in {"success", "failed"}:
+                pytest.fail(f"{dag_run} ended before a checkpoint\n{self.unfinished(dag_run)}")
+            return bool(self.checkpoints(dag_run))
+
+        try:
+            wait("the first checkpoint", there, 600)
+        except pytest.fail.Exception as error:
+            pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
 
     def champion(self, family: str) -> str | None:
         found = tracking.champion(self.connection.settings.tracking_uri, family)

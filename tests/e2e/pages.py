@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
+from dropforge.cli.airflow import FINETUNE
 from tests.browser import opened
-from tests.e2e.harness import Stack
+from tests.e2e.harness import Stack, wait
 
 
 @contextmanager
@@ -29,6 +30,37 @@ def logged_in(stack: Stack) -> Iterator[Page]:
         page.click('button[type="submit"]')
         page.wait_for_url(lambda url: "login" not in url)
         yield page
+
+
+def open_form(stack: Stack, page: Page) -> Locator:
+    """Open the form with the preset `tiny`."""
+    page.goto(f"{stack.connection.airflow.url}/dags/{FINETUNE}")
+    page.get_by_role("button", name="Trigger").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("What to train on")).to_be_visible()
+    dialog.locator("#element_preset input").first.fill("tiny")
+    page.keyboard.press("Enter")
+    return dialog
+
+
+def number(dialog: Locator, section: str, name: str, value: str) -> None:
+    field = dialog.locator(f'input[name="element_{name}"]')
+    if not field.is_visible():
+        dialog.get_by_role("button", name=section, exact=True).click()
+    field.fill(value)
+
+
+def send(stack: Stack, dialog: Locator) -> str:
+    """Press the form's button; return the run that starts."""
+    before = {run["dag_run_id"] for run in stack.connection.airflow.newest_runs(FINETUNE)}
+    dialog.get_by_role("button", name="Trigger", exact=True).click()
+
+    def started() -> list[str]:
+        runs = stack.connection.airflow.newest_runs(FINETUNE)
+        return [run["dag_run_id"] for run in runs if run["dag_run_id"] not in before and run["run_type"] == "manual"]
+
+    (run,) = wait("the run that the form starts", started)
+    return str(run)
 
 
 def answer(page: Page, option: str) -> None:

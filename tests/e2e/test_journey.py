@@ -11,14 +11,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
 from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from tests.browser import needs_browser
 from tests.e2e.harness import Stack, typed, wait
-from tests.e2e.pages import answer, keep, logged_in
+from tests.e2e.pages import answer, keep, logged_in, number, open_form, send
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), needs_browser]
 
@@ -43,45 +43,14 @@ def dropped(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
     return wait_for_run(stack.connection, stack.drop(FAMILY, DROP, samples[2], RECIPE), 300)
 
 
-def form(stack: Stack, page: Page) -> Locator:
-    """The open form, filled with tiny preset and drop."""
-    page.goto(f"{stack.connection.airflow.url}/dags/{FINETUNE}")
-    page.get_by_role("button", name="Trigger").first.click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_text("What to train on")).to_be_visible()
-    dialog.locator("#element_preset input").first.fill("tiny")
-    page.keyboard.press("Enter")
-    return dialog
-
-
-def number(dialog: Locator, section: str, name: str, value: str) -> None:
-    field = dialog.locator(f'input[name="element_{name}"]')
-    if not field.is_visible():
-        dialog.get_by_role("button", name=section, exact=True).click()
-    field.fill(value)
-
-
-def sent(stack: Stack, dialog: Locator) -> str:
-    """The run that pressing the form's button starts."""
-    before = {run["dag_run_id"] for run in stack.connection.airflow.newest_runs(FINETUNE)}
-    dialog.get_by_role("button", name="Trigger", exact=True).click()
-
-    def started() -> list[str]:
-        runs = stack.connection.airflow.newest_runs(FINETUNE)
-        return [run["dag_run_id"] for run in runs if run["dag_run_id"] not in before and run["run_type"] == "manual"]
-
-    (run,) = wait("the run that the form starts", started)
-    return str(run)
-
-
 def test_a_combination_that_cannot_work_is_refused_with_the_mend(stack: Stack, page: Page, dropped: str) -> None:
-    dialog = form(stack, page)
+    dialog = open_form(stack, page)
     dialog.locator("#element_data").fill(f"{FAMILY}/{DROP}")
     keep(page, "form")
     dialog.locator('label:has(input[name="element_again"])').click()
     number(dialog, "Training", "train_sequence_length", "4096")
     keep(page, "form-training")
-    run = sent(stack, dialog)
+    run = send(stack, dialog)
     assert stack.end(run) == "failed"
     assert stack.tasks(run)["plan"]["try_number"] == 1
     page.goto(f"{stack.connection.airflow.page(FINETUNE, run)}/tasks/plan")
@@ -93,12 +62,12 @@ def test_a_combination_that_cannot_work_is_refused_with_the_mend(stack: Stack, p
 @pytest.fixture(scope="module")
 def watched(stack: Stack, page: Page, dropped: str) -> str:
     """A run that is started in the form and watched on the tab of its training."""
-    dialog = form(stack, page)
+    dialog = open_form(stack, page)
     dialog.locator("#element_data").fill(f"{FAMILY}/{DROP}")
     dialog.locator('label:has(input[name="element_again"])').click()
     number(dialog, "Training", "train_max_steps", "5000")
     number(dialog, "Training", "train_learning_rate", "0.002")
-    run = sent(stack, dialog)
+    run = send(stack, dialog)
     watch(stack, page, run)
     return run
 

@@ -66,20 +66,11 @@ def paused(process: psutil.Process) -> Iterator[None]:
         process.resume()
 
 
-def checkpoints(stack: Stack, run: str) -> list[str]:
-    """The complete checkpoints of a DAG run."""
-    found = stack.tracked(run)
-    if not found:
-        return []
-    prefix = f"runs/{found[0].data.tags[tracking.TAG_RUN]}/checkpoints/"
-    return [info.key for info in stack.connection.store.list(prefix) if info.key.endswith("/manifest.json")]
-
-
 def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_path: Path) -> None:
     """One run for all of it, because its start and its end take most of the time."""
     drop = stack.drop(FAMILY, "one", rows(tmp_path), f"{RECIPE}train: {{max_steps: 240, checkpoint_every: 20}}\n")
     run = wait_for_run(stack.connection, drop)
-    wait("training", lambda: checkpoints(stack, run) and stack.tasks(run)["train"]["state"] == "deferred")
+    wait("training", lambda: stack.checkpoints(run) and stack.tasks(run)["train"]["state"] == "deferred")
     (gang,) = stack.ranks()
     # A fast machine would be done with its steps before a triggerer is back.
     with paused(gang):

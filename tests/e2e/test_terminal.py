@@ -13,7 +13,7 @@ from dropforge import aside, layout, tracking
 from dropforge.errors import DropforgeError
 from dropforge.store import open_store
 from tests.e2e.harness import Stack, typed, wait
-from tests.e2e.test_kills import checkpoints, rows
+from tests.e2e.test_kills import rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -43,7 +43,7 @@ def dag_run(stack: Stack, recipe: Path, tmp_path_factory: pytest.TempPathFactory
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["page"].endswith(told["dag_run"].replace(":", "%3A").replace("+", "%2B"))
-    wait("training", lambda: checkpoints(stack, told["dag_run"]) and stack.ranks())
+    wait("training", lambda: stack.checkpoints(told["dag_run"]) and stack.ranks())
     return str(told["dag_run"])
 
 

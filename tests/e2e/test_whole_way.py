@@ -37,13 +37,7 @@ def killed(stack: Stack, samples: dict[int, dict[str, Path]]) -> str:
     """The run of the first drop, one of whose ranks was killed; the next try begins half a minute later."""
     drop = stack.drop(FAMILY, "one", samples[1], FIRST)
     run = wait_for_run(stack.connection, drop)
-    store = stack.connection.store
-
-    def past_a_checkpoint() -> bool:
-        keys = [info.key for info in store.list(f"runs/{FAMILY}-")]
-        return any(key.endswith("/manifest.json") and "/checkpoints/" in key for key in keys)
-
-    wait("the first checkpoint", past_a_checkpoint)
+    stack.see_checkpoint(run)
     victims = wait("a training process", stack.ranks)
     victims[0].send_signal(signal.SIGKILL)
     return run

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from kubeflow_training.jobs.kinds import KINDS
+from kubeflow_training.jobs.kinds import KINDS, PYTORCH_JOB
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 
 from tests.kubeflow_training.kueue_situations import KUEUE, preempted
@@ -55,7 +55,14 @@ def stage(place: Stage) -> Any:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", [name for name, item in ALL.items() if not item.slow])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.smoke] if name == "succeeded-trainjobs" else [])
+        for name, item in ALL.items()
+        if not item.slow
+    ],
+)
 def test_on_the_cluster(stage: Stage, name: str) -> None:
     situation = ALL[name]
     job = situation.bring(stage)
@@ -63,7 +70,11 @@ def test_on_the_cluster(stage: Stage, name: str) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.smoke] if kind is PYTORCH_JOB else []) for kind in KINDS],
+    ids=lambda kind: kind.name,
+)
 def test_kueue_preempts_and_resumes(stage: Stage, kind: Any) -> None:
     victim = preempted(stage, kind)
     seen = victim.until(KUEUE["kueue-preempted"].fits)

@@ -1,6 +1,6 @@
 """The matrix of exactness: every combination of how a run may be shared, fed, cut and resumed.
 
-A run must come to the same result in all of them. The whole is `make test-exact`; in `make test` runs a pairwise cover:
+A run must come to the same result in all of them. `make test-exact` runs the whole, `make test-slow` a cover of pairs:
 few cells that hold every pair of values of any two factors, which is where faults of combinations mostly lie
 (https://doi.org/10.1109/TSE.2004.24).
 """

@@ -13,7 +13,7 @@ from .ranks import Ranks
 from .ranks_loop import Outcome, Stage, Tensors, make_base, make_stage, take_steps, train_in_parts
 from .toy import Toy, write_dataset
 
-# `make test` runs a part of the matrix of test_ranks_matrix.py instead; these add three ranks and more micro-batches.
+# `make test-slow` runs a part of the matrix of test_ranks_matrix.py instead; these add ranks and more micro-batches.
 pytestmark = [pytest.mark.dist, pytest.mark.exact]
 STEPS = 3
 ROWS = 11  # per step: no number of ranks here divides it, and with 4 ranks one of them has a micro-batch without rows

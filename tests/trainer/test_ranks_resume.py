@@ -85,7 +85,7 @@ def resumed(gang: Gang, stage: Stage, folder: str) -> tuple[int | None, set[str]
     [
         ("full", "fsdp", "one"),
         ("full", "hybrid", "hybrid"),
-        ("lora", "ddp", "fsdp"),
+        pytest.param("lora", "ddp", "fsdp", marks=pytest.mark.smoke),
         *(
             pytest.param(method, writes, reads, marks=pytest.mark.exact)
             for method in ("full", "lora")

@@ -98,6 +98,7 @@ def test_an_unknown_failure_is_retried_as_a_new_gang(new_run, mode, tmp_path):
     assert result["uid"] == run.job().uid != first
 
 
+@pytest.mark.smoke
 def test_a_dead_worker_loses_nothing_and_the_retry_finds_the_job(new_run, tmp_path):
     go = tmp_path / "go"
     run = new_run("sync", wait_for_file(go))
