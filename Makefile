@@ -8,6 +8,9 @@ READY := $(VENV)/.ready
 WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Markers of what needs more than this machine and minutes: each has a command of its own.
 HERE := not (cluster or exact or chaos or gpu or matrix or images or compose)
+SLOW := (slow or dist or e2e)
+NEEDS_CLUSTER = test -s "$$KUBECONFIG" || \
+  { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
 # Where GATE names a file, failing tests run once more and the figures go into that file (tests/gate.py).
 GATED = $(if $(GATE),$(CURDIR)/$(BIN)/python -m tests.gate run $@ --)
 PYTEST = $(GATED) $(BIN)/pytest
@@ -54,16 +57,16 @@ server:  ## Start a team's server in containers: docker-compose.yaml, with secre
 	@$(COMPOSE) up -d --build
 
 test: $(READY)  ## Run the tests, at most eight minutes on two cores: all quick ones, and each real part once
-	@$(PYTEST) $(WORKERS) --budget 8 -m "(smoke or not (slow or dist or e2e)) and $(HERE)" $(ARGS)
+	@$(PYTEST) $(WORKERS) --budget 8 -m "(smoke or not $(SLOW)) and $(HERE)" $(ARGS)
 
 test-fast: $(READY)  ## Run the quick tests alone
-	@$(PYTEST) $(WORKERS) -m "not (slow or dist or e2e or smoke) and $(HERE)" $(ARGS)
+	@$(PYTEST) $(WORKERS) -m "not ($(SLOW) or smoke) and $(HERE)" $(ARGS)
 
 test-slow: $(READY)  ## Run the other tests that need no cluster, an hour on two cores
-	@$(PYTEST) $(WORKERS) --budget 60 -m "(slow or dist or e2e) and not smoke and $(HERE)" $(ARGS)
+	@$(PYTEST) $(WORKERS) --budget 60 -m "$(SLOW) and not smoke and $(HERE)" $(ARGS)
 
 test-bounds: $(READY)  ## Run the quick tests and fail where one is slow and tests/slow.txt does not name it
-	@$(PYTEST) $(WORKERS) --bound -m "not (slow or dist or e2e or smoke) and $(HERE)" $(ARGS)
+	@$(PYTEST) $(WORKERS) --bound -m "not ($(SLOW) or smoke) and $(HERE)" $(ARGS)
 
 test-all: $(READY)  ## Run everything that this machine can, hours on two cores, and end with a table
 	@CI_FULL=1 bash .ci/run
@@ -75,7 +78,7 @@ screenshots: $(READY)  ## Take the pictures of the docs anew, from a stack of th
 	@DROPFORGE_SCREENSHOTS=.screenshots $(BIN)/pytest -n0 tests/e2e/test_journey.py $(ARGS)
 	@for picture in docs/images/*.png; do cp .screenshots/$$(basename $$picture) $$picture; done
 
-test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test` runs a part
+test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test-slow` runs a part
 	@$(PYTEST) $(WORKERS) -m exact $(ARGS)
 
 test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, one after another
@@ -104,13 +107,13 @@ test-charts: $(READY)  ## Render the charts that are at hand with Helm, which is
 	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(PYTEST) -n0 tests/dropforge/install/test_charts.py $(ARGS)
 
 test-cluster-smoke: $(READY)  ## Run a few of the tests that need a Kubernetes cluster, at most six minutes
-	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
+	@$(NEEDS_CLUSTER)
 	@$(PYTEST) -n0 --budget 6 -m "cluster and smoke" $(ARGS)
 
 test-cluster: test-beside test-outages  ## Run the tests that need a Kubernetes cluster, against the one of KUBECONFIG
 
 test-beside: $(READY)  # those of the cluster that can run beside each other
-	@test -s "$$KUBECONFIG" || { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
+	@$(NEEDS_CLUSTER)
 	@$(PYTEST) $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
 
 test-outages: $(READY)  # those that take a node or the API server away, one by one

@@ -40,10 +40,8 @@ _BEYOND: dict[str, float] = {}
 # By worker and scope, when it began and ended there.
 _SPENT: dict[tuple[str, str], tuple[float, float]] = {}
 
-# Files, tests and parameters that take longer than `make test` has room for, each with the seconds that were measured.
-_SLOW = tuple(
-    line.split(maxsplit=1)[1] for line in (Path(__file__).parent / "slow.txt").read_text().splitlines() if line
-)
+# Files and tests that take longer than `make test` has room for, each with the seconds that were measured.
+_SLOW = {line.split()[1] for line in (Path(__file__).parent / "slow.txt").read_text().splitlines()}
 BOUND = 3.0  # seconds beside others on a busy machine; slow.txt has what takes one on a quiet one
 
 RANKS = "tests/trainer/test_ranks"  # one server of ranks for all of them
@@ -157,8 +155,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def is_slow(nodeid: str) -> bool:
-    """Whether `slow.txt` names a test, all of its parameters, or its file."""
-    return any(nodeid == name or nodeid.startswith((f"{name}[", f"{name}::")) for name in _SLOW)
+    """Whether `slow.txt` names a test, with all of its parameters, or its file."""
+    return not _SLOW.isdisjoint({nodeid.partition("[")[0], nodeid.partition("::")[0]})
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` picks by marks

@@ -31,7 +31,7 @@ class Results:
     """What the tests of one pytest run came to, by node id. `failed` has the text of the first failure."""
 
     passed: frozenset[str]
-    skipped: dict[str, str]
+    skipped: frozenset[str]
     failed: dict[str, str]
     collected: bool = True
 
@@ -52,7 +52,7 @@ class Tier:
 def read_results(lines: Iterable[str]) -> Results:
     """Read a log of pytest-reportlog. A test that a worker's crash ended counts as failed."""
     passed: set[str] = set()
-    skipped: dict[str, str] = {}
+    skipped: set[str] = set()
     failed: dict[str, str] = {}
     collected = True
     for line in lines:
@@ -65,22 +65,20 @@ def read_results(lines: Iterable[str]) -> Results:
         if outcome == "failed":
             failed.setdefault(test, failure_text(report))
         elif outcome == "skipped":
-            skipped.setdefault(test, failure_text(report))
+            skipped.add(test)
         elif report["when"] == "call":
             passed.add(test)
-    return Results(frozenset(passed - failed.keys()), skipped, failed, collected)
+    return Results(frozenset(passed - failed.keys()), frozenset(skipped), failed, collected)
 
 
 def failure_text(report: dict[str, Any]) -> str:
-    """Return the last lines of a report's traceback, or the reason of a skip."""
+    """Return the last lines of a report's traceback."""
     found = report.get("longrepr")
     if isinstance(found, dict):
         crash = found.get("reprcrash") or {}
         entries = (found.get("reprtraceback") or {}).get("reprentries") or []
         lines = [line for entry in entries for line in entry["data"].get("lines", [])]
         found = "\n".join([*lines, f"{crash.get('path')}:{crash.get('lineno')}"])
-    elif isinstance(found, list):  # a skip: path, line and reason
-        found = str(found[-1])
     return "\n".join(str(found or "").splitlines()[-LAST_LINES:])
 
 
@@ -112,19 +110,18 @@ def run_tier(name: str, command: list[str]) -> tuple[int, Tier]:
     flaky = results.failed.keys() - still.keys()
     for test in sorted(flaky):
         print(f"\nFLAKY {test}\n{results.failed[test]}", flush=True)
+    green = code == 0 or (code == 1 and not still and bool(flaky))
+    if not green and not still:
+        print(f"\n{name} ended with pytest's exit code {code} and no failing test", flush=True)
     row = Tier(
         name,
         passed=len(results.passed),
         flaky=len(flaky),
-        failed=len(still),
+        failed=len(still) or int(not green),
         skipped=len(results.skipped),
         minutes=(time.monotonic() - begun) / 60,
     )
-    green = code == 0 or (code == 1 and not still and bool(flaky))
-    if not green and not still:
-        print(f"\n{name} ended with pytest's exit code {code} and no failing test", flush=True)
-        row = Tier(**{**asdict(row), "failed": 1})
-    return (0 if green else 1), row
+    return int(not green), row
 
 
 def table(rows: list[Tier]) -> str:

@@ -68,17 +68,25 @@ class Stack:
 
     def end(self, dag_run: str) -> str:
         """Wait for the end of a run and tell its state; without one, fail with what became of its tasks."""
-        try:
-            return str(
-                wait(f"the end of {dag_run}", lambda: (s := self.state(dag_run)) in {"success", "failed"} and s, 1200)
-            )
-        except pytest.fail.Exception as error:
-            pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
+
+        def ended() -> str:
+            state = self.state(dag_run)
+            return state if state in {"success", "failed"} else ""
+
+        return str(self._wait(dag_run, f"the end of {dag_run}", ended, 1200))
 
     def see(self, dag_run: str, task: str, state: str, seconds: float = 1200) -> None:
         """Wait for a state of a task; without it, fail with what became of the run's tasks."""
+
+        def there() -> bool:
+            return bool(self.tasks(dag_run).get(task, {}).get("state") == state)
+
+        self._wait(dag_run, f"{task} to be {state}", there, seconds)
+
+    def _wait(self, dag_run: str, what: str, condition: Callable[[], Any], seconds: float) -> Any:
+        """Wait as `wait` does; its failure also tells what became of the run's tasks."""
         try:
-            wait(f"{task} to be {state}", lambda: self.tasks(dag_run).get(task, {}).get("state") == state, seconds)
+            return wait(what, condition, seconds)
         except pytest.fail.Exception as error:
             pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
 
@@ -119,13 +127,10 @@ class Stack:
 
         def there() -> bool:
             if self.state(dag_run) in {"success", "failed"}:
-                pytest.fail(f"{dag_run} ended before a checkpoint\n{self.unfinished(dag_run)}")
+                pytest.fail(f"{dag_run} ended before a checkpoint")
             return bool(self.checkpoints(dag_run))
 
-        try:
-            wait("the first checkpoint", there, 600)
-        except pytest.fail.Exception as error:
-            pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
+        self._wait(dag_run, "the first checkpoint", there, 600)
 
     def champion(self, family: str) -> str | None:
         found = tracking.champion(self.connection.settings.tracking_uri, family)

@@ -50,7 +50,7 @@ def number(dialog: Locator, section: str, name: str, value: str) -> None:
     field.fill(value)
 
 
-def send(stack: Stack, dialog: Locator) -> str:
+def send(stack: Stack, dialog: Locator, seconds: float = 600) -> str:
     """Press the form's button; return the run that starts."""
     before = {run["dag_run_id"] for run in stack.connection.airflow.newest_runs(FINETUNE)}
     dialog.get_by_role("button", name="Trigger", exact=True).click()
@@ -59,7 +59,7 @@ def send(stack: Stack, dialog: Locator) -> str:
         runs = stack.connection.airflow.newest_runs(FINETUNE)
         return [run["dag_run_id"] for run in runs if run["dag_run_id"] not in before and run["run_type"] == "manual"]
 
-    (run,) = wait("the run that the form starts", started)
+    (run,) = wait("the run that the form starts", started, seconds)
     return str(run)
 
 

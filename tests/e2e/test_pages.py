@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 
 from dropforge.cli.airflow import FINETUNE
 from tests.browser import needs_browser
-from tests.e2e.harness import Stack, wait
-from tests.e2e.pages import keep, logged_in
+from tests.e2e.harness import Stack
+from tests.e2e.pages import keep, logged_in, open_form, send
 
 pytestmark = [
     pytest.mark.e2e,
@@ -26,24 +26,12 @@ def page(stack: Stack) -> Iterator[Page]:
 
 
 def test_the_form_starts_a_run_and_a_drop_that_is_not_there_is_named(stack: Stack, page: Page) -> None:
-    page.goto(f"{stack.connection.airflow.url}/dags/{FINETUNE}")
-    page.get_by_role("button", name="Trigger").first.click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_text("What to train on")).to_be_visible()
+    dialog = open_form(stack, page)
     for section in ("Model", "Data", "Training", "Compute", "Evaluation and promotion", "Costs", "Everything else"):
         expect(dialog.get_by_role("button", name=section, exact=True)).to_be_visible()
     keep(page, "form")
-    dialog.locator("#element_preset input").first.fill("tiny")
-    page.keyboard.press("Enter")
     dialog.locator("#element_data").fill("nobody/nothing")
-    before = {run["dag_run_id"] for run in stack.connection.airflow.newest_runs(FINETUNE)}
-    dialog.get_by_role("button", name="Trigger", exact=True).click()
-
-    def started() -> list[str]:
-        runs = stack.connection.airflow.newest_runs(FINETUNE)
-        return [run["dag_run_id"] for run in runs if run["dag_run_id"] not in before and run["run_type"] == "manual"]
-
-    (run,) = wait("the run that the form starts", started, 60)
+    run = send(stack, dialog, 60)
     assert stack.connection.airflow.dag_run(FINETUNE, run)["conf"]["preset"] == "tiny"
     assert stack.end(run) == "failed"
     assert "drop nobody/nothing" in stack.log(run, "plan")

@@ -12,10 +12,11 @@ import pytest
 from playwright.sync_api import expect
 
 from dropforge import tracking
+from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.stack.state import AIRFLOW_USER
 from tests.browser import needs_browser
-from tests.e2e.harness import EVALUATE, FINETUNE, Stack, wait
+from tests.e2e.harness import EVALUATE, Stack, wait
 from tests.e2e.pages import answer, keep, logged_in, number, open_form, send
 
 pytestmark = [pytest.mark.e2e, pytest.mark.smoke, pytest.mark.timeout(1200), needs_browser]
