@@ -20,6 +20,7 @@ from dropforge_airflow.operators import (
     OptionalJobOperator,
     TrainOperator,
 )
+from dropforge_airflow.retries import WAITING_TASK
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.retries import RetryByCause, SharedBudget
 
@@ -54,17 +55,18 @@ with DAG(
     on_failure_callback=RUN_FAILED,
 ):
     planned = step(plan.plan)()
-    curated = CurateOperator(task_id="curate", planned=planned).output
+    curated = CurateOperator(task_id="curate", planned=planned, **WAITING_TASK).output
     checked = step(data.check_data)(planned, curated)
     open_run = OpenRunOperator(task_id="open_run", planned=planned, curated=curated, forecast=checked[data.FORECAST])
     opened: Any = open_run.output
 
-    confirmed = ConfirmOperator(task_id="confirm", opened=opened, notifiers=ASKED)
+    confirmed = ConfirmOperator(task_id="confirm", opened=opened, notifiers=ASKED, **WAITING_TASK)
     tokenise = OptionalJobOperator(
         task_id="tokenise",
         manifest=opened["tokenise"],
         backend=opened["backend"],
         mlflow_url=opened["mlflow_url"],
+        **WAITING_TASK,
     )
     train = TrainOperator(
         task_id="train",
@@ -82,9 +84,10 @@ with DAG(
         manifest=opened["evaluate"],
         backend=opened["backend"],
         mlflow_url=opened["mlflow_url"],
+        **WAITING_TASK,
     )
     decided = step(promote.decide)(opened)
-    approved = ApproveOperator(task_id="approve", opened=opened, notifiers=ASKED)
+    approved = ApproveOperator(task_id="approve", opened=opened, notifiers=ASKED, **WAITING_TASK)
     registered = step(promote.register, outlets=[MODELS])(opened)
     reported = step(promote.report)(opened, registered, train.output)
     # It fails because another task did, whose callback has the reason.

@@ -12,6 +12,7 @@ from typing import Any
 from airflow.sdk import DAG, CronTriggerTimetable, Param, chain, task
 from dropforge_airflow.alerts.callbacks import TASK_FAILED
 from dropforge_airflow.assets import FINETUNE_DAG, RETRAIN_DAG
+from dropforge_airflow.retries import WAITING_TASK
 from dropforge_airflow.starting import AwaitRunOperator, LateOperator, StartRunOperator
 from dropforge_airflow.tasks import retrain
 
@@ -51,7 +52,9 @@ def calendar(name: str, family: Family) -> None:
             task_id="start", dag_to_start=FINETUNE_DAG, run=run, conf=looked["conf"], note=looked["note"]
         )
         # The run that it waits for tells itself of its failure.
-        finetune = AwaitRunOperator(task_id="finetune", awaited=FINETUNE_DAG, run=run, on_failure_callback=None)
+        finetune = AwaitRunOperator(
+            task_id="finetune", awaited=FINETUNE_DAG, run=run, on_failure_callback=None, **WAITING_TASK
+        )
         late = LateOperator(
             task_id="late",
             awaited=FINETUNE_DAG,
@@ -59,6 +62,7 @@ def calendar(name: str, family: Family) -> None:
             since=looked["began"],
             limit=looked["limit"],
             told=looked["told"],
+            **WAITING_TASK,
         )
         closed: Any = task(trigger_rule="all_done")(retrain.close)(name, looked)
         chain(looked, start, [finetune, late], closed)

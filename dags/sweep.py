@@ -11,6 +11,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, chain, task
 from dropforge_airflow.alerts.callbacks import TASK_FAILED
 from dropforge_airflow.assets import FINETUNE_DAG, SWEEP_DAG
+from dropforge_airflow.retries import WAITING_TASK
 from dropforge_airflow.starting import AwaitRunOperator, StartRunOperator
 from dropforge_airflow.tasks import sweep
 from dropforge_airflow.trials import TrialOperator
@@ -47,6 +48,7 @@ with DAG(
         awaited=FINETUNE_DAG,
         map_index_template="{{ task.told[:200] }}",  # Airflow's database takes 250 characters
         on_failure_callback=None,  # its run tells itself of its failure
+        **WAITING_TASK,
     ).expand_kwargs(trials)
     watch = task.sensor(mode="reschedule", poke_interval=10, timeout=WEEK)(sweep.watch)(planned)
     # Trials may fail, or be stopped early, which is a skip: any rule that wants a success would skip at once.
@@ -54,7 +56,9 @@ with DAG(
     start = StartRunOperator(
         task_id="start", dag_to_start=FINETUNE_DAG, run=best["run"], conf=best["conf"], note=best["note"]
     )
-    candidate = AwaitRunOperator(task_id="candidate", awaited=FINETUNE_DAG, run=best["run"], on_failure_callback=None)
+    candidate = AwaitRunOperator(
+        task_id="candidate", awaited=FINETUNE_DAG, run=best["run"], on_failure_callback=None, **WAITING_TASK
+    )
     report = task(sweep.report)(planned, best)
     close = task.sensor(mode="reschedule", poke_interval=10, timeout=WEEK, on_failure_callback=None)(sweep.close)(
         planned

@@ -1,4 +1,4 @@
-"""A person's word on a promotion: kept by candidate and champion, so that it holds when tasks are cleared."""
+"""A person's word on a promotion: kept by candidate and champion, for the verdict."""
 
 from __future__ import annotations
 

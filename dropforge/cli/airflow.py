@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -19,12 +18,11 @@ SWEEP = "dropforge_sweep"
 _PAGE = 50  # more than 100 Airflow gives nobody
 #: Seconds. Airflow on SQLite may wait up to 60 for another writer: who gives up earlier does not know what it did.
 _TIMEOUT: Final = httpx.Timeout(90, connect=20)
-#: Seconds from the question on. A worker notices the end of the process that asked up to `min_heartbeat_interval` (5)
-#: later, and Airflow takes that for the end of the task which the answer has resumed: it would ask again.
-_SETTLES: Final = 10.0
 _TAKEN: Final = 60.0  # seconds from an answer to the end of a task that has nothing else to do
 _OF_A_DAG: Final = re.compile(r"/api/v2/dags/([^/]+)(?:/dagRuns)?")
-_ON_ITS_WAY: Final = frozenset({None, "awaiting_input", "scheduled", "queued", "running", "up_for_retry", "restarting"})
+_ON_ITS_WAY: Final = frozenset(
+    {None, "awaiting_input", "deferred", "scheduled", "queued", "running", "up_for_retry", "restarting"}
+)
 
 
 class NoSuchRunError(DropforgeError):
@@ -144,35 +142,22 @@ class Airflow:
         answer: dict[str, Any] = self._call("GET", path)
         return answer
 
-    def settle(self, dag: str, run: str, task: str) -> None:
-        """Wait until an answer to a task's question will not be asked for again: some seconds after it was asked."""
-        question = self.question(dag, run, task)
-        # After a clear Airflow asks by the question of the try before, whose time is that try's.
-        asked = max(_time(question["created_at"]), _time(question["task_instance"]["start_date"]))
-        # A clock that goes wrong makes it no longer.
-        time.sleep(min(_SETTLES, max(0.0, _SETTLES - (datetime.now(UTC) - asked).total_seconds())))
-
     def answer(self, dag: str, run: str, task: str, option: str) -> None:
-        """Answer a task's question, with this user's rights, once it has settled."""
-        self.settle(dag, run, task)
+        """Answer a task's question, with this user's rights."""
         path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/-1/hitlDetails"
         self._call("PATCH", path, json={"chosen_options": [option], "params_input": {}})
 
-    def see_taken(self, dag: str, run: str, task: str, option: str) -> bool:
+    def see_taken(self, dag: str, run: str, task: str) -> bool:
         """Wait until a task has taken its answer, at most a minute; False if it has not by then.
 
-        To the same question it is answered the same again; another one, as after a clear, is another's to answer.
+        A task that waits for another answer, as after a clear, has taken this one.
         """
-        end, asked = time.monotonic() + _TAKEN, self.question(dag, run, task)
+        end = time.monotonic() + _TAKEN
         while time.monotonic() < end:
             question = self.question(dag, run, task)
             state = question["task_instance"]["state"]
-            if state not in _ON_ITS_WAY:
+            if state not in _ON_ITS_WAY or (state == "awaiting_input" and not question["response_received"]):
                 return True
-            if state == "awaiting_input" and not question["response_received"]:
-                if any(question.get(part) != asked.get(part) for part in ("subject", "body")):
-                    return True
-                self.answer(dag, run, task, option)
             time.sleep(0.5)
         return False
 
@@ -218,11 +203,6 @@ def last_error(content: list[Any]) -> str | None:
             text = str(details[-1].get("exc_value") or details[-1].get("exc_type"))
             return text.partition("\nLast lines of ")[0]
     return None
-
-
-def _time(said: Any) -> datetime:
-    """A time that Airflow tells; the oldest there is if it tells none."""
-    return datetime.fromisoformat(str(said)) if said else datetime.min.replace(tzinfo=UTC)
 
 
 def _quoted(run: str) -> str:

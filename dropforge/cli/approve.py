@@ -52,7 +52,7 @@ def approve(
     airflow.answer(FINETUNE, dag_run, waiting, agree if yes else refuse)
     said = f"Answered: {agree if yes else refuse}."
     try:
-        taken = airflow.see_taken(FINETUNE, dag_run, waiting, agree if yes else refuse)
+        taken = airflow.see_taken(FINETUNE, dag_run, waiting)
     except DropforgeError as error:
         taken, said = False, f"{said} Then Airflow failed ({error.cause})."
     if not taken:

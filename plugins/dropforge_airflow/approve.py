@@ -15,9 +15,8 @@ KEEP: Final = "Keep the champion"
 class ApproveOperator(AskPersonOperator):
     """Wait for a person's word, with the verdict's table as the question.
 
-    Nobody is asked if the recipe has no `promote.approval`, if the candidate failed another check, or if somebody has
-    said yes to this candidate against this champion before. The task ends well whatever the answer: the next one reads
-    it where it is kept.
+    Nobody is asked if the recipe has no `promote.approval`, or if the candidate failed another check. The task ends
+    well whatever the answer: the next one reads it where it is kept.
 
     :param opened: what task `open_run` returned; templated.
     """

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict, cast
 
 from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk.exceptions import TaskAwaitingInput
 from kubeflow_training.gangs.memory import keep
 from kubeflow_training.retries import generation
+from kubeflow_training.state_mismatch import ResumableTask, first_event_at
+
+from dropforge_airflow.triggers.answers import AnswerTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_ANSWER: Final = "answer"  # key in the task state store
+_QUESTION: Final = "question"  # keys in the task state store
+_ANSWER: Final = "answer"
 
 
 @dataclass(frozen=True)
 class Question:
     """
     :param subject: in one line. :param body: in Markdown.
+    :param about: what tells it from other questions of the task: an answer is good for this one only.
     :param yes: whether silence until the deadline is a yes. :param people: ids of those who may answer; none for all.
     """
 
     subject: str
     body: str
+    about: str
     yes: bool
     deadline_hours: float
     people: Sequence[str] = ()
@@ -38,23 +45,35 @@ class Asked(TypedDict):
     told: str
 
 
-class Answered(TypedDict):
-    """A person's answer, as the task keeps it from try to try.
+class AskedQuestion(TypedDict):
+    """A question that Airflow shows.
 
-    :param of: the same in all retries, another after a clear. :param at: as ISO 8601.
+    :param of: the same in all retries, another after a clear. :param until: its deadline, as ISO 8601.
     """
 
     of: str
+    about: str
+    until: str
+
+
+class Answered(TypedDict):
+    """A person's answer, as the task keeps it from try to try. :param of, about: of its question.
+
+    :param at: as ISO 8601.
+    """
+
+    of: str
+    about: str
     yes: bool
     by: str | None
     at: str
 
 
-class AskPersonOperator(HITLOperator):
+class AskPersonOperator(ResumableTask, HITLOperator):
     """Wait for a person's word on an opened run. What is asked, and what becomes of the answer, is the subclass's.
 
-    Whoever has answered is not asked again by a try that only follows because the one before was cut off; after a clear
-    somebody is, unless the subclass says otherwise.
+    An answer, yes or no, outlives the try that it was given to, also one that Airflow ended before it could read it:
+    the next try takes it, and nobody is asked twice. Only a clear asks again, unless the subclass says otherwise.
 
     :param opened: what task `open_run` returned; templated.
     :param yes, no: the two options, in words.
@@ -83,13 +102,43 @@ class AskPersonOperator(HITLOperator):
         raise NotImplementedError
 
     def execute(self, context: Context) -> Asked:
-        given = _given(context)
-        if given is not None:
-            return self._take(given)
+        self.explain_retry(context)
         question = self.question()
         if isinstance(question, str):
             self.log.info("%s", question)
             return Asked(asked=False, told=question)
+        store: Any = context["task_state_store"]
+        if (kept := _of_this(store.get(_ANSWER), context, question)) is not None:
+            return self._take(cast("Answered", kept))
+        if _of_this(store.get(_QUESTION), context, question) is not None:
+            # To ask now would take an answer away that is there already: Airflow hands it on from try to try.
+            self.note_wait(context)
+            trigger = AnswerTrigger(task_instance_id=str(context["ti"].id), not_before=first_event_at())
+            self.defer(trigger=trigger, method_name=self.take_earlier_answer.__name__)
+        return self._ask(context, question)
+
+    def take_earlier_answer(self, context: Context, event: dict[str, Any]) -> Asked:
+        """Go on with the answer to an earlier try's question, or wait for it if there is none yet."""
+        if "answered" not in event:
+            # It was given while the trigger looked: Airflow then resumes the task by itself.
+            return self.execute_complete(context, event)
+        if event["answered"]:
+            at = datetime.fromisoformat(event["at"])
+            return self._take(self._kept(context, event["chosen_options"], event["by"], at))
+        until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
+        self.log.info("The question of an earlier try is not answered yet, and stands until %s", f"{until:%FT%TZ}")
+        self.note_wait(context)
+        left = max(until - datetime.now(UTC), timedelta(seconds=1))
+        raise TaskAwaitingInput(method_name=self.execute_complete.__name__, timeout=left)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Asked:
+        """Take the answer, or the default at the deadline."""
+        super().execute_complete(context, event)
+        user = event.get("responded_by_user")
+        by = None if not user or event.get("timedout") else str(user["name"] or user["id"])
+        return self._take(self._kept(context, event["chosen_options"], by, event["responded_at"]))
+
+    def _ask(self, context: Context, question: Question) -> NoReturn:
         yes, no = self.options
         self.subject, self.body = question.subject, question.body
         self.defaults = [yes if question.yes else no]
@@ -99,21 +148,29 @@ class AskPersonOperator(HITLOperator):
         page = self.generate_link_to_ui_from_context(context=context)
         self.tell(f"asked until {until:%FT%TZ}: {page}")
         self.log.info("%s\n\nThe answer is waited for until %s: %s", self.body, f"{until:%FT%TZ}", page)
-        super().execute(context)
+        try:
+            super().execute(context)
+        except TaskAwaitingInput:
+            # Only now: by showing the question Airflow has taken away the answer that was given before a clear.
+            asked = AskedQuestion(of=generation(context), about=question.about, until=until.isoformat())
+            keep(context["task_state_store"], _QUESTION, dict(asked))
+            self.note_wait(context)
+            raise
         raise AssertionError("the operator above parks the task")
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Asked:
-        super().execute_complete(context, event)
-        user = event.get("responded_by_user")
+    def _kept(self, context: Context, chosen: Sequence[str], by: str | None, at: datetime) -> Answered:
+        """Keep an answer first of all: bucket or MLflow may be away, and Airflow gives it to one try only."""
+        store: Any = context["task_state_store"]
+        asked = store.get(_QUESTION) or {}  # what an older version asked was not kept
         answer = Answered(
             of=generation(context),
-            yes=event["chosen_options"] == [self.options[0]],
-            by=None if not user or event.get("timedout") else str(user["name"] or user["id"]),
-            at=event["responded_at"].astimezone(UTC).isoformat(),
+            about=asked.get("about", ""),
+            yes=list(chosen) == [self.options[0]],
+            by=by,
+            at=at.astimezone(UTC).isoformat(),
         )
-        # First of all: bucket or MLflow may be away, and Airflow gives the answer to this try only.
-        keep(context["task_state_store"], _ANSWER, dict(answer))
-        return self._take(answer)
+        keep(store, _ANSWER, dict(answer))
+        return answer
 
     def _take(self, answer: Answered) -> Asked:
         told = self.take(yes=answer["yes"], by=answer["by"], at=datetime.fromisoformat(answer["at"]))
@@ -121,9 +178,7 @@ class AskPersonOperator(HITLOperator):
         return Asked(asked=True, told=told)
 
 
-def _given(context: Context) -> Answered | None:
-    """The answer to an earlier try of this one, which was cut off before it was done with it."""
-    store: Any = context["task_state_store"]
-    found = store.get(_ANSWER)
-    ours = isinstance(found, dict) and found.get("of") == generation(context)
-    return cast("Answered", found) if ours else None
+def _of_this(found: Any, context: Context, question: Question) -> dict[str, Any] | None:
+    """Return what is kept of this question since the task was last cleared; None if it is of another one."""
+    ours = isinstance(found, dict) and (found.get("of"), found.get("about")) == (generation(context), question.about)
+    return cast("dict[str, Any]", found) if ours else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import (
@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import (
     DagRunTriggerException,
     TaskDeferralTimeout,
 )
+from kubeflow_training.state_mismatch import ResumableTask, first_event_at
 
 from dropforge_airflow.dag_runs import state_of
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 GOING: Final = frozenset({"queued", "running"})
-_ENDS: Final = ("success", "failed")
+ENDED: Final = frozenset({"success", "failed"})
 _POLL: Final = 5  # seconds
 _NOTE: Final = 1000  # characters, the most that Airflow's database takes
 
@@ -74,7 +75,7 @@ def starting(
     )
 
 
-class AwaitRunOperator(BaseOperator):
+class AwaitRunOperator(ResumableTask, BaseOperator):
     """Wait for a DAG run's end in the triggerer, and end as it does.
 
     :param awaited: the DAG's id. :param run: the run's.
@@ -87,17 +88,22 @@ class AwaitRunOperator(BaseOperator):
         self.awaited, self.run = awaited, run
 
     def execute(self, context: Context) -> str:
-        self._wait(context)
+        self.explain_retry(context)
+        return self._wait(context)
 
-    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:  # noqa: ARG002 - Airflow's signature
+    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:
         """The run has ended. :raises AirflowFailException: if it failed."""
-        state = str(event[1].get(self.run))
+        return self.ended(context, str(event[1].get(self.run)))
+
+    def ended(self, context: Context, state: str) -> str:  # noqa: ARG002 - for subclasses
+        """Return the run's state. :raises AirflowFailException: if it failed."""
         if state != "success":
             raise AirflowFailException(f"Run {self.run} of {self.awaited}: it {state}. Its tasks' logs say why")
         return state
 
-    def _wait(self, context: Context, seconds: float | None = None) -> NoReturn:
-        from airflow.providers.standard.triggers.external_task import DagStateTrigger
+    def _wait(self, context: Context, seconds: float | None = None) -> str:
+        """Wait in the triggerer, unless the run has ended."""
+        from dropforge_airflow.triggers.runs import RunEndTrigger
 
         state = state_of(context["ti"], self.awaited, self.run)
         if state is None:
@@ -105,16 +111,14 @@ class AwaitRunOperator(BaseOperator):
                 f"Run {self.run} of {self.awaited}: it is not there. Clear the task that starts it"
             )
         self.log.info("Run %s of %s is %s", self.run, self.awaited, state)
-        self.defer(
-            trigger=DagStateTrigger(
-                dag_id=self.awaited,
-                states=list(_ENDS),  # type: ignore[arg-type]
-                run_ids=[self.run],
-                poll_interval=_POLL,
-            ),
-            method_name="resume",
-            timeout=None if seconds is None else timedelta(seconds=seconds),
-        )
+        if state not in ENDED:
+            self.note_wait(context)
+            self.defer(
+                trigger=RunEndTrigger(self.awaited, str(self.run), sorted(ENDED), _POLL, not_before=first_event_at()),
+                method_name="resume",
+                timeout=None if seconds is None else timedelta(seconds=seconds),
+            )
+        return self.ended(context, state)
 
 
 class LateOperator(AwaitRunOperator):
@@ -135,11 +139,12 @@ class LateOperator(AwaitRunOperator):
             context["ti"].xcom_push(key="reason", value=self.told)
             self.log.info("Nothing to compare with: %s", self.told)
             raise AirflowSkipException(f"Nothing to compare with: {self.told}")
+        self.explain_retry(context)
         self.log.info("The run counts as late after %.0f s: %s", self.limit, self.told)
         # Airflow refuses a wait of no time; a task that is tried again may come after the limit.
-        self._wait(context, max(1.0, self.since + self.limit - time.time()))
+        return self._wait(context, max(1.0, self.since + self.limit - time.time()))
 
-    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:  # noqa: ARG002 - how it ended is not our matter
+    def ended(self, context: Context, state: str) -> str:  # noqa: ARG002 - how it ended is not our matter
         return "on time"
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from kubeflow_training.gangs.memory import keep
+from kubeflow_training.retries import generation
+from kubeflow_training.state_mismatch import first_event_at
 
 from dropforge_airflow.dag_runs import state_of
 from dropforge_airflow.starting import GOING, AwaitRunOperator, starting
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from dropforge.sweeps import Stop
+
+_STARTED: Final = "trial_started"  # key in the task state store
 
 
 class TrialArguments(TypedDict):
@@ -61,12 +66,14 @@ class TrialOperator(AwaitRunOperator):
         self.family, self.by = family, by
 
     def execute(self, context: Context) -> str:
-        ti = context["ti"]
-        state = state_of(ti, self.awaited, self.run)
+        self.explain_retry(context)
+        state = state_of(context["ti"], self.awaited, self.run)
         if state == "success":
             return state
         if state in GOING:
-            self._wait(context)
+            return self._wait(context)
+        if state == "failed" and self._started(context):
+            return self.ended(context, state)
         stop = self._stopped()
         if stop is not None and stop.early:
             self._skip(stop)
@@ -75,6 +82,8 @@ class TrialOperator(AwaitRunOperator):
             self._let_go_on()
         self.log.info("Trial %d, %s: run %s", self.number, self.told, self.run)
         note = f"Trial {self.number} of sweep {self.by}: {self.told}"
+        keep(context["task_state_store"], _STARTED, generation(context))
+        self.note_wait(context)
         raise starting(context, self.awaited, self.run, self.conf, note, again=state == "failed", wait=True)
 
     def turn(self, context: Context, event: Mapping[str, Any]) -> str:  # noqa: ARG002 - Airflow's signature
@@ -85,14 +94,18 @@ class TrialOperator(AwaitRunOperator):
         """The name that Airflow calls after it has started a run."""
         return self.resume(context, event)
 
-    def resume(self, context: Context, event: tuple[str, Mapping[str, Any]]) -> str:
-        state = str(event[1].get(self.run))
+    def ended(self, context: Context, state: str) -> str:
         stop = None if state == "success" else self._stopped()
         if stop is not None:
             if stop.early:
                 self._skip(stop)
             raise AirflowFailException(f"Trial {self.number}: {stop.told}")
-        return super().resume(context, event)
+        return super().ended(context, state)
+
+    @staticmethod
+    def _started(context: Context) -> bool:
+        """Whether an earlier try has started the run: only after a clear a failed one runs again."""
+        return bool(context["task_state_store"].get(_STARTED) == generation(context))
 
     def _await_turn(self, context: Context) -> None:
         from dropforge_airflow.triggers.turns import ENDED, TurnTrigger
@@ -103,7 +116,10 @@ class TrialOperator(AwaitRunOperator):
         ended = ti.get_ti_count(dag_id=ti.dag_id, task_ids=[self.task_id], run_ids=[ti.run_id], states=list(ENDED))
         if ended < needed:
             self.log.info("Trial %d begins when %d trials have ended; %d have", self.number, needed, ended)
-            trigger = TurnTrigger(dag=ti.dag_id, run=ti.run_id, task=self.task_id, needed=needed)
+            self.note_wait(context)
+            trigger = TurnTrigger(
+                dag=ti.dag_id, run=ti.run_id, task=self.task_id, needed=needed, not_before=first_event_at()
+            )
             self.defer(trigger=trigger, method_name=self.turn.__name__)
 
     def _stopped(self) -> Stop | None:

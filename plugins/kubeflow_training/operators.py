@@ -34,6 +34,7 @@ from kubeflow_training.jobs.waiting.limits import Limits
 from kubeflow_training.jobs.waiting.podlog import LogRanks
 from kubeflow_training.links import MlflowRunLink, PodLogsLink, PyTorchJobLink
 from kubeflow_training.published import JOB_KEY, publish, whereabouts
+from kubeflow_training.state_mismatch import ResumableTask, first_event_at
 
 if TYPE_CHECKING:
     import jinja2
@@ -48,7 +49,7 @@ _NAP: Final = 0.2  # seconds; how soon a kill is noticed
 OnFinish = Literal["keep", "delete", "delete_succeeded"]
 
 
-class PyTorchJobOperator(ClusterArguments, BaseOperator):
+class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
     """Run a PyTorchJob (or TrainJob, or indexed Job) to its end.
 
     A retry finds the job that an earlier try started and goes on with it; a failed gang is replaced whole by the next.
@@ -166,6 +167,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
         from airflow.sdk.exceptions import AirflowTaskTimeout
 
         job: Identity | None = None
+        self.explain_retry(context)
         try:
             manifest = self._manifest(context)
             gangs = self._gangs(context, manifest)
@@ -175,9 +177,10 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
                 return Memory(context).result(job.uid) or {}
             self._publish(context, manifest, job)
             limits = self._limits(context, job)
-            # Airflow 3.3 fails a try that resumes before the executor has told of its pause, as one would here.
+            # A job that is over would have the task resumed at once: a state mismatch.
             if self.deferrable and not decision.over:
                 self._stop_if_killed(context, job)
+                self.note_wait(context)
                 self.defer(trigger=self._trigger(job, limits), method_name=self.resume.__name__)
             seen, tail = self._watch_here(context, job, limits)
             return Ending(self, context).ended(seen, whereabouts(job), tail)
@@ -311,6 +314,7 @@ class PyTorchJobOperator(ClusterArguments, BaseOperator):
             run_seconds=limits.run_seconds,
             min_nodes=limits.min_nodes,
             place_seconds=limits.place_seconds,
+            not_before=first_event_at(),
         )
 
     def _watch_here(self, context: Context, job: Identity, limits: Limits) -> tuple[Observation, list[str]]:

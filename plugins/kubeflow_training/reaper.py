@@ -12,6 +12,7 @@ from kubeflow_training.asking.states import FromTask
 from kubeflow_training.exceptions import JobNotReached
 from kubeflow_training.jobs.backend import Backend
 from kubeflow_training.jobs.reaping.reaper import GRACE, JobReaper, Summary
+from kubeflow_training.state_mismatch import ResumableTask
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -20,7 +21,7 @@ SEEN_KEY: Final = "job_reaper_seen"
 """Key of the first look's orphans in the task state store."""
 
 
-class JobReaperOperator(BaseOperator):
+class JobReaperOperator(ResumableTask, BaseOperator):
     """Delete the live jobs of this Airflow whose tasks are finished or gone.
 
     The task looks; if it finds orphans, it waits for the grace in the triggerer and looks again: only what was an
@@ -60,12 +61,14 @@ class JobReaperOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
+        self.explain_retry(context)
         reaper = self._reaper()
         summary = reaper.visit()
         if summary.waiting:
             # Not as arguments of the method: `dag.test()` loses those.
             store: Any = context["task_state_store"]
             store.set(SEEN_KEY, {"seen": reaper.seen, "deleted": summary.deleted})
+            self.note_wait(context)
             self.defer(trigger=TimeDeltaTrigger(self.grace), method_name=self.look_again.__name__)
         return self._told(context, summary)
 

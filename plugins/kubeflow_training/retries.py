@@ -1,4 +1,4 @@
-"""`RetryByCause`: whether, when and where a failed gang is tried again follows from why it failed."""
+"""Retry policies: by the cause of a failed gang, and a plain budget that only the task's own failures spend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow.sdk import RetryPolicy
 from airflow.sdk.definitions.retry_policy import RetryDecision
 
-from kubeflow_training.exceptions import JobFailed, JobFailedForGood
+from kubeflow_training.exceptions import JobFailed, JobFailedForGood, TaskStopped
 from kubeflow_training.gangs.memory import STATE_KEY, keep
 from kubeflow_training.jobs import avoid
 from kubeflow_training.jobs.budgets import BACKOFFS, Backoff, Budgets, Failure, Ledger, Verdict
@@ -27,6 +27,8 @@ LEDGER_KEY: Final = "pytorch_job_failed_gangs"
 AVOID_KEY: Final = "pytorch_job_avoided_nodes"
 """Key of the avoided nodes in the task state store; see `jobs.avoid`."""
 AVOID_FOR: Final = timedelta(hours=12)
+BUDGET_KEY: Final = "failures"
+"""Key of the failures that a `RetryBudget` has counted, in the task state store."""
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +177,59 @@ class RetryByCause(RetryPolicy):
         )
 
 
+class RetryBudget(RetryPolicy):
+    """Retries a task's own failures so many times.
+
+    A try that Airflow ends, with a lost worker or by a state mismatch, raises nothing and costs nothing. What the
+    task's `retries` have beyond this budget pays for such tries.
+
+    :param failures: how many are followed by another try.
+    :raises ValueError: for a negative number.
+    """
+
+    def __init__(self, failures: int) -> None:
+        if failures < 0:
+            raise ValueError(f"RetryBudget: {failures} failures; give a whole number from 0")
+        self.failures = failures
+
+    def evaluate(
+        self,
+        exception: BaseException,
+        try_number: int,
+        max_tries: int,  # noqa: ARG002 - Airflow's signature
+        context: Context | None = None,
+    ) -> RetryDecision:
+        """Count the failure, and decide whether another try follows."""
+        if context is None or isinstance(exception, TaskStopped):
+            return RetryDecision.default()
+        job = exception.job if isinstance(exception, JobFailed) else {}
+        count = self.count(context, str(job.get("uid") or f"try {try_number}"))
+        told = f"failure {count}; {self.failures} may be followed by another try"
+        return RetryDecision.retry(None, told) if count <= self.failures else RetryDecision.fail(told)
+
+    def count(self, context: Context, failure: str) -> int:
+        """Count a failure once, and return how many there are since the task was last cleared.
+
+        :param failure: the failed gang's uid, or what else tells this failure from others.
+        """
+        store: Any = context["task_state_store"]
+        found, now = store.get(BUDGET_KEY), generation(context)
+        known = list(found["failures"]) if isinstance(found, dict) and found.get("of") == now else []
+        if failure not in known:
+            known.append(failure)
+            keep(store, BUDGET_KEY, {"of": now, "failures": known})
+        return len(known)
+
+    def serialize(self) -> dict[str, Any]:
+        """Return what `deserialize` takes."""
+        return {"failures": self.failures}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> RetryBudget:
+        """Return the policy of a stored DAG."""
+        return cls(int(data["failures"]))
+
+
 # What the operator asks. Without this policy everything is as Airflow's `retries` alone would have it.
 
 
@@ -201,6 +256,9 @@ def retried(task: Any, observation: Observation) -> bool:
 def replaced(task: Any, context: Context, observation: Observation, job: Mapping[str, Any]) -> bool:
     """Whether a gang that a new try finds failed is followed by another; one that nobody saw fail is counted here."""
     policy = _policy(task)
+    budget = getattr(task, "retry_policy", None)
+    if isinstance(budget, RetryBudget):
+        return observation.retryable and budget.count(context, str(job.get("uid"))) <= budget.failures
     if policy is None or not retried(task, observation):
         return retried(task, observation)
     verdict = policy.count(context, observation, job)

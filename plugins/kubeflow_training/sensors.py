@@ -17,12 +17,13 @@ from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, observe
 from kubeflow_training.links import PodLogsLink, PyTorchJobLink, addresses
+from kubeflow_training.state_mismatch import ResumableTask, first_event_at
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
+class PyTorchJobSensor(ClusterArguments, ResumableTask, BaseSensorOperator):
     """Succeeds when the job has succeeded and fails when it has ended otherwise. It never deletes the job.
 
     The result is the operator's: phase, name, namespace, uid, durations, message, progress.
@@ -74,6 +75,8 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
         for key, url in addresses({"job": self.job_url, "logs": self.logs_url}, values).items():
             context["ti"].xcom_push(key=key, value=url)
         if self.deferrable:
+            self.explain_retry(context)
+            self.note_wait(context)
             self._wait_in_triggerer(time.time() + min(self.timeout, self._longest_try))
         super().execute(context)
         return self._result
@@ -140,6 +143,7 @@ class PyTorchJobSensor(ClusterArguments, BaseSensorOperator):
             deadline=until,
             owned=False,
             must_exist=self.must_exist,
+            not_before=first_event_at(),
         )
         self.defer(trigger=trigger, method_name=self.resume.__name__)
 

@@ -17,6 +17,7 @@ from kubeflow_training.jobs.waiting.job import Waiting
 from kubeflow_training.jobs.waiting.joblog import JobLog, LogLimit
 from kubeflow_training.jobs.waiting.limits import Limits
 from kubeflow_training.jobs.waiting.turns import turn
+from kubeflow_training.state_mismatch import reach
 
 POSITION_KEY: Final = "pytorch_job_log"
 """XCom with the last observation, and where the log was left, so that another triggerer goes on there."""
@@ -48,6 +49,7 @@ class PyTorchJobTrigger(BaseTrigger):
     :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.waiting.limits.Limits`.
     :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
     :param must_exist: whether a job that was never seen is lost, or waited for.
+    :param not_before: Unix time before which no event comes, see `state_mismatch.first_event_at`.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class PyTorchJobTrigger(BaseTrigger):
         place_seconds: float | None = None,
         owned: bool = True,
         must_exist: bool = True,
+        not_before: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.name, self.namespace, self.uid, self.gang = name, namespace, uid, gang
@@ -80,7 +83,7 @@ class PyTorchJobTrigger(BaseTrigger):
         self.deadline, self.queue_until, self.run_seconds = deadline, queue_until, run_seconds
         self.queue_seconds = queue_seconds
         self.min_nodes, self.place_seconds = min_nodes, place_seconds
-        self.owned, self.must_exist = owned, must_exist
+        self.owned, self.must_exist, self.not_before = owned, must_exist, not_before
         self._fired = False
         self._unsaved = 0  # failures in a row
         self._saved: tuple[int, int] | None = None
@@ -108,6 +111,7 @@ class PyTorchJobTrigger(BaseTrigger):
                 "place_seconds": self.place_seconds,
                 "owned": self.owned,
                 "must_exist": self.must_exist,
+                "not_before": self.not_before,
             },
         )
 
@@ -118,6 +122,7 @@ class PyTorchJobTrigger(BaseTrigger):
             # An exception would end the task as one whose job is not known; an event lets the operator decide.
             self.log.exception("waiting for job %s/%s broke", self.namespace, self.name)
             event = self._event("broken", None, f"{type(error).__name__}: {error}")
+        await reach(self.not_before)
         self._fired = True
         yield event
 

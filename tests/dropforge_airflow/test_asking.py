@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.standard.operators import hitl
+from airflow.sdk.api.datamodels._generated import HITLDetailResponse, HITLUser
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput, TaskDeferred
 from dropforge_airflow.asking import AskPersonOperator, Question
 from dropforge_airflow.confirm import ConfirmOperator
+from dropforge_airflow.triggers.answers import AnswerTrigger
 
 from dropforge import layout, tracking
 from tests.dropforge_airflow.conftest import Yard
 from tests.dropforge_airflow.test_confirm import opened
 
 AT = datetime(2026, 11, 24, 5, tzinfo=UTC)
+TASK = UUID("0198a1f0-0000-7000-8000-000000000001")
 
 
 class Store(dict[str, Any]):
@@ -27,9 +34,9 @@ class Store(dict[str, Any]):
         self[key] = json.loads(json.dumps(value))
 
 
-def context(store: Store, clears: int = 0) -> Any:
-    run = SimpleNamespace(clear_number=0)
-    return {"ti": SimpleNamespace(max_tries=2 + clears), "dag_run": run, "task_state_store": store}
+def context(store: Store, clears: int = 0, attempt: int = 1) -> Any:
+    ti = SimpleNamespace(max_tries=4 + clears, try_number=attempt, id=TASK)
+    return {"ti": ti, "task_instance": ti, "dag_run": SimpleNamespace(clear_number=0), "task_state_store": store}
 
 
 def answer(option: str, user: str | None = "ann") -> dict[str, Any]:
@@ -43,10 +50,14 @@ class Asker(AskPersonOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(opened={}, subject="?", yes="Yes", no="No", **kwargs)
         self.away = 0
+        self.about = "this model"
         self.taken: list[tuple[bool, str | None, datetime]] = []
 
     def question(self) -> Question | str:
-        return "asked again"
+        return Question("?", "", self.about, yes=False, deadline_hours=2)
+
+    def tell(self, text: str) -> None:
+        pass
 
     def take(self, *, yes: bool, by: str | None, at: datetime) -> str:
         if self.away:
@@ -56,20 +67,112 @@ class Asker(AskPersonOperator):
         return "taken"
 
 
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that Airflow was told to show. By that it takes an earlier answer away."""
+    found: list[str] = []
+    monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **question: found.append(question["subject"]))
+    monkeypatch.setattr(Asker, "generate_link_to_ui_from_context", staticmethod(lambda **_: "page"))
+    return found
+
+
+def asks(asker: Asker, ctx: Any) -> timedelta:
+    """The try waits for a person. :returns: for how long."""
+    with pytest.raises(TaskAwaitingInput) as waits:
+        asker.execute(ctx)
+    assert isinstance(waits.value.timeout, timedelta)
+    return waits.value.timeout
+
+
 @pytest.mark.parametrize("option", ["Yes", "No"])
 @pytest.mark.parametrize("user", ["ann", None])
-def test_an_answer_outlives_the_try_that_could_not_keep_it(option: str, user: str | None) -> None:
+def test_an_answer_outlives_the_try_that_could_not_keep_it(option: str, user: str | None, shown: list[str]) -> None:
     store, asker = Store(), Asker(task_id="ask")
+    asks(asker, context(store))
     asker.away = 2
     with pytest.raises(OSError, match="does not answer"):
         asker.execute_complete(context(store), answer(option, user))
     with pytest.raises(OSError, match="does not answer"):
-        asker.execute(context(store))
-    assert asker.execute(context(store)) == {"asked": True, "told": "taken"}
+        asker.execute(context(store, attempt=2))
+    assert asker.execute(context(store, attempt=3)) == {"asked": True, "told": "taken"}
     # It may be cut off after that, too.
-    assert asker.execute(context(store)) == {"asked": True, "told": "taken"}
+    assert asker.execute(context(store, attempt=4)) == {"asked": True, "told": "taken"}
     assert asker.taken == [(option == "Yes", user, AT)] * 2
-    assert asker.execute(context(store, clears=1)) == {"asked": False, "told": "asked again"}
+    assert shown == ["?"]
+    asks(asker, context(store, clears=1))  # only a clear asks again
+    assert shown == ["?", "?"]
+
+
+def test_an_answer_is_for_its_question_only(shown: list[str]) -> None:
+    store, asker = Store(), Asker(task_id="ask")
+    asks(asker, context(store))
+    asker.execute_complete(context(store), answer("Yes"))
+    asker.about = "another model"
+    asks(asker, context(store, attempt=2))
+    assert shown == ["?", "?"]
+
+
+def looks(asker: Asker, ctx: Any) -> AnswerTrigger:
+    """The next try leaves the question as it is, and has a triggerer look for the answer."""
+    with pytest.raises(TaskDeferred) as deferred:
+        asker.execute(ctx)
+    assert deferred.value.method_name == "take_earlier_answer"
+    path, arguments = deferred.value.trigger.serialize()
+    assert path == "dropforge_airflow.triggers.answers.AnswerTrigger"
+    assert arguments["not_before"] > time.time()  # not at once: that would be a state mismatch again
+    return AnswerTrigger(**arguments | {"not_before": 0.0})
+
+
+async def event_of(trigger: AnswerTrigger) -> dict[str, Any]:
+    events = [event.payload async for event in trigger.run()]
+    (found,) = events
+    return dict(json.loads(json.dumps(found)))  # as Airflow stores it
+
+
+def known(monkeypatch: pytest.MonkeyPatch, **response: Any) -> None:
+    """What Airflow knows of the answer."""
+    none = {"responded_by_user": None, "responded_at": None, "chosen_options": None}
+    found = HITLDetailResponse(**none | {"response_received": bool(response)} | response)
+
+    def ask(ti_id: UUID) -> HITLDetailResponse:
+        assert ti_id == TASK
+        return found
+
+    monkeypatch.setattr("airflow.sdk.execution_time.hitl.get_hitl_detail_content_detail", ask)
+
+
+@pytest.mark.parametrize("user", ["ann", None])
+def test_an_answer_that_no_try_has_read_is_taken_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, shown: list[str], user: str | None
+) -> None:
+    store, asker = Store(), Asker(task_id="ask")
+    asks(asker, context(store))
+    by = None if user is None else HITLUser(id="1", name=user)
+    known(monkeypatch, responded_by_user=by, responded_at=AT, chosen_options=["No"])
+    trigger = looks(asker, context(store, attempt=2))
+    found = asker.take_earlier_answer(context(store, attempt=2), asyncio.run(event_of(trigger)))
+    assert found == {"asked": True, "told": "taken"}
+    assert asker.taken == [(False, user, AT)]
+    assert asker.execute(context(store, attempt=3)) == found
+    assert shown == ["?"]
+
+
+def test_a_question_without_an_answer_stands_until_its_first_deadline(
+    monkeypatch: pytest.MonkeyPatch, shown: list[str]
+) -> None:
+    store, asker = Store(), Asker(task_id="ask")
+    asks(asker, context(store))
+    store["question"]["until"] = (datetime.now(UTC) + timedelta(minutes=30)).isoformat()
+    known(monkeypatch)
+    trigger = looks(asker, context(store, attempt=2))
+    with pytest.raises(TaskAwaitingInput) as waits:
+        asker.take_earlier_answer(context(store, attempt=2), asyncio.run(event_of(trigger)))
+    assert isinstance(waits.value.timeout, timedelta)
+    assert timedelta(minutes=29) < waits.value.timeout <= timedelta(minutes=30)
+    assert shown == ["?"]
+    # Airflow resumes the task itself if the answer comes while the triggerer looks.
+    asker.take_earlier_answer(context(store, attempt=2), answer("Yes"))
+    assert asker.taken == [(True, "ann", AT)]
 
 
 def test_a_no_ends_the_run_also_if_it_is_told_by_the_next_try(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +186,9 @@ def test_a_no_ends_the_run_also_if_it_is_told_by_the_next_try(yard: Yard, monkey
             act()
 
     operator = ConfirmOperator(task_id="confirm", opened=run)
+    about = operator.question()
+    assert isinstance(about, Question)
+    store["question"] = {"of": "4.0", "about": about.about, "until": AT.isoformat()}
     monkeypatch.setattr(tracking, "note", cut_off)
     tries(lambda: operator.execute_complete(context(store), answer("Do not start")), OSError, "MLflow")
     monkeypatch.setattr(tracking, "note", lambda *_: None)

@@ -108,6 +108,10 @@ def test_a_retry_finds_its_curation_and_tells_its_dataset(yard: Yard, namespace:
     seen = {"phase": "succeeded", "reason": None, "message": ""}
     event = {"kind": "ended", "job": memory["pytorch_job"], "observation": seen}
     assert task.resume(context(memory, 2), event)["digest"] == made.digest
+    # Airflow may end the try that was just resumed: the next one has no trigger, and no other application.
+    late = CurateOperator(task_id="curate", planned=planned, retries=3, deferrable=True)
+    assert late.execute(context(memory, 3))["digest"] == made.digest
+    assert [item["metadata"]["uid"] for item in applications()] == [one["metadata"]["uid"]]
     # Another plan is another job, and never the running one.
     other = cluster_job({**planned, "counter": 2})
     assert other is not None

@@ -68,14 +68,19 @@ def stack(
         control.start(folder)
     try:
         control.wait_ready(folder)
-        before = dict(os.environ)
-        found = Stack(folder)  # connecting puts the stack's addresses into the environment
-        found.env = {key: value for key, value in os.environ.items() if before.get(key) != value}
-        os.environ.clear()
-        os.environ.update(before)
-        yield found
+        yield connected(folder)
     finally:
         control.stop(folder)
+
+
+def connected(folder: Path) -> Stack:
+    """What tests ask of a stack that is ready; the environment is as before."""
+    before = dict(os.environ)
+    found = Stack(folder)  # connecting puts the stack's addresses into the environment
+    found.env = {key: value for key, value in os.environ.items() if before.get(key) != value}
+    os.environ.clear()
+    os.environ.update(before)
+    return found
 
 
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> None:

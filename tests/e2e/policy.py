@@ -25,8 +25,8 @@ def task_policy(task: Any) -> None:
         return
     task.on_execute_callback = [_arm]
     task.retry_delay = timedelta(seconds=1)
-    if not task.retry_policy:
-        task.retries = 40  # as many tries as a task has places to be struck at
+    if type(task.retry_policy).__name__ != "RetryByCause":
+        task.retries, task.retry_policy = 40, None  # as many tries as a task has places to be struck at
 
 
 def _arm(context: Any) -> None:

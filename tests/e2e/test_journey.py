@@ -110,7 +110,6 @@ def approved(stack: Stack, page: Page, dropped: str) -> str:
     expect(page.get_by_text("as the family's first").first).to_be_visible()
     expect(page.get_by_text("better than champion")).to_be_visible()
     keep(page, "required-action")
-    stack.connection.airflow.settle(FINETUNE, dropped, "approve")
     answer(page, "Promote")
     assert stack.end(dropped) == "success", stack.log(dropped, "approve")
     page.goto(stack.connection.airflow.page(FINETUNE, dropped))

@@ -16,7 +16,7 @@ from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.observation import Observation, Phase, Reason
 from kubeflow_training.operators import PyTorchJobOperator
-from kubeflow_training.retries import AVOID_KEY, LEDGER_KEY, RetryByCause, SharedBudget
+from kubeflow_training.retries import AVOID_KEY, BUDGET_KEY, LEDGER_KEY, RetryBudget, RetryByCause, SharedBudget
 
 MANIFEST = pytorch_job(name="job", image="i", command=["c"], nodes=2)
 
@@ -254,3 +254,32 @@ def test_a_ledger_that_cannot_be_read_is_empty():
     ledger = Ledger("g", (Failure("a", Reason.UNKNOWN, 2, "n"),))
     assert Ledger.from_dict(ledger.to_dict(), "g") == ledger
     assert Ledger.from_dict(ledger.to_dict(), "h") == Ledger("h")
+
+
+def test_a_budget_counts_what_a_task_raises_and_nothing_else():
+    policy, ctx = RetryBudget(2), context()
+    assert policy.evaluate(TaskStopped("a person, or Airflow"), 1, 40, ctx).action.value == "default"
+    assert BUDGET_KEY not in ctx["task_state_store"]
+    # Try 3 was ended by Airflow, and raised nothing; the uid of a job counts once, in whichever try it is seen.
+    told = [policy.evaluate(error, n, 40, ctx) for n, error in ((1, OSError()), (2, failed("unknown")))]
+    assert [decision.action.value for decision in told] == ["retry", "retry"]
+    assert policy.evaluate(failed("unknown"), 4, 40, ctx).action.value == "retry"
+    last = policy.evaluate(OSError(), 5, 40, ctx)
+    assert (last.action.value, last.reason) == ("fail", "failure 3; 2 may be followed by another try")
+    cleared = context(ctx["task_state_store"], clears=1)
+    assert policy.evaluate(OSError(), 6, 40, cleared).action.value == "retry"
+
+
+def test_a_gang_that_failed_unseen_is_counted_by_the_budget():
+    task, ctx = SimpleNamespace(retry_policy=RetryBudget(1)), context()
+    seen = Observation(Phase.FAILED, Reason.UNKNOWN, "it broke")
+    assert retries.replaced(task, ctx, seen, {"uid": "a"})
+    assert retries.replaced(task, ctx, seen, {"uid": "a"})
+    assert not retries.replaced(task, ctx, seen, {"uid": "b"})
+    assert not retries.replaced(task, context(), Observation(Phase.FAILED, Reason.IMAGE, "no such image"), {"uid": "c"})
+
+
+def test_a_budget_goes_through_airflows_database_and_refuses_nonsense():
+    assert RetryBudget.deserialize(RetryBudget(3).serialize()).failures == 3
+    with pytest.raises(ValueError, match="-1 failures"):
+        RetryBudget(-1)

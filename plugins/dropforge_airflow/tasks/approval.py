@@ -29,16 +29,13 @@ def question(opened: Opened) -> Question | str:
         if not verdict.promote:
             return f"Nobody is asked: {verdict.reason}"
         pair = Pair.of(report, evaluation)
-        before = approval.read(store, spec.run, pair)
-        if before is not None and before.promote:
-            show(opened, before)  # the worker that kept it may have been killed before
-            return f"Nobody is asked again: {before.told}"
         link = pair.champion and tracking.side_by_side(
             from_env().tracking_uri, opened["mlflow_run"], spec.family, pair.champion
         )
         text = body(spec, pair, verdict, opened, link)
         yes = asked.otherwise == "promote"
-        return Question(subject(spec, pair), text, yes, asked.deadline_hours, asked.people)
+        about = f"{pair.candidate} instead of {pair.champion}"
+        return Question(subject(spec, pair), text, about, yes, asked.deadline_hours, asked.people)
 
 
 def subject(spec: RunSpec, pair: Pair) -> str:

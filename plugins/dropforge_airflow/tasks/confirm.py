@@ -52,7 +52,7 @@ def question(opened: Opened) -> Question | str:
         )
     subject = f"Start {spec.run} of {spec.family}, which would take {plan.hours}?"
     text = body(spec, plan, judged.reasons, opened)
-    return Question(subject, text, limits.otherwise == "start", limits.deadline_hours, limits.people)
+    return Question(subject, text, subject, limits.otherwise == "start", limits.deadline_hours, limits.people)
 
 
 def planned(store: Store, spec: RunSpec) -> Forecast:

@@ -24,6 +24,7 @@ PUBLIC = (
     "hooks.AsyncPyTorchJobHook.watch",
     "hooks.AsyncPyTorchJobHook.create",
     "hooks.AsyncPyTorchJobHook.delete",
+    "retries.RetryBudget",
     "retries.RetryByCause",
     "retries.SharedBudget",
     "reaper.JobReaperOperator",

@@ -21,7 +21,7 @@ import psutil
 HERE = Path(__file__).parent
 TRIGGERERS = ("triggerer-1", "triggerer-2")
 TRIGGERER_DEAD = 4  # seconds without a heartbeat
-DAGS = 8
+DAGS = 15
 BEAT = 1  # seconds between a worker's heartbeats
 PARTS = {
     "api": ("api-server",),
