@@ -12,6 +12,7 @@ from airflow.sdk import DAG, task
 from dropforge_airflow.assets import REAP_DAG
 from dropforge_airflow.tasks import orphans
 from kubeflow_training.reaper import JobReaperOperator
+from kubeflow_training.retries import RetryBudget
 
 # What curations on a cluster are (`curation.spark.cluster`).
 CURATIONS = ("SparkApplication", "Job")
@@ -26,7 +27,12 @@ with DAG(
     max_active_runs=4,
     tags=["dropforge"],
     doc_md=__doc__,
-    default_args={"owner": "dropforge", "retries": 1, "retry_delay": timedelta(minutes=1)},
+    default_args={
+        "owner": "dropforge",
+        "retries": 2,
+        "retry_policy": RetryBudget(1),
+        "retry_delay": timedelta(minutes=1),
+    },
 ):
     task(task_id="mlflow_runs")(orphans.close)()
     if NAMESPACES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -108,9 +109,12 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             self.log.info("%s", question)
             return Asked(asked=False, told=question)
         store: Any = context["task_state_store"]
-        if (kept := _of_this(store.get(_ANSWER), context, question)) is not None:
+        kept = store.get(_ANSWER)
+        if isinstance(kept, dict) and not kept.get("about"):
+            kept = {**kept, "about": question.about}  # an older version asked, and did not say about what
+        if _of_this(kept, context, question):
             return self._take(cast("Answered", kept))
-        if _of_this(store.get(_QUESTION), context, question) is not None:
+        if _of_this(store.get(_QUESTION), context, question):
             # To ask now would take an answer away that is there already: Airflow hands it on from try to try.
             self.note_wait(context)
             trigger = AnswerTrigger(task_instance_id=str(context["ti"].id), not_before=first_event_at())
@@ -128,7 +132,8 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
         self.log.info("The question of an earlier try is not answered yet, and stands until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
-        left = max(until - datetime.now(UTC), timedelta(seconds=1))
+        # A deadline at once would be a state mismatch.
+        left = max(until - datetime.now(UTC), timedelta(seconds=first_event_at() - time.time()))
         raise TaskAwaitingInput(method_name=self.execute_complete.__name__, timeout=left)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Asked:
@@ -148,14 +153,15 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         page = self.generate_link_to_ui_from_context(context=context)
         self.tell(f"asked until {until:%FT%TZ}: {page}")
         self.log.info("%s\n\nThe answer is waited for until %s: %s", self.body, f"{until:%FT%TZ}", page)
-        try:
-            super().execute(context)
-        except TaskAwaitingInput:
-            # Only now: by showing the question Airflow has taken away the answer that was given before a clear.
-            asked = AskedQuestion(of=generation(context), about=question.about, until=until.isoformat())
+        asked = AskedQuestion(of=generation(context), about=question.about, until=until.isoformat())
+
+        def shown(context: Context) -> None:
+            """Not earlier: by showing the question Airflow takes away the answer that was given before a clear."""
             keep(context["task_state_store"], _QUESTION, dict(asked))
             self.note_wait(context)
-            raise
+
+        self.notifiers = [cast("Any", shown), *self.notifiers]
+        super().execute(context)
         raise AssertionError("the operator above parks the task")
 
     def _kept(self, context: Context, chosen: Sequence[str], by: str | None, at: datetime) -> Answered:
@@ -178,7 +184,6 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         return Asked(asked=True, told=told)
 
 
-def _of_this(found: Any, context: Context, question: Question) -> dict[str, Any] | None:
-    """Return what is kept of this question since the task was last cleared; None if it is of another one."""
-    ours = isinstance(found, dict) and (found.get("of"), found.get("about")) == (generation(context), question.about)
-    return cast("dict[str, Any]", found) if ours else None
+def _of_this(found: Any, context: Context, question: Question) -> bool:
+    """Whether what is kept is of this question, and was kept since the task was last cleared."""
+    return isinstance(found, dict) and (found.get("of"), found.get("about")) == (generation(context), question.about)

@@ -25,3 +25,15 @@ def state_of(ti: Any, dag: str, run: str) -> str | None:
         return None
     # In a task it is an Enum, whose str() is not its value.
     return str(state.value if isinstance(state, Enum) else state)
+
+
+def clear_number(dag: str, run: str) -> int:
+    """Return how often a DAG run has been cleared, by people or to be run again.
+
+    :raises AirflowRuntimeError: if Airflow cannot say, or knows no such run.
+    """
+    from airflow.sdk.execution_time.comms import GetDagRun
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    found: Any = SUPERVISOR_COMMS.send(GetDagRun(dag_id=dag, run_id=run))
+    return int(found.clear_number or 0)

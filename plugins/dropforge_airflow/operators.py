@@ -56,7 +56,8 @@ class CurateOperator(PyTorchJobOperator):
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         # A broken trigger begins anew in another process, which needs the manifest.
-        self.manifest = data.cluster_job(self.planned)
+        with self.own_failures(context):
+            self.manifest = data.cluster_job(self.planned)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def _name_rows(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import (
@@ -70,7 +71,8 @@ def starting(
         wait_for_completion=wait,
         allowed_states=["success"] if wait else [],
         failed_states=["failed"] if wait else [],
-        poke_interval=_POLL,
+        # Airflow's own trigger looks at once and then so often: not as early as a state mismatch is likely.
+        poke_interval=math.ceil(first_event_at() - time.time()) if wait else _POLL,
         deferrable=wait,
     )
 
@@ -141,8 +143,11 @@ class LateOperator(AwaitRunOperator):
             raise AirflowSkipException(f"Nothing to compare with: {self.told}")
         self.explain_retry(context)
         self.log.info("The run counts as late after %.0f s: %s", self.limit, self.told)
-        # Airflow refuses a wait of no time; a task that is tried again may come after the limit.
-        return self._wait(context, max(1.0, self.since + self.limit - time.time()))
+        left = self.since + self.limit - time.time()
+        if left <= 0 and state_of(context["ti"], self.awaited, self.run) in GOING:
+            self._late(context)
+        # A wait that ends at once would be a state mismatch, as an event at once would.
+        return self._wait(context, max(left, first_event_at() - time.time()))
 
     def ended(self, context: Context, state: str) -> str:  # noqa: ARG002 - how it ended is not our matter
         return "on time"
@@ -151,6 +156,10 @@ class LateOperator(AwaitRunOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except TaskDeferralTimeout:
-            reason = f"run {self.run} has taken {time.time() - self.since:.0f} s and has not ended; {self.told}"
-            context["ti"].xcom_push(key="reason", value=reason)
-            raise AirflowFailException(f"Late: {reason}. It goes on; end it on its page if it hangs") from None
+            self.note_wait(context)  # the failure that follows is the task's end, not a try's
+            self._late(context)
+
+    def _late(self, context: Context) -> NoReturn:
+        reason = f"run {self.run} has taken {time.time() - self.since:.0f} s and has not ended; {self.told}"
+        context["ti"].xcom_push(key="reason", value=reason)
+        raise AirflowFailException(f"Late: {reason}. It goes on; end it on its page if it hangs") from None

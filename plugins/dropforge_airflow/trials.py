@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from kubeflow_training.gangs.memory import keep
-from kubeflow_training.retries import generation
 from kubeflow_training.state_mismatch import first_event_at
 
-from dropforge_airflow.dag_runs import state_of
+from dropforge_airflow.dag_runs import clear_number, state_of
 from dropforge_airflow.starting import GOING, AwaitRunOperator, starting
 
 if TYPE_CHECKING:
@@ -71,8 +70,9 @@ class TrialOperator(AwaitRunOperator):
         if state == "success":
             return state
         if state in GOING:
+            self._keep_started(context, clear_number(self.awaited, self.run) - 1)
             return self._wait(context)
-        if state == "failed" and self._started(context):
+        if state == "failed" and self._has_run(context):
             return self.ended(context, state)
         stop = self._stopped()
         if stop is not None and stop.early:
@@ -82,9 +82,10 @@ class TrialOperator(AwaitRunOperator):
             self._let_go_on()
         self.log.info("Trial %d, %s: run %s", self.number, self.told, self.run)
         note = f"Trial {self.number} of sweep {self.by}: {self.told}"
-        keep(context["task_state_store"], _STARTED, generation(context))
+        start = starting(context, self.awaited, self.run, self.conf, note, again=state == "failed", wait=True)
+        self._keep_started(context, -1 if state is None else clear_number(self.awaited, self.run))
         self.note_wait(context)
-        raise starting(context, self.awaited, self.run, self.conf, note, again=state == "failed", wait=True)
+        raise start
 
     def turn(self, context: Context, event: Mapping[str, Any]) -> str:  # noqa: ARG002 - Airflow's signature
         """It is this trial's turn, unless others were cleared meanwhile."""
@@ -103,9 +104,18 @@ class TrialOperator(AwaitRunOperator):
         return super().ended(context, state)
 
     @staticmethod
-    def _started(context: Context) -> bool:
-        """Whether an earlier try has started the run: only after a clear a failed one runs again."""
-        return bool(context["task_state_store"].get(_STARTED) == generation(context))
+    def _keep_started(context: Context, clears: int) -> None:
+        """Remember that this task runs the trial. :param clears: of the run, which it has more of by then."""
+        ti: Any = context["ti"]
+        keep(context["task_state_store"], _STARTED, {"of": ti.max_tries, "clears": clears})
+
+    def _has_run(self, context: Context) -> bool:
+        """Whether an earlier try has run the trial: only after a clear of this task a failed one runs again."""
+        # Not `generation`: that changes, too, when another trial is cleared.
+        ti: Any = context["ti"]
+        found = context["task_state_store"].get(_STARTED)
+        ours = isinstance(found, dict) and found.get("of") == ti.max_tries
+        return ours and clear_number(self.awaited, self.run) > found["clears"]
 
     def _await_turn(self, context: Context) -> None:
         from dropforge_airflow.triggers.turns import ENDED, TurnTrigger

@@ -216,7 +216,8 @@ class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         # A trigger that broke says nothing about the job: find the job again and go on waiting, a few times.
         if next_method == _TRIGGER_FAILED and Memory(context).failures < _TRIGGER_FAILURES:
-            return self._watch_anew(context, str((next_kwargs or {}).get("error") or "the trigger broke"))
+            with self.own_failures(context):
+                return self._watch_anew(context, str((next_kwargs or {}).get("error") or "the trigger broke"))
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:

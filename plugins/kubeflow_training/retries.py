@@ -196,7 +196,7 @@ class RetryBudget(RetryPolicy):
         self,
         exception: BaseException,
         try_number: int,
-        max_tries: int,  # noqa: ARG002 - Airflow's signature
+        max_tries: int,
         context: Context | None = None,
     ) -> RetryDecision:
         """Count the failure, and decide whether another try follows."""
@@ -204,8 +204,12 @@ class RetryBudget(RetryPolicy):
             return RetryDecision.default()
         job = exception.job if isinstance(exception, JobFailed) else {}
         count = self.count(context, str(job.get("uid") or f"try {try_number}"))
-        told = f"failure {count}; {self.failures} may be followed by another try"
-        return RetryDecision.retry(None, told) if count <= self.failures else RetryDecision.fail(told)
+        told = f"own failure {count} of a task that may have {self.failures}"
+        if count > self.failures:
+            return RetryDecision.fail(f"{told}: no other try")
+        if try_number > max_tries:
+            told += "; but the task's own `retries` are used up by what Airflow ended"
+        return RetryDecision.retry(None, told)
 
     def count(self, context: Context, failure: str) -> int:
         """Count a failure once, and return how many there are since the task was last cleared.

@@ -76,6 +76,8 @@ class PyTorchJobSensor(ClusterArguments, ResumableTask, BaseSensorOperator):
             context["ti"].xcom_push(key=key, value=url)
         if self.deferrable:
             self.explain_retry(context)
+            if self.poke(context):
+                return self._result
             self.note_wait(context)
             self._wait_in_triggerer(time.time() + min(self.timeout, self._longest_try))
         super().execute(context)

@@ -11,9 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+    DagRunTriggerException,
+)
 
 from kubeflow_training.exceptions import TaskStopped
 from kubeflow_training.gangs.memory import keep
@@ -69,14 +76,23 @@ class ResumableTask:
             )
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on after the wait; a failure of the task's own is no mismatch."""
-        try:
+        """Go on after the wait. What a subclass does before, it does within `own_failures`."""
+        with self.own_failures(context):
             return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
-        except (TaskStopped, AirflowSkipException, AirflowFailException):
-            # Neither is followed by another try, unless Airflow did not wait for it.
+
+    @contextmanager
+    def own_failures(self, context: Context) -> Iterator[None]:
+        """Remember that a resumed part failed by itself: that is no mismatch."""
+        try:
+            yield
+        except (TaskStopped, AirflowSkipException, AirflowFailException, DagRunTriggerException):
+            # It waits again, or no other try follows unless Airflow did not take this one's end.
             raise
-        except Exception:
-            _keep(context, 0)
+        except (Exception, AirflowTaskTimeout):
+            try:
+                _keep(context, 0)
+            except Exception as error:  # it must not take the place of what went wrong
+                self.log.warning("that this try failed by itself could not be kept: %r", error)
             raise
 
 

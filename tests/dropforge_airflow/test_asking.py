@@ -103,6 +103,14 @@ def test_an_answer_outlives_the_try_that_could_not_keep_it(option: str, user: st
     assert shown == ["?", "?"]
 
 
+@pytest.mark.parametrize("about", [{}, {"about": ""}])
+def test_an_answer_that_an_older_version_kept_is_taken(shown: list[str], about: dict[str, str]) -> None:
+    store, asker = Store(), Asker(task_id="ask")
+    store["answer"] = {"of": "4.0", "yes": True, "by": "ann", "at": AT.isoformat()} | about
+    assert asker.execute(context(store, attempt=2)) == {"asked": True, "told": "taken"}
+    assert (asker.taken, shown) == ([(True, "ann", AT)], [])
+
+
 def test_an_answer_is_for_its_question_only(shown: list[str]) -> None:
     store, asker = Store(), Asker(task_id="ask")
     asks(asker, context(store))

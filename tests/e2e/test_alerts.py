@@ -105,10 +105,12 @@ def test_a_question_and_a_promotion_are_told_once(
     assert f"Run: {stack.connection.airflow.page(FINETUNE, run)}" in promoted
     (tracked,) = stack.tracked(run)
     assert tracked.info.run_id in promoted
-    # What is asked no more and moves nothing is not told again.
+    # What is asked anew is told anew, and what moves nothing is not.
     stack.clear(run, "approve")
+    stack.see(run, "approve", "awaiting_input")
+    stack.connection.airflow.answer(FINETUNE, run, "approve", "Promote")
     assert stack.end(run) == "success"
-    assert len(told.about(FAMILY)) == 2
+    assert [len(told.about(what)) for what in ("approval: ", "promoted: ", FAMILY)] == [2, 1, 3]
 
 
 def test_refused_data_are_told_as_a_rejected_drop(stack: Stack, told: Told, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_the_trigger_is_stored_as_this_and_nothing_else(airflow):
         "place_seconds": None,
         "owned": True,
         "must_exist": True,
+        "not_before": None,
     }
 
 

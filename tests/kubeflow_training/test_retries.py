@@ -265,7 +265,7 @@ def test_a_budget_counts_what_a_task_raises_and_nothing_else():
     assert [decision.action.value for decision in told] == ["retry", "retry"]
     assert policy.evaluate(failed("unknown"), 4, 40, ctx).action.value == "retry"
     last = policy.evaluate(OSError(), 5, 40, ctx)
-    assert (last.action.value, last.reason) == ("fail", "failure 3; 2 may be followed by another try")
+    assert (last.action.value, last.reason) == ("fail", "own failure 3 of a task that may have 2: no other try")
     cleared = context(ctx["task_state_store"], clears=1)
     assert policy.evaluate(OSError(), 6, 40, cleared).action.value == "retry"
 
