@@ -113,7 +113,8 @@ class TrialOperator(AwaitRunOperator):
         """Whether an earlier try has run the trial: only after a clear of this task a failed one runs again."""
         # Not `generation`: that changes, too, when another trial is cleared.
         ti: Any = context["ti"]
-        found = context["task_state_store"].get(_STARTED)
+        store: Any = context["task_state_store"]
+        found = store.get(_STARTED)
         ours = isinstance(found, dict) and found.get("of") == ti.max_tries
         return ours and clear_number(self.awaited, self.run) > found["clears"]
 

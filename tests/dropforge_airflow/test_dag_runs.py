@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any
+
 import pytest
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
 from airflow.sdk.execution_time.comms import DagRunStateResult, ErrorResponse
 from dropforge_airflow.dag_runs import state_of
+from dropforge_airflow.triggers.runs import RunEndTrigger
 
 
 class Task:
@@ -37,3 +42,20 @@ def test_silence_is_no_answer() -> None:
 
 def refusal(status: int) -> ErrorResponse:
     return ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": status, "message": "said"})
+
+
+def test_the_end_of_a_run_is_told_once_and_not_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states(self: RunEndTrigger, runs_ids_or_dates_len: int = 0) -> dict[str, str]:
+        return {"run": "failed"}
+
+    monkeypatch.setattr(RunEndTrigger, "validate_count_dags_af_3", states)
+    moment = time.time() + 0.3
+    path, arguments = RunEndTrigger("dag", "run", ["failed", "success"], 5, not_before=moment).serialize()
+    assert path == f"{RunEndTrigger.__module__}.RunEndTrigger"
+
+    async def events() -> list[Any]:
+        return [event.payload async for event in RunEndTrigger(**arguments).run()]
+
+    ((_, told),) = asyncio.run(events())
+    assert told["run"] == "failed"
+    assert time.time() >= moment
