@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.exceptions import TaskAwaitingInput
 from kubeflow_training.gangs.memory import keep
 from kubeflow_training.retries import generation
-from kubeflow_training.state_mismatch import ResumableTask, first_event_at
+from kubeflow_training.state_mismatch import ResumableTask, first_event_at, report_seconds
 
 from dropforge_airflow.triggers.answers import AnswerTrigger
 
@@ -133,7 +132,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         self.log.info("The question of an earlier try is not answered yet, and stands until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
         # A deadline at once would be a state mismatch.
-        left = max(until - datetime.now(UTC), timedelta(seconds=first_event_at() - time.time()))
+        left = max(until - datetime.now(UTC), timedelta(seconds=report_seconds()))
         raise TaskAwaitingInput(method_name=self.execute_complete.__name__, timeout=left)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Asked:

@@ -7,5 +7,5 @@ from typing import Any, Final
 from kubeflow_training.retries import RetryBudget
 
 OWN_FAILURES: Final = RetryBudget(2)
-WAITING_TASK: Final[dict[str, Any]] = {"retries": OWN_FAILURES.failures + 2, "retry_policy": OWN_FAILURES}
+WAITING_TASK: Final[dict[str, Any]] = {"retries": OWN_FAILURES.retries + 2, "retry_policy": OWN_FAILURES}
 """Arguments of a task; see `kubeflow_training.state_mismatch`."""

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import (
     DagRunTriggerException,
     TaskDeferralTimeout,
 )
-from kubeflow_training.state_mismatch import ResumableTask, first_event_at
+from kubeflow_training.state_mismatch import ResumableTask, first_event_at, report_seconds
 
 from dropforge_airflow.dag_runs import state_of
 
@@ -72,7 +72,7 @@ def starting(
         allowed_states=["success"] if wait else [],
         failed_states=["failed"] if wait else [],
         # Airflow's own trigger looks at once and then so often: not as early as a state mismatch is likely.
-        poke_interval=math.ceil(first_event_at() - time.time()) if wait else _POLL,
+        poke_interval=math.ceil(report_seconds()) if wait else _POLL,
         deferrable=wait,
     )
 
@@ -147,7 +147,7 @@ class LateOperator(AwaitRunOperator):
         if left <= 0 and state_of(context["ti"], self.awaited, self.run) in GOING:
             self._late(context)
         # A wait that ends at once would be a state mismatch, as an event at once would.
-        return self._wait(context, max(left, first_event_at() - time.time()))
+        return self._wait(context, max(left, report_seconds()))
 
     def ended(self, context: Context, state: str) -> str:  # noqa: ARG002 - how it ended is not our matter
         return "on time"

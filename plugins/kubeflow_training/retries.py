@@ -192,6 +192,15 @@ class RetryBudget(RetryPolicy):
             raise ValueError(f"RetryBudget: {failures} failures; give a whole number from 0")
         self.failures = failures
 
+    @property
+    def retries(self) -> int:
+        """What the task's `retries` must be at least."""
+        return self.failures
+
+    def allows(self, observation: Observation) -> bool:
+        """Whether the cause of this failure is retried at all."""
+        return observation.retryable
+
     def evaluate(
         self,
         exception: BaseException,
@@ -203,26 +212,29 @@ class RetryBudget(RetryPolicy):
         if context is None or isinstance(exception, TaskStopped):
             return RetryDecision.default()
         job = exception.job if isinstance(exception, JobFailed) else {}
-        count = self.count(context, str(job.get("uid") or f"try {try_number}"))
-        told = f"own failure {count} of a task that may have {self.failures}"
-        if count > self.failures:
-            return RetryDecision.fail(f"{told}: no other try")
+        verdict = self._count(context, str(job.get("uid") or f"try {try_number}"))
+        if not verdict.retry:
+            return RetryDecision.fail(verdict.text)
+        text = verdict.text
         if try_number > max_tries:
-            told += "; but the task's own `retries` are used up by what Airflow ended"
-        return RetryDecision.retry(None, told)
+            text += "; but the task's own `retries` are used up by what Airflow ended"
+        return RetryDecision.retry(None, text)
 
-    def count(self, context: Context, failure: str) -> int:
-        """Count a failure once, and return how many there are since the task was last cleared.
+    def count(self, context: Context, observation: Observation, job: Mapping[str, Any]) -> Verdict:  # noqa: ARG002
+        """Count a gang's failure, once however often it is called, and decide what follows."""
+        return self._count(context, str(job.get("uid")))
 
-        :param failure: the failed gang's uid, or what else tells this failure from others.
-        """
+    def _count(self, context: Context, failure: str) -> Verdict:
+        """:param failure: what tells it from the others since the task was last cleared."""
         store: Any = context["task_state_store"]
         found, now = store.get(BUDGET_KEY), generation(context)
         known = list(found["failures"]) if isinstance(found, dict) and found.get("of") == now else []
         if failure not in known:
             known.append(failure)
             keep(store, BUDGET_KEY, {"of": now, "failures": known})
-        return len(known)
+        told = f"own failure {len(known)} of a task that may have {self.failures}"
+        retry = len(known) <= self.failures
+        return Verdict(retry, told if retry else f"{told}: no other try")
 
     def serialize(self) -> dict[str, Any]:
         """Return what `deserialize` takes."""
@@ -246,8 +258,9 @@ def require_retries(task: Any) -> None:
     retries = task.retries or 0
     if policy is not None and retries < policy.retries:
         raise ValueError(
-            f"task {task.task_id}: retries={retries}, but the budgets of its RetryByCause come to {policy.retries}, "
-            "and a policy cannot grant more than `retries`. Give `retries=policy.retries` or more, or smaller budgets"
+            f"task {task.task_id}: retries={retries}, but the budgets of its {type(policy).__name__} come to "
+            f"{policy.retries}, and a policy cannot grant more than `retries`. Give `retries=policy.retries` or more, "
+            "or smaller budgets"
         )
 
 
@@ -260,9 +273,6 @@ def retried(task: Any, observation: Observation) -> bool:
 def replaced(task: Any, context: Context, observation: Observation, job: Mapping[str, Any]) -> bool:
     """Whether a gang that a new try finds failed is followed by another; one that nobody saw fail is counted here."""
     policy = _policy(task)
-    budget = getattr(task, "retry_policy", None)
-    if isinstance(budget, RetryBudget):
-        return observation.retryable and budget.count(context, str(job.get("uid"))) <= budget.failures
     if policy is None or not retried(task, observation):
         return retried(task, observation)
     verdict = policy.count(context, observation, job)
@@ -287,9 +297,9 @@ def generation(context: Context) -> str:
     return f"{getattr(context['ti'], 'max_tries', 0)}.{getattr(run, 'clear_number', 0) or 0}"
 
 
-def _policy(task: Any) -> RetryByCause | None:
+def _policy(task: Any) -> RetryByCause | RetryBudget | None:
     policy = getattr(task, "retry_policy", None)
-    return policy if isinstance(policy, RetryByCause) else None
+    return policy if isinstance(policy, RetryByCause | RetryBudget) else None
 
 
 def _cause(name: Reason | str) -> Reason:

@@ -34,15 +34,20 @@ WAITING_KEY: Final = "waiting_try"
 _SCHEDULER: Final = 5.0  # seconds in which a scheduler that has enough to do reads a report
 
 
-def first_event_at() -> float:
-    """Return the Unix time before which the trigger of a task that defers now should be silent.
+def report_seconds() -> float:
+    """Return how long after a task has begun to wait the executor's report has most probably been read.
 
     A worker may notice the exit of the task's process as late as `[workers] min_heartbeat_interval` seconds after it.
     """
     from airflow.sdk.configuration import conf
 
     noticed: float = conf.getfloat("workers", "min_heartbeat_interval")
-    return time.time() + noticed + _SCHEDULER
+    return noticed + _SCHEDULER
+
+
+def first_event_at() -> float:
+    """Return the Unix time before which the trigger of a task that defers now should be silent."""
+    return time.time() + report_seconds()
 
 
 async def reach(moment: float | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from dropforge.cli.upload import find_files
 from dropforge.stack import control
 from tests.e2e import faults
-from tests.e2e.harness import Stack
+from tests.e2e.harness import Stack, running
 from tests.e2e.statsd import Statsd, statsd
 
 CALENDAR = """
@@ -57,30 +56,17 @@ def stack(
     (folder / "families" / "gathered.yaml").write_text(GATHERED)
     (folder / "lineage").mkdir()
     lineage = {"type": "file", "log_file_path": str(folder / "lineage" / "event")}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("DROPFORGE_FAMILIES", str(folder / "families"))
-        patched.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", json.dumps(lineage))
-        patched.setenv("AIRFLOW__OPENLINEAGE__EMISSION_POLICY", json.dumps(NAMING))
-        patched.setenv("AIRFLOW__METRICS__STATSD_ON", "True")
-        patched.setenv("AIRFLOW__METRICS__STATSD_HOST", "127.0.0.1")
-        patched.setenv("AIRFLOW__METRICS__STATSD_PORT", str(airflow_metrics.port))
-        patched.setenv("prometheus_multiproc_dir", str(folder / "prometheus"))  # MLflow's
-        control.start(folder)
-    try:
-        control.wait_ready(folder)
-        yield connected(folder)
-    finally:
-        control.stop(folder)
-
-
-def connected(folder: Path) -> Stack:
-    """What tests ask of a stack that is ready; the environment is as before."""
-    before = dict(os.environ)
-    found = Stack(folder)  # connecting puts the stack's addresses into the environment
-    found.env = {key: value for key, value in os.environ.items() if before.get(key) != value}
-    os.environ.clear()
-    os.environ.update(before)
-    return found
+    env = {
+        "DROPFORGE_FAMILIES": str(folder / "families"),
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(lineage),
+        "AIRFLOW__OPENLINEAGE__EMISSION_POLICY": json.dumps(NAMING),
+        "AIRFLOW__METRICS__STATSD_ON": "True",
+        "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",
+        "AIRFLOW__METRICS__STATSD_PORT": str(airflow_metrics.port),
+        "prometheus_multiproc_dir": str(folder / "prometheus"),  # MLflow's
+    }
+    with running(folder, env) as found:
+        yield found
 
 
 def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None) -> None:

@@ -6,9 +6,10 @@ What strikes is the cluster policy in `policy.py`; product code knows nothing of
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Literal, TypedDict
+
+from tests import local_settings
 
 Way = Literal["kill", "refuse", "hang"]
 END = "end"  # the task's work was done, and its result not stored yet
@@ -23,9 +24,8 @@ class Strike(TypedDict):
 
 def install(folder: Path) -> None:
     """Give a stack that has not started the policy."""
-    for name in ("faults", "airflow/config"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(__file__).with_name("policy.py"), folder / "airflow" / "config" / "airflow_local_settings.py")
+    (folder / "faults").mkdir(parents=True, exist_ok=True)
+    local_settings.install(folder / "airflow", Path(__file__).with_name("policy.py"))
 
 
 def arm(folder: Path, match: str, stage: str, *ways: Way, at_most: int = 30) -> None:

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from dropforge.cli.connect import Connection, connect
 from dropforge.cli.upload import upload
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
+from dropforge.stack import control
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -200,6 +202,25 @@ class Stack:
             except psutil.Error:
                 continue
         return found
+
+
+@contextmanager
+def running(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    """A stack that is ready. The environment is as before, with `env` for its processes only."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in (env or {}).items():
+            patched.setenv(name, value)
+        control.start(folder)
+    try:
+        control.wait_ready(folder)
+        before = dict(os.environ)
+        found = Stack(folder)  # connecting puts the stack's addresses into the environment
+        found.env = {key: value for key, value in os.environ.items() if before.get(key) != value}
+        os.environ.clear()
+        os.environ.update(before)
+        yield found
+    finally:
+        control.stop(folder)
 
 
 def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +13,9 @@ from kubeflow_training.jobs.manifest.words import OWNER_ANNOTATION
 from dropforge import checkpoints, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
-from dropforge.stack import control
 from dropforge.stack.state import AIRFLOW_USER
-from tests import late_reports
-from tests.e2e.conftest import connected
-from tests.e2e.harness import EVALUATE, Stack, wait
+from tests import late_reports, local_settings
+from tests.e2e.harness import EVALUATE, Stack, running, wait
 from tests.late_reports import POINTS, Order, Point, order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -51,14 +48,9 @@ class Late(NamedTuple):
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack whose executor reports late where it is asked to."""
     folder = tmp_path_factory.mktemp("late")
-    (folder / "airflow" / "config").mkdir(parents=True)
-    shutil.copyfile(late_reports.__file__, folder / "airflow" / "config" / "airflow_local_settings.py")
-    control.start(folder)
-    try:
-        control.wait_ready(folder)
-        yield connected(folder)
-    finally:
-        control.stop(folder)
+    local_settings.install(folder / "airflow", late_reports.__file__)
+    with running(folder) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from types import SimpleNamespace
 
@@ -19,16 +18,7 @@ from kubeflow_training.exceptions import JobFailed, TaskStopped
 from kubeflow_training.state_mismatch import ResumableTask, first_event_at, reach
 from kubeflow_training.triggers import PyTorchJobTrigger
 
-
-class Store(dict):
-    """The task state store; with `broken`, it is away."""
-
-    broken = False
-
-    def set(self, key, value, *, retention):
-        if self.broken:
-            raise OSError("the store is away")
-        self[key] = json.loads(json.dumps(value))
+from tests.kubeflow_training.test_retries import Store
 
 
 class Resumed:
@@ -103,7 +93,11 @@ def test_a_clear_and_a_first_try_have_nothing_to_tell():
 
 def test_a_store_that_is_away_hides_no_failure():
     store, task = Store(), Task()
-    store.broken = True
+
+    def away(*_, **__):
+        raise OSError("the store is away")
+
+    store.set = away
     with pytest.raises(JobFailed, match="it broke"):
         task.resume_execution("resume", {"error": JobFailed("it broke")}, context(store, 1))
     assert task.lines == ["that this try failed by itself could not be kept: OSError('the store is away')"]

@@ -64,8 +64,8 @@ class Run:
         self.name = self.run = f"{dag.replace('_', '-')}-{uuid.uuid4().hex[:6]}"
         self.hold = folder / f"hold-{self.name}"
         conf = {"manifest": getattr(place, make)(self.name), "backend": place.kind, "hold": str(self.hold)}
-        self._logs = airflow.home / "logs" / f"dag_id={dag}" / f"run_id={self.run}" / "task_id=train"
-        airflow.call("POST", f"dags/{dag}/dagRuns", dag_run_id=self.run, logical_date=None, conf=conf)
+        self._logs = airflow.logs(dag, self.run, "train")
+        airflow.trigger(dag, self.run, conf)
 
     # What Airflow says
 
@@ -117,8 +117,7 @@ class Run:
         return [found[1] for line in told if (found := re.search(r"\[master-0\] (.*)", line))]
 
     def result(self) -> Any:
-        path = f"dags/{self.dag}/dagRuns/{self.run}/taskInstances/train/xcomEntries/return_value?deserialize=true"
-        return self.airflow.call("GET", path)["value"]
+        return self.airflow.result(self.dag, self.run, "train")
 
     # What a person does
 

@@ -226,6 +226,19 @@ class Installation:
         assert answer.is_success, answer.text
         return answer.json()
 
+    def trigger(self, dag: str, run: str, conf: dict[str, Any]) -> None:
+        """Start a DAG run."""
+        self.call("POST", f"dags/{dag}/dagRuns", dag_run_id=run, logical_date=None, conf=conf)
+
+    def result(self, dag: str, run: str, task: str) -> Any:
+        """What a task has returned."""
+        path = f"dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/return_value?deserialize=true"
+        return self.call("GET", path)["value"]
+
+    def logs(self, dag: str, run: str, task: str) -> Path:
+        """The folder of a task's logs: of each try those of the worker and of the triggerers."""
+        return self.home / "logs" / f"dag_id={dag}" / f"run_id={run}" / f"task_id={task}"
+
     @contextlib.contextmanager
     def without_api(self) -> Iterator[None]:
         self.kill("api")

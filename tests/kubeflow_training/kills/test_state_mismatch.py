@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.observation import Phase
 
-from tests import late_reports
+from tests import late_reports, local_settings
 from tests.kubeflow_training.kills.installation import Installation, until
 from tests.kubeflow_training.kills.places import OnThisMachine
 from tests.late_reports import POINTS, Order, Point, order
@@ -25,8 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("point", POINTS)]
 def airflow(kills_folder: Path) -> Iterator[Installation]:
     """An Airflow whose executor reports late where it is asked to."""
     found = Installation(kills_folder, {"KUBEFLOW_TRAINING_HOME": str(kills_folder / "cluster")})
-    (found.home / "config").mkdir()
-    shutil.copyfile(late_reports.__file__, found.home / "config" / "airflow_local_settings.py")
+    local_settings.install(found.home, late_reports.__file__)
     try:
         found.open()
         yield found
@@ -45,7 +43,7 @@ class Work:
     def __init__(self, airflow: Installation, dag: str, point: Point, **conf: Any) -> None:
         self.airflow, self.dag, self.run = airflow, dag, f"{dag}-{point}-{uuid.uuid4().hex[:6]}".replace("_", "-")
         self.order: Order = order(airflow.home, dag, self.run, "work", point)
-        start(airflow, dag, self.run, conf)
+        airflow.trigger(dag, self.run, conf)
 
     @property
     def row(self) -> tuple[str | None, int]:
@@ -55,7 +53,7 @@ class Work:
         return found
 
     def text(self, attempt: int) -> str:
-        folder = self.airflow.home / "logs" / f"dag_id={self.dag}" / f"run_id={self.run}" / "task_id=work"
+        folder = self.airflow.logs(self.dag, self.run, "work")
         return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob(f"attempt={attempt}.log*")))
 
     def _why(self) -> str:
@@ -80,12 +78,7 @@ class Work:
         assert self.airflow.rows(events, self.dag, self.run) == [(1,)]
 
     def result(self) -> Any:
-        path = f"dags/{self.dag}/dagRuns/{self.run}/taskInstances/work/xcomEntries/return_value?deserialize=true"
-        return self.airflow.call("GET", path)["value"]
-
-
-def start(airflow: Installation, dag: str, run: str, conf: dict[str, Any]) -> None:
-    airflow.call("POST", f"dags/{dag}/dagRuns", dag_run_id=run, logical_date=None, conf=conf)
+        return self.airflow.result(self.dag, self.run, "work")
 
 
 def name() -> str:
@@ -100,7 +93,7 @@ def file(tmp_path: Path) -> Path:
 
 def awaited(airflow: Installation, file: Path) -> str:
     """A run that goes on until the file is there."""
-    start(airflow, "awaited", run := name(), {"file": str(file)})
+    airflow.trigger("awaited", run := name(), {"file": str(file)})
     return run
 
 
@@ -176,8 +169,7 @@ def test_a_trial(airflow: Installation, point: Point, file: Path, end: str) -> N
 
 def test_a_trial_that_is_cleared_runs_again_once(airflow: Installation, point: Point, file: Path) -> None:
     file.write_text("failed")
-    run = name()
-    start(airflow, "awaited", run, {"file": str(file)})
+    run = awaited(airflow, file)
     until(lambda: began(airflow, run) == 1 and ended(airflow, run))
     work = Work(airflow, "late_trial", point, run=run, conf={"file": str(file)})
     work.ends("failed")
