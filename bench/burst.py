@@ -118,7 +118,7 @@ class Burst:
         (runs,), (keys,) = (
             *ask(
                 self.folder,
-                "select count(*) from dag_run where dag_id = ? and state in ('queued', 'running')",
+                "select count(*) from dag_run where dag_id = %s and state in ('queued', 'running')",
                 FINETUNE,
             ),
             *ask(self.folder, "select count(*) from asset_partition_dag_run where created_dag_run_id is null"),
@@ -144,15 +144,17 @@ class Burst:
         print(f"lost        {self.lost}")
         print(f"doubled     {self.doubled}")
         partitions, runs = ask(
-            self.folder, "select count(distinct partition_key), count(*) from dag_run where dag_id = ?", FINETUNE
+            self.folder, "select count(distinct partition_key), count(*) from dag_run where dag_id = %s", FINETUNE
         )[0]
         print(f"partitions  {partitions}")
         (skipped,) = ask(
-            self.folder, "select count(*) from task_instance where dag_id = ? and state = 'skipped'", FINETUNE
+            self.folder, "select count(*) from task_instance where dag_id = %s and state = 'skipped'", FINETUNE
         )[0]
         print(f"runs        {runs}, {skipped} of them skipped because another run had the drop")
         intakes, retried = ask(
-            self.folder, "select count(*), sum(try_number > 1) from task_instance where dag_id = ?", INTAKE
+            self.folder,
+            "select count(*), count(*) filter (where try_number > 1) from task_instance where dag_id = %s",
+            INTAKE,
         )[0]
         print(f"intake runs {intakes}, {retried} of them tried again")
         for service in KILLS.values():

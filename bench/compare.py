@@ -48,9 +48,10 @@ def server(folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--port", str(port)]
-    command += ["--database", str(folder / "mlflow.db"), "--artifacts", str(folder / "artifacts")]
+    command += ["--artifacts", str(folder / "artifacts")]
+    env = {**os.environ, "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/mlflow.db"}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=env)
     try:
         while True:
             assert process.poll() is None, (folder / "log").read_text()

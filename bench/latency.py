@@ -26,7 +26,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,7 +121,7 @@ class Bench:
         extra = json.dumps({"endpoint_url": os.environ["BENCH_S3"], "region_name": REGION})
         self.connection.airflow._call("POST", "/api/v2/connections", json={**address, "extra": extra})
         dags = [_dag(way) for way in self.ways]
-        self._until("DAGs", lambda: all(ask(self.folder, "select 1 from dag where dag_id = ?", dag) for dag in dags))
+        self._until("DAGs", lambda: all(ask(self.folder, "select 1 from dag where dag_id = %s", dag) for dag in dags))
 
     def measure(self, way: str, *, counts: bool) -> None:
         """Write one drop, and wait for its run."""
@@ -130,7 +129,7 @@ class Bench:
         key = layout.success_key(FAMILY, name)
         if way == SENSOR:
             run = self.connection.airflow.trigger(_dag(way), {"key": key})
-            deferred = "select 1 from task_instance where dag_id = ? and run_id = ? and state = 'deferred'"
+            deferred = "select 1 from task_instance where dag_id = %s and run_id = %s and state = 'deferred'"
             self._until("a deferred sensor", lambda: ask(self.folder, deferred, _dag(way), run))
         time.sleep(random.random() * 2)  # whatever beats in Airflow, the drop comes at any moment of it
         store = self.stores[way]
@@ -150,10 +149,10 @@ class Bench:
         rows = ask(
             self.folder,
             "select r.start_date, t.start_date from task_instance t join dag_run r using (dag_id, run_id)"
-            " where dag_id = ? and task_id = 'take_in' and t.state = 'success' order by t.start_date desc limit 1",
+            " where dag_id = %s and task_id = 'take_in' and t.state = 'success' order by t.start_date desc limit 1",
             _dag(way),
         )
-        found = [(_seconds(run), _seconds(task)) for run, task in rows]
+        found = [(run.timestamp(), task.timestamp()) for run, task in rows]
         return next((pair for pair in found if pair[1] > since), None)
 
     def _going(self) -> bool:
@@ -190,10 +189,6 @@ class Bench:
 
 def _dag(way: str) -> str:
     return INTAKE if way == "ours" else f"bench_{way}"
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 from dropforge.cli.connect import Connection, connect
 from dropforge.stack import control
+from dropforge.stack.databases import Databases
 from dropforge.stack.state import read_state
 
 REPOSITORY = Path(__file__).parents[1]
@@ -51,5 +51,7 @@ def restarts(folder: Path, service: str) -> tuple[int | None, int]:
 
 def ask(folder: Path, question: str, *values: Any) -> list[tuple[Any, ...]]:
     """Rows of Airflow's database: its REST interface tells a hundred at a time and takes time from the scheduler."""
-    with closing(sqlite3.connect(f"file:{folder}/airflow/airflow.db?mode=ro", uri=True, timeout=60)) as database:
-        return database.execute(question, values).fetchall()
+    databases = Databases.of(folder)
+    with closing(databases.connect(databases.name("airflow"))) as database, database.cursor() as cursor:
+        cursor.execute(question, values)
+        return cursor.fetchall()

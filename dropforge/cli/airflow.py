@@ -16,8 +16,8 @@ INTAKE = "dropforge_intake"
 ROLLBACK = "dropforge_rollback"
 SWEEP = "dropforge_sweep"
 _PAGE = 50  # more than 100 Airflow gives nobody
-#: Seconds. Airflow on SQLite may wait up to 60 for another writer: who gives up earlier does not know what it did.
-_TIMEOUT: Final = httpx.Timeout(90, connect=20)
+#: Seconds, for a busy machine: who gives up on a change does not know whether it was made.
+_TIMEOUT: Final = httpx.Timeout(60, connect=20)
 _TAKEN: Final = 60.0  # seconds from an answer to the end of a task that has nothing else to do
 _OF_A_DAG: Final = re.compile(r"/api/v2/dags/([^/]+)(?:/dagRuns)?")
 _ON_ITS_WAY: Final = frozenset(

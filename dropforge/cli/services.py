@@ -52,7 +52,11 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start Airflow, MLflow, S3 and SQS on this machine. Without --detach, Ctrl-C stops them."""
+    """Start Airflow, MLflow, S3 and SQS on this machine. Without --detach, Ctrl-C stops them.
+
+    Airflow and MLflow keep their runs in a PostgreSQL that is started too, or in the one that DROPFORGE_DATABASE_URL
+    names (postgresql://USER:PASSWORD@HOST:5432/NAME).
+    """
     console = Console()
     folder = check_folder(state or default_state())
     asked = {"airflow": airflow_port, "mlflow": mlflow_port, "objects": objects_port}

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dropforge.errors import DropforgeError
-from dropforge.stack import processes
+from dropforge.stack import databases, processes
+from dropforge.stack.databases import Databases
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.services import PORTS, source_root
-from dropforge.stack.state import StackState, check_folder, is_running, read_state
+from dropforge.stack.state import StackState, check_folder, full_disk, is_running, read_state
 from dropforge.stack.supervisor import GRACE, port_free
 
 START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
@@ -34,7 +35,7 @@ def start(
     :param ports: ports that were asked for by name (objects, mlflow, airflow); others are remembered or free ones.
     :param lifeline: file descriptor whose other end holds the stack alive; without it, the stack stays by itself.
     :param pod_host: address of this machine on which S3 and MLflow listen too, for the pods of a cluster.
-    :raises DropforgeError: if a port that was asked for is taken, or the folder cannot be used.
+    :raises DropforgeError: if a port that was asked for is taken, or the folder or the database cannot be used.
     """
     folder = check_folder(folder)
     if pod_host is not None:
@@ -45,15 +46,24 @@ def start(
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
+        if full := full_disk(folder):
+            raise OSError(full)
         read_secrets(folder)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise DropforgeError(
             f"state folder {folder}", error.strerror or str(error), "Choose another with `--state`"
         ) from None
+    wanted = Databases.of(folder)
+    databases.check(folder, wanted)
     before = read_state(folder)
     if before is not None:
         _end_leftovers(before)
+    if not wanted.embedded:
+        databases.provide(wanted)
+    databases.remember(folder, wanted)
+    # libpq's variables are for a server of the user's own.
+    env = {name: value for name, value in os.environ.items() if not (wanted.embedded and name.startswith("PG"))}
     chosen = choose_ports(ports or {}, before.ports if before is not None else {})
     command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder)]
     for name, port in chosen.items():
@@ -65,6 +75,7 @@ def start(
     with open(folder / "logs" / "supervisor.log", "ab", opener=_private) as output:
         supervisor = subprocess.Popen(
             command,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -17,6 +17,8 @@ from pathlib import Path
 from dropforge.compiler import find_compiler
 from dropforge.errors import DropforgeError
 from dropforge.spark import find_spark
+from dropforge.stack import databases, postgres
+from dropforge.stack.databases import Databases
 from dropforge.stack.services import source_root
 from dropforge.stack.state import is_running, read_state
 from dropforge.stack.supervisor import port_free
@@ -114,6 +116,20 @@ def spark(_: Path) -> Iterator[Finding]:
         yield Finding("Spark", Level.WARN, f"{error.cause}; `curation.engine: spark` is refused", error.mend)
 
 
+def database(folder: Path) -> Iterator[Finding]:
+    try:
+        wanted = Databases.of(folder)
+        databases.check(folder, wanted)
+        if wanted.embedded:
+            postgres.find_programs()
+            postgres.as_user(folder)
+        else:
+            databases.provide(wanted, make=False)
+        yield Finding("database", Level.OK, str(wanted))
+    except DropforgeError as error:
+        yield Finding("database", Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
+
+
 def state_folder(folder: Path) -> Iterator[Finding]:
     existing = next(path for path in [folder, *folder.parents] if path.exists())
     try:
@@ -195,6 +211,6 @@ def _cgroup_room() -> int | None:
 
 
 _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    python_version, system, packages, compiler, spark, source, state_folder, memory, shared_memory, loopback,
+    python_version, system, packages, compiler, spark, source, database, state_folder, memory, shared_memory, loopback,
     ports, clock,
 )  # fmt: skip

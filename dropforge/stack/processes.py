@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,9 +132,13 @@ def alive(process: Process) -> bool:
     return now is not None and now.start == process.start and not now.zombie
 
 
-def end(processes: Iterable[Process], grace: float) -> None:
-    """Ask processes to end, and kill those that have not after `grace` seconds."""
-    left = [process for process in processes if send(process, signal.SIGTERM)]
+def end(processes: Iterable[Process], grace: float, asked: Mapping[int, signal.Signals] | None = None) -> None:
+    """Ask processes to end, and kill those that have not after `grace` seconds.
+
+    :param asked: by process number, the signal that asks it, where it is not SIGTERM.
+    """
+    asked = asked or {}
+    left = [process for process in processes if send(process, asked.get(process.pid, signal.SIGTERM))]
     deadline = time.monotonic() + grace
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -144,6 +148,13 @@ def end(processes: Iterable[Process], grace: float) -> None:
     deadline = time.monotonic() + 10
     while any(alive(process) for process in left) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def works_in(process: Process, folder: Path) -> bool:
+    """Whether this folder is the process's current one."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/cwd").readlink() == folder
+    return False
 
 
 def _has_mark(pid: int, mark: Path) -> bool:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,17 @@ from pathlib import Path
 import dropforge
 from dropforge.errors import DropforgeError
 from dropforge.stack import health
+from dropforge.stack.databases import Databases, data_folder
 from dropforge.stack.secrets import Secrets, write_private
 from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
 PORTS = ("objects", "mlflow", "airflow")
 CLUSTER = "kubeflow_training.jobs.local"
+_DATABASE = "database"
+_CONNECT_ARGS = {
+    "sql_alchemy_connect_args": "dropforge_airflow.postgres.CONNECT_ARGS",
+    "sql_alchemy_connect_args_async": "dropforge_airflow.postgres.CONNECT_ARGS_ASYNC",
+}
 # DAGs that people's drops and commands start: who is told that the stack is ready shall not hear that there are none.
 _STARTED_BY_PEOPLE = {
     "dropforge_finetune": "finetune.py",
@@ -27,7 +34,7 @@ _STARTED_BY_PEOPLE = {
     "dropforge_sweep": "sweep.py",
 }
 # Variables of the caller that would reach into the stack from outside.
-_FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW")
+_FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW", "PG")
 # What a person may set for the DAGs, and the size of the local cluster.
 _WELCOME = (
     "DROPFORGE_PRESET",
@@ -74,7 +81,9 @@ class Service:
     :param preload: modules that it shares with the other services of the same; empty for a start of its own.
     :param check_every: seconds between looks at a healthy service.
     :param patience: seconds until a service that is not ready is said to be stuck and is restarted.
-    :param serves: the others write to it until their last moment, so it is stopped after them.
+    :param serves: how many kinds of services write to it until their last moment: it is stopped after those.
+    :param stop_signal: what asks it to end.
+    :param within: folder in which all of its processes work, and no other's: by that they are found without it.
     :param told_by: name of the service that tells whether this one is well; while that is away, nobody asks.
     """
 
@@ -89,7 +98,9 @@ class Service:
     preload: tuple[str, ...] = ()
     check_every: float = 10.0
     patience: float = 180.0
-    serves: bool = False
+    serves: int = 0
+    stop_signal: signal.Signals = signal.SIGTERM
+    within: Path | None = None
     told_by: str = ""
 
     @property
@@ -104,7 +115,9 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
     """
     for_pods = ("--pod-host", pod_host) if pod_host else ()
     env = base_env(folder, ports, secrets)
-    airflow = {**env, **airflow_env(folder, ports, secrets)}
+    databases = Databases.of(folder)
+    libpq = {name: value for name, value in os.environ.items() if name.startswith("PG") and not databases.embedded}
+    airflow = {**env, **libpq, **airflow_env(folder, ports, secrets, databases)}
     # Curation runs in the scheduler's workers; code of recipes, which could undo pseudonyms, in pods of the cluster.
     curating = {name: os.environ[name] for name in _CURATING if name in os.environ}
 
@@ -121,9 +134,9 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
                 health.airflow_part(ports["airflow"], part, since) and (part != "dag_processor" or dags_read())
             ),
             port=ports["airflow"] if part == "metadatabase" else None,
-            after=("airflow-db",),
+            after=("airflow-db", _DATABASE),
             preload=_AIRFLOW_MODULES,
-            told_by="" if part == "metadatabase" else "airflow-api",
+            told_by=_DATABASE if part == "metadatabase" else "airflow-api",
         )
 
     found = [
@@ -134,7 +147,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             env,
             ready=lambda _: health.answers(ports["objects"], "/-/health"),
             port=ports["objects"],
-            serves=True,
+            serves=1,
         ),
         Service(
             "airflow-db",
@@ -142,6 +155,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             ("db", "migrate"),
             airflow,
             ready=lambda _: False,
+            after=(_DATABASE,),
             once=True,
             preload=_AIRFLOW_MODULES,
         ),
@@ -149,14 +163,15 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             "mlflow",
             "dropforge.stack.tracking_server",
             (
-                *("--port", str(ports["mlflow"]), "--database", str(folder / "mlflow" / "mlflow.db")),
-                *("--artifacts", "s3://dropforge/mlflow"),
+                *("--port", str(ports["mlflow"]), "--artifacts", "s3://dropforge/mlflow"),
                 *for_pods,
             ),
-            {**env, **mlflow_env(folder)},
+            {**env, **libpq, **mlflow_env(folder, databases)},
             ready=lambda _: health.answers(ports["mlflow"], "/health"),
             port=ports["mlflow"],
-            serves=True,
+            after=(_DATABASE,),
+            serves=1,
+            told_by=_DATABASE,
         ),
         airflow_service("airflow-api", "api-server", part="metadatabase"),
         # Logs are read from the same disk, so nobody needs the log servers, which listen on every address.
@@ -164,7 +179,21 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
         airflow_service("airflow-triggerer", "triggerer", "--skip-serve-logs", part="triggerer"),
         airflow_service("airflow-dag-processor", "dag-processor", part="dag_processor"),
     ]
-    if _migrated(folder):
+    if databases.embedded:
+        found.insert(
+            0,
+            Service(
+                _DATABASE,
+                "dropforge.stack.postgres",
+                ("--state", str(folder)),
+                env,
+                ready=lambda _: databases.answers(),
+                serves=2,
+                stop_signal=signal.SIGINT,  # it does not wait for those that are connected
+                within=data_folder(folder).resolve(),
+            ),
+        )
+    if databases.embedded and _migrated(folder):
         found = [service for service in found if service.name != "airflow-db"]
     if _exists(f"{CLUSTER}.__main__"):
         home = Path(env["KUBEFLOW_TRAINING_HOME"])
@@ -174,7 +203,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
 
 def prepare(folder: Path, secrets: Secrets) -> None:
     """Make the folders and files that the services expect."""
-    for name in ("logs", "airflow", "mlflow", "cluster", "tmp"):
+    for name in ("logs", "airflow", "cluster", "tmp"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(passwords_path(folder), json.dumps({AIRFLOW_USER: secrets.airflow_password}))
     source_root()
@@ -187,7 +216,7 @@ def note_migrated(folder: Path) -> None:
 
 def _migrated(folder: Path) -> bool:
     note = folder / "airflow" / "migrated"
-    return note.is_file() and note.read_text() == airflow_version() and (folder / "airflow" / "airflow.db").is_file()
+    return note.is_file() and note.read_text() == airflow_version() and data_folder(folder).is_dir()
 
 
 def passwords_path(folder: Path) -> Path:
@@ -240,15 +269,16 @@ def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str,
     }
 
 
-def mlflow_env(folder: Path) -> dict[str, str]:
+def mlflow_env(folder: Path, databases: Databases) -> dict[str, str]:
     return {
+        "MLFLOW_BACKEND_STORE_URI": databases.address("mlflow"),
         # Its background jobs are processes of several hundred megabytes that nothing here uses.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "TMPDIR": str(folder / "tmp"),
     }
 
 
-def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
+def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases: Databases) -> dict[str, str]:
     """Airflow's configuration: few processes, quick reactions, nothing outside 127.0.0.1."""
     root, home, url = source_root(), folder / "airflow", f"http://127.0.0.1:{ports['airflow']}"
     options = {
@@ -269,8 +299,11 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[s
             "mp_start_method": "fork",
             "min_serialized_dag_update_interval": "5",
         },
-        # One at a time may write; on a busy machine the usual five seconds of waiting end in errors that people see.
-        "database": {"sql_alchemy_conn": f"sqlite:///{home}/airflow.db?timeout=60"},
+        "database": {
+            "sql_alchemy_conn": databases.address("airflow"),
+            "sql_alchemy_conn_async": databases.address("airflow", driver="asyncpg"),
+            **({} if databases.embedded else _CONNECT_ARGS),
+        },
         "api": {
             "host": "127.0.0.1",
             "port": str(ports["airflow"]),

@@ -121,6 +121,16 @@ def client_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[st
     }
 
 
+_ROOM = 17 << 20  # bytes; PostgreSQL writes its log in files of 16 MiB
+
+
+def full_disk(folder: Path) -> str:
+    """What to say if the disk of the state folder is full, else nothing."""
+    found = os.statvfs(folder)
+    full = found.f_bavail * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_favail == 0)
+    return f"the disk of {folder} is full: make room there" if full else ""
+
+
 def state_path(folder: Path) -> Path:
     return folder / "stack.json"
 

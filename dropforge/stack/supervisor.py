@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -24,9 +26,9 @@ from typing import NoReturn
 from dropforge.stack import processes
 from dropforge.stack.nursery import Nursery
 from dropforge.stack.processes import Process, Traces
-from dropforge.stack.secrets import read_secrets
+from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
-from dropforge.stack.state import ServiceState, StackState, lock_path, mark_path, write_state
+from dropforge.stack.state import ServiceState, StackState, full_disk, lock_path, mark_path, write_state
 
 log = logging.getLogger("dropforge.supervisor")
 
@@ -36,6 +38,7 @@ _CHECK_STARTING = 0.3
 _MAX_FAILED_CHECKS = 6
 _BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _FIRST_TRIES = 3  # for a service that has never been healthy: it hardly will be
+_SPARE = 64 << 10  # bytes
 _STABLE = 60.0  # seconds of health after which earlier failures are forgotten
 
 
@@ -248,18 +251,29 @@ class Supervisor:
 
     def _ended(self, watched: Watched, pid: int, code: int) -> None:
         # What the service left behind would hold its port and its database.
-        left = [process for process in self._descendants() if process.session == pid]
+        within = watched.service.within
+        left = [
+            process
+            for process in self._descendants()
+            if process.session == pid or (within is not None and processes.works_in(process, within))
+        ]
         processes.end(left, grace=2.0)
         if watched.service.once and code == 0:
             if watched.service.name == "airflow-db":
-                note_migrated(self.folder)
+                with contextlib.suppress(OSError):  # it spares the next start a look
+                    note_migrated(self.folder)
             watched.set("done", f"after {time.time() - watched.started:.1f} s")
             return
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._failed(watched, f"it ended with {how}; logs/{watched.service.name}.log says why")
 
     def _failed(self, watched: Watched, why: str) -> None:
-        watched.failures += 1
+        full = full_disk(self.folder)
+        if full:
+            why = f"{full}. {why[0].upper()}{why[1:]}"
+        # Who makes room shall not have to start the stack again.
+        if not (full and watched.was_healthy and watched.failures >= len(_BACKOFF)):
+            watched.failures += 1
         if watched.failures > (len(_BACKOFF) if watched.was_healthy else _FIRST_TRIES):
             watched.set("failed", why)
             return
@@ -274,9 +288,28 @@ class Supervisor:
         services = {watched.service.name: watched.state for watched in self.watched}
         traces = replace(self._state.traces, processes=self._identities())
         state = replace(self._state, phase=phase, services=services, traces=traces)
-        if state != self._written:
+        if state == self._written:
+            return
+        self._state = state
+        if self._write(state):
+            self._written = state
+
+    def _write(self, state: StackState) -> bool:
+        """Write `stack.json`, on a full disk into room that is kept for it. False if that was not enough."""
+        spare = self.folder / "stack.spare"
+        try:
             write_state(state)
-            self._written = self._state = state
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            if not spare.exists():
+                return False
+            spare.unlink()
+            return self._write(state)
+        if not spare.exists() and not full_disk(self.folder):
+            with contextlib.suppress(OSError):
+                write_private(spare, "-" * _SPARE)
+        return True
 
     def _phase(self) -> str:
         if all(watched.settled for watched in self.watched):
@@ -287,8 +320,13 @@ class Supervisor:
 
     def _identities(self) -> frozenset[tuple[int, int]]:
         """The leaders of all sessions in the stack: enough to find the rest without us."""
-        found = self._descendants()
-        return frozenset(process.identity for process in found if process.session == process.pid)
+        # One that serves a connection of the database ends with it, and a new one comes many times a minute.
+        database = {watched.state.pid for watched in self.watched if watched.service.name == "database"}
+        return frozenset(
+            process.identity
+            for process in self._descendants()
+            if process.session == process.pid and process.parent not in database
+        )
 
     def _descendants(self) -> list[Process]:
         table = processes.table()
@@ -302,8 +340,8 @@ class Supervisor:
         self._publish()
         deadline = time.monotonic() + GRACE
         # A training process that is told to stop saves a checkpoint and its metrics first.
-        for serves in (False, True):
-            group = [watched for watched in reversed(self.watched) if watched.service.serves is serves]
+        for serves in sorted({watched.service.serves for watched in self.watched}):
+            group = [watched for watched in reversed(self.watched) if watched.service.serves == serves]
             self._end_group(group, max(1.0, deadline - time.monotonic()))
         for _ in range(100):
             left = self._descendants()
@@ -316,15 +354,16 @@ class Supervisor:
         self._state = replace(self._state, phase="stopped")
         services = {watched.service.name: watched.state for watched in self.watched}
         traces = replace(self._state.traces, processes=frozenset())
-        write_state(replace(self._state, services=services, traces=traces))
+        self._write(replace(self._state, services=services, traces=traces))
         log.info("stopped")
 
     def _end_group(self, group: list[Watched], grace: float) -> None:
-        pids = {watched.state.pid for watched in group if watched.state.pid}
+        asked = {watched.state.pid: watched.service.stop_signal for watched in group if watched.state.pid}
+        pids = set(asked)
         leaders = [process for pid in pids if (process := processes.look(pid)) is not None]
         sessions = [process for process in self._descendants() if process.session in pids]
         # The leader tells its children by itself; one that does not, leaves them to the sweep.
-        processes.end(leaders, grace)
+        processes.end(leaders, grace, asked)
         self._reap_all()
         processes.end([process for process in sessions if process.pid not in pids], grace=1.0)
         self._reap_all()

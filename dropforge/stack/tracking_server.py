@@ -10,13 +10,11 @@ import argparse
 import gc
 import importlib
 import os
-from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="dropforge.stack.tracking_server", description=__doc__)
     parser.add_argument("--port", type=int, required=True, help="port of 127.0.0.1")
-    parser.add_argument("--database", type=Path, required=True, help="SQLite file")
     parser.add_argument("--artifacts", required=True, help="where artifacts go: s3://bucket/prefix")
     parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
@@ -25,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     from mlflow.server import constants as server
     from mlflow.server.handlers import initialize_backend_stores
 
-    store, root = f"sqlite:///{options.database}", "mlflow-artifacts:/"
+    store, root = os.environ["MLFLOW_BACKEND_STORE_URI"], "mlflow-artifacts:/"  # it may hold a password
     os.environ.update(
         {
             server.BACKEND_STORE_URI_ENV_VAR: store,

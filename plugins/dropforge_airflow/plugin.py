@@ -10,8 +10,6 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from dropforge_airflow.one_writer import OneWriter
-
 PREFIX = "/dropforge"
 
 
@@ -41,14 +39,10 @@ def _tab(name: str, destination: str, route: str) -> dict[str, str]:
 
 
 class DropforgePlugin(AirflowPlugin):
-    """Dropforge's pages: a tab on each task and run, and the families; DAGs, assets and triggers need no plugin.
-
-    On SQLite it has the server's writers take turns.
-    """
+    """Dropforge's pages: a tab on each task and run, and the families; DAGs, assets and triggers need no plugin."""
 
     name = "dropforge"
     fastapi_apps = [{"app": Pages(), "url_prefix": PREFIX, "name": "Dropforge"}]  # noqa: RUF012 - the base declares it so
-    fastapi_root_middlewares = [{"middleware": OneWriter, "name": "Dropforge: one writer"}]  # noqa: RUF012
     react_apps = [  # noqa: RUF012
         _tab("Training", "task_instance", "dropforge-task"),
         _tab("Dropforge", "dag_run", "dropforge-run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -20,9 +21,10 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--port", str(port)]
-    command += ["--database", str(folder / "m.db"), "--artifacts", str(folder / "artifacts")]
+    command += ["--artifacts", str(folder / "artifacts")]
+    env = {**os.environ, "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/m.db"}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=env)
     try:
         deadline = time.monotonic() + 240
         while True:

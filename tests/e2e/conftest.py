@@ -57,6 +57,8 @@ def stack(
     (folder / "lineage").mkdir()
     lineage = {"type": "file", "log_file_path": str(folder / "lineage" / "event")}
     env = {
+        # Of who has a PostgreSQL of his own: they must not reach the stack's.
+        **{"PGOPTIONS": "-c nonsense=1", "PGPORT": "6543", "PGSERVICE": "mine"},
         "DROPFORGE_FAMILIES": str(folder / "families"),
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(lineage),
         "AIRFLOW__OPENLINEAGE__EMISSION_POLICY": json.dumps(NAMING),

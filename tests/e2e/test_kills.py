@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.fernet import Fernet
 from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
+from dropforge.stack.databases import Databases
 from dropforge.stack.state import ServiceState, read_state
 from tests.e2e.harness import RECIPE, Stack, typed, wait
 
@@ -76,6 +76,7 @@ def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_p
     with paused(gang):
         kill(stack, "airflow-triggerer")
         kill(stack, "cluster")
+        kill(stack, "database")
     kill(stack, "objects")
     # Nothing that was killed is what trains: the same gang goes on.
     assert [process.pid for process in stack.ranks()] == [gang.pid]
@@ -93,6 +94,7 @@ def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_p
     airflow._call("POST", f"{dag}/clearTaskInstances", json={**clear, "reset_dag_runs": True, "dry_run": False})
     wait("the second gang", stack.ranks)
     kill(stack, "airflow-scheduler")
+    kill(stack, "database")
     assert stack.end(run) == "success", stack.log(run, "train")
     (tracked,) = stack.tracked(run)
     assert tracked.info.status == "FINISHED"
@@ -156,8 +158,10 @@ def test_no_row_of_a_trigger_holds_a_secret(stack: Stack) -> None:
     """Airflow encrypts them, so they are looked at as the triggerer does."""
     secrets = json.loads((stack.folder / "secrets.json").read_text())
     fernet = Fernet(secrets["fernet_key"])
-    with closing(sqlite3.connect(stack.folder / "airflow" / "airflow.db", timeout=60)) as database:
-        rows = [(path, text) for path, text in database.execute("SELECT classpath, kwargs FROM trigger")]
+    databases = Databases.of(stack.folder)
+    with closing(databases.connect(databases.name("airflow"))) as database, database.cursor() as cursor:
+        cursor.execute("SELECT classpath, kwargs FROM trigger")
+        rows = [(str(path), str(text)) for path, text in cursor.fetchall()]
     assert any("drops" in path for path, _ in rows), "the watcher's is always there"
     planted = (
         "planted",

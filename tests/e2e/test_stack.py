@@ -111,7 +111,7 @@ def test_artifacts_of_mlflow_lie_in_the_bucket(folder: Path, monkeypatch: pytest
     assert [key for key in keys if key.endswith(f"{run}/artifacts/note.txt")]
 
 
-@pytest.mark.parametrize("service", ["objects", "airflow-api"])
+@pytest.mark.parametrize("service", ["objects", "airflow-api", "database"])
 def test_a_killed_service_comes_back_with_its_data(folder: Path, monkeypatch: pytest.MonkeyPatch, service: str) -> None:
     for name, value in state(folder).env().items():
         monkeypatch.setenv(name, value)
