@@ -320,12 +320,12 @@ class Supervisor:
 
     def _identities(self) -> frozenset[tuple[int, int]]:
         """The leaders of all sessions in the stack: enough to find the rest without us."""
-        # One that serves a connection of the database ends with it, and a new one comes many times a minute.
-        database = {watched.state.pid for watched in self.watched if watched.service.name == "database"}
+        # Those of a service that are found by their folder need no record: the database's come many times a minute.
+        found_by_folder = {watched.state.pid for watched in self.watched if watched.service.within is not None}
         return frozenset(
             process.identity
             for process in self._descendants()
-            if process.session == process.pid and process.parent not in database
+            if process.session == process.pid and process.parent not in found_by_folder
         )
 
     def _descendants(self) -> list[Process]:

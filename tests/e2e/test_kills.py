@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from cryptography.fernet import Fernet
 from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
-from dropforge.stack.databases import Databases
 from dropforge.stack.state import ServiceState, read_state
 from tests.e2e.harness import RECIPE, Stack, typed, wait
+from tests.stack.databases import Postgres
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -158,10 +158,9 @@ def test_no_row_of_a_trigger_holds_a_secret(stack: Stack) -> None:
     """Airflow encrypts them, so they are looked at as the triggerer does."""
     secrets = json.loads((stack.folder / "secrets.json").read_text())
     fernet = Fernet(secrets["fernet_key"])
-    databases = Databases.of(stack.folder)
-    with closing(databases.connect(databases.name("airflow"))) as database, database.cursor() as cursor:
-        cursor.execute("SELECT classpath, kwargs FROM trigger")
-        rows = [(str(path), str(text)) for path, text in cursor.fetchall()]
+    rows = [
+        (str(path), str(text)) for path, text in Postgres(stack.folder).ask("SELECT classpath, kwargs FROM trigger")
+    ]
     assert any("drops" in path for path, _ in rows), "the watcher's is always there"
     planted = (
         "planted",

@@ -23,6 +23,14 @@ PASSWORD = "p@ s+%/$"
 QUOTED = "p%40%20s%2B%25%2F%24"
 
 
+def _ask(connection: psycopg2.extensions.connection, question: str) -> list[tuple[Any, ...]]:
+    """Rows of one statement on a connection of its own."""
+    connection.autocommit = True
+    with closing(connection), connection.cursor() as cursor:
+        cursor.execute(question)
+        return cursor.fetchall() if cursor.description else []
+
+
 class Postgres:
     """The server of one state folder."""
 
@@ -59,11 +67,7 @@ class Postgres:
             self.process.wait(30)
 
     def ask(self, question: str, service: str = "airflow") -> list[tuple[Any, ...]]:
-        with closing(self.databases.connect(self.databases.name(service))) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(question)
-                return cursor.fetchall() if cursor.description else []
+        return _ask(self.databases.connect(self.databases.name(service)), question)
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,7 @@ class Team:
         """Rows, as the server's administrator gets them."""
         socket_folder = str(data_folder(self.folder))
         connection = psycopg2.connect(host=socket_folder, port=self.port, user="postgres", dbname=database)
-        connection.autocommit = True
-        with closing(connection), connection.cursor() as cursor:
-            cursor.execute(question)
-            return cursor.fetchall() if cursor.description else []
+        return _ask(connection, question)
 
     def answers(self) -> bool:
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,8 @@ from kubeflow_training.jobs.observation import Phase, Reason, observe
 
 from dropforge.run import ExitCode
 from dropforge.stack import control
-from dropforge.stack.state import BUCKET, read_state
+from dropforge.stack.state import BUCKET
+from tests.stack.supervised import supervised
 from tests.stack.test_supervisor import until
 
 # In MLflow's place, which takes ten times as long to start: it answers, and ends at once when it is told to.
@@ -32,20 +31,11 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 # The stack's own definitions, without Airflow.
-SUPERVISE = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from dropforge.stack import control, services
-from dropforge.stack.secrets import read_secrets
-from dropforge.stack.supervisor import supervise
-folder = Path(sys.argv[1])
-ports, secrets = control.choose_ports({}, {}), read_secrets(folder)
-services.prepare(folder, secrets)
-wanted = {one.name: one for one in services.services(folder, ports, secrets)}
-tracker = replace(wanted["mlflow"], module="tracker", env={**wanted["mlflow"].env, "PYTHONPATH": str(folder)})
-supervise(folder, ports, [wanted["objects"], wanted["cluster"], tracker])
-"""
+CHOSEN = """[
+    wanted["objects"],
+    wanted["cluster"],
+    replace(wanted["mlflow"], module="tracker", env={**wanted["mlflow"].env, "PYTHONPATH": str(folder)}),
+]"""
 
 # A checkpoint takes its time; whatever is gone meanwhile makes the rank end with another code.
 RANK = f"""
@@ -68,18 +58,10 @@ while True: signal.pause()
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The state folder of a running stack."""
     found = tmp_path / "state"
-    (found / "logs").mkdir(parents=True, mode=0o700)
+    found.mkdir(mode=0o700)
     (found / "tracker.py").write_text(TRACKER)
-    with (found / "logs" / "supervisor.log").open("ab") as log:
-        supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(found)], stderr=log)
-    try:
-        until(lambda: read_state(found) is not None)
-        control.wait_ready(found)
+    with supervised(found, CHOSEN):
         yield found
-    finally:
-        control.stop(found)
-        supervisor.kill()
-        supervisor.wait()
 
 
 def test_training_ends_before_what_it_writes_to(folder: Path) -> None:

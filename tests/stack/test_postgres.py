@@ -25,6 +25,7 @@ from dropforge.stack import control, databases, postgres
 from dropforge.stack.databases import VARIABLE, Databases, data_folder
 from dropforge.stack.state import ServiceState, StackState, read_state
 from tests.stack.databases import PASSWORD, QUOTED, Postgres, Team, team_server
+from tests.stack.supervised import supervised
 from tests.stack.test_supervisor import until
 
 
@@ -185,33 +186,7 @@ def test_a_path_that_no_socket_can_have(tmp_path: Path, name: str) -> None:
         place.rmdir()
 
 
-# The stack's own definition of its database, without what uses it.
-SUPERVISE = """
-import sys
-from pathlib import Path
-from dropforge.stack import control, services
-from dropforge.stack.secrets import read_secrets
-from dropforge.stack.supervisor import supervise
-folder = Path(sys.argv[1])
-ports, secrets = control.choose_ports({}, {}), read_secrets(folder)
-services.prepare(folder, secrets)
-supervise(folder, ports, [one for one in services.services(folder, ports, secrets) if one.name == "database"])
-"""
-
-
-@contextmanager
-def supervised(folder: Path) -> Iterator[Postgres]:
-    """The database of this new state folder, with a supervisor that watches it."""
-    (folder / "logs").mkdir(mode=0o700, parents=True)
-    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(folder)], cwd=folder.parent)
-    try:
-        until(lambda: read_state(folder) is not None)
-        control.wait_ready(folder)
-        yield Postgres(folder)
-    finally:
-        control.stop(folder)
-        supervisor.kill()
-        supervisor.wait()
+DATABASE = "[wanted['database']]"
 
 
 @pytest.fixture
@@ -223,7 +198,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"size=160m,mode=700") != 0:
         pytest.skip("mounting needs root")
     try:
-        with supervised(folder):
+        with supervised(folder, DATABASE):
             yield folder
     finally:
         libc.umount2(os.fsencode(folder), 2)
@@ -231,7 +206,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_query_that_goes_on_after_its_server_was_killed_does_not_hold_up_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with supervised(folder) as server, ThreadPoolExecutor(1) as pool:
+    with supervised(folder, DATABASE), ThreadPoolExecutor(1) as pool:
+        server = Postgres(folder)
         long = pool.submit(server.ask, "SELECT count(*) FROM generate_series(1, 1000000000000)")
         question = (
             "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%generate_series(1, 1%'"
