@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -257,12 +257,22 @@ class PyTorchJobTrigger(BaseTrigger):
         seen = waiting.observation
         value = {"uid": self.uid, "observation": seen.to_dict() if seen else None, "at": time.time(), **log.state()}
         try:
-            await asyncio.to_thread(XCom.set, POSITION_KEY, value, **_address(ti))
+            await _to_the_end(XCom.set, POSITION_KEY, value, **_address(ti))
             self._saved, self._unsaved = version, 0
         except Exception as error:
             if not self._unsaved:
                 self.log.warning("where the log is cannot be kept; another triggerer would repeat it: %r", error)
             self._unsaved += 1
+
+
+async def _to_the_end(function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    """Call in a thread, and return or be cancelled only when that has ended: what is written next comes after it."""
+    call = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
+    try:
+        await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.gather(call, return_exceptions=True)
+        raise
 
 
 def _address(ti: Any) -> dict[str, Any]:
