@@ -9,6 +9,8 @@ WORKERS := -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 # Markers of what needs more than this machine and minutes: each has a command of its own.
 HERE := not (cluster or exact or chaos or gpu or matrix or images or compose)
 SLOW := (slow or dist or e2e)
+# Whole gigabytes that are free here. A full disk leaves files that are cut off, which not every tool reports.
+FREE = $$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}')
 NEEDS_CLUSTER = test -s "$$KUBECONFIG" || \
   { echo "error: KUBECONFIG names no file. Point it to a cluster with the Kubeflow training operator"; exit 1; }
 # Where GATE names a file, failing tests run once more and the figures go into that file (tests/gate.py).
@@ -35,9 +37,12 @@ $(READY): requirements/dev.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "error: $(PYTHON) cannot make environments. Install its venv module (Debian: apt install python3-venv)"; exit 1; }
 	@echo "Installing into $(VENV): a few minutes the first time, PyTorch is large"
+	@test $(FREE) -ge 11 || echo "note: $(FREE) GB are free here. With CUDA's PyTorch and nothing in uv's cache the installation takes 10, the demo 1 more"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$$(sed -n 's/^uv==//p' requirements/uv.txt)
 	@$(BIN)/uv pip install --python $(BIN)/python --quiet --compile-bytecode $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/dev.txt
 	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps $(addprefix --find-links=,$(PIP_FIND_LINKS)) -e .
+	@test $(FREE) -ge 1 || { echo "error: less than 1 GB is free here, and $(VENV) may have files that are cut off."; \
+	  echo "Make room (UV_CACHE_DIR=FOLDER has uv's cache on another disk), then: rm -rf $(VENV) && make install"; exit 1; }
 	@touch $@
 
 demo: $(READY)  ## Start everything, drop sample data, follow the run to the registered model (ARGS=--exit to stop after)
