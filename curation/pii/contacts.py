@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from curation.pii.hits import Hit, behind_escape
+from curation.pii.hits import Hit, behind_escape, possessive
 
 # Letters of Latin, Greek and Cyrillic: addresses are written in them too (RFC 6531).
 _LETTER: Final = "A-Za-z\u00c0-\u024f\u0370-\u052f"
@@ -15,7 +15,7 @@ _ATOM: Final = rf"[{_LETTER}0-9_%+~'-]"
 _LABEL: Final = rf"[{_LETTER}0-9](?:[{_LETTER}0-9-]{{0,61}}+(?<!-))?"
 # What stands before the first letter is quotes and dashes of the text. A hyphen may follow: `bob@example.com- thanks`.
 _ADDRESS: Final = (
-    rf"['%~-]*+[{_LETTER}0-9_+]{_ATOM}{{0,63}}+(?:\.{_ATOM}{{1,64}}+){{0,15}}+"
+    rf"['%~-]*+[{_LETTER}0-9_+]{_ATOM}{{0,63}}+(?:\.{_ATOM}{{1,64}}+){{0,15}}"
     rf"@((?:{_LABEL}\.){{1,8}})([{_LETTER}]{{2,24}})(?![{_LETTER}0-9])"
 )
 # Begins only where no atom is behind it, and each part has a length: linear on any text.
@@ -24,7 +24,8 @@ _NEXT: Final = re.compile(_ADDRESS)
 # Percent escapes (RFC 3986, 2.1) of what no atom holds, such as a space or a colon, also escaped again as `%2520`; then
 # all that no address begins with. Escaped letters inside, as in `j%C3%BCrgen@...`, are its own.
 _BEFORE: Final = re.compile(
-    rf"(?:.*%(?:25)*(?i:[01][0-9a-f]|2[0289cf]|3[a-f]|5[b-d]|7[bd]))?(?:%[0-9A-Fa-f]{{2}}|[^{_LETTER}0-9_+])*+"
+    "(?:.*%(?:25)*(?i:[01][0-9a-f]|2[0289cf]|3[a-f]|5[b-d]|7[bd]))?"
+    + possessive(rf"%[0-9A-Fa-f]{{2}}|[^{_LETTER}0-9_+]", "*")
 )
 #: What comes behind the dot in names of files and is no top-level domain (IANA, Root Zone Database).
 _FILES: Final = frozenset([

@@ -15,6 +15,18 @@ END: Final = r"(?![0-9A-Za-z_])"
 _ESCAPE: Final = re.compile(r"[nrtbf]|u[0-9A-Fa-f]{4}")  # RFC 8259, 7
 
 
+def possessive(one: str, times: str) -> str:
+    """Return the pattern that repeats `one` as often as it can and gives nothing of it back.
+
+    An atomic group: a possessive one of Python before 3.11.5 keeps what its last turn read when it failed (gh-106052).
+
+    :param one: pattern. :param times: a quantifier, such as `*` or `{0,4}`.
+    """
+    if times == "*":  # by the thousand: what could be given back takes memory until its group ends
+        one = possessive(one, "{1,1000}")
+    return f"(?>(?:{one}){times})"
+
+
 class Hit(NamedTuple):
     """Characters [start, end) of a text. `value` is what they say, without spaces and case."""
 

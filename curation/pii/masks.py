@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from curation.pii.hits import KINDS, Hit
+from curation.pii.hits import KINDS, Hit, possessive
 from dropforge.errors import RecipeError
 
 #: Characters of a key, at least: its fingerprint is public, so it must not be guessed.
@@ -24,8 +24,8 @@ _LENGTH: Final = 12  # 48 bits: among a million values the chance that any two s
 MASK: Final = f"<(?:{'|'.join(map(str.upper, KINDS))})(?::[a-p]{{{_LENGTH}}})?>"
 #: Numbers as JSON writes them (RFC 8259, 6): what may stand in one before a hit and behind it, and a quote not escaped.
 _HEAD: Final = re.compile(r"-?(?:[0-9]+\.)?")
-_TAIL: Final = re.compile(r"((?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)[ \t\r\n]*+[,}\]]")
-_QUOTE: Final = re.compile(r'(?<!\\)(?:\\\\)*+"')
+_TAIL: Final = re.compile(r"((?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)[ \t\r\n]*+[,}\]]")
+_QUOTE: Final = re.compile(r"(?<!\\)" + possessive(r"\\\\", "*") + '"')
 
 
 def read_key(name: str, env: Mapping[str, str]) -> bytes:

@@ -13,17 +13,17 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from curation.pii import checks
-from curation.pii.hits import END, START, Hit
+from curation.pii.hits import END, START, Hit, possessive
 
 _SPACES: Final = " \u00a0\u202f\u2009"
 _DASHES: Final = "\\-\u2010\u2011\u2012\u2013"
-_RUN: Final = re.compile(rf"[0-9]++(?:[{_SPACES}{_DASHES}./()]{{1,2}}+[0-9]++)*+")
+_RUN: Final = re.compile("[0-9]++" + possessive(rf"[{_SPACES}{_DASHES}./()]{{1,2}}+[0-9]++", "*"))
 _GROUP: Final = re.compile(r"[0-9]+")
 _GROUPS: Final = 8
 _DIGITS: Final = 19
 _Shape = tuple[int, ...]
 
-_IBAN: Final = re.compile(rf"{START}([A-Z]{{2}}[0-9]{{2}}(?:[ \u00a0]?[A-Z0-9]){{11,29}}+)")
+_IBAN: Final = re.compile(rf"{START}([A-Z]{{2}}[0-9]{{2}}(?:[ \u00a0]?[A-Z0-9]){{11,29}})")
 _WRITTEN: Final = (
     (re.compile(rf"{START}(?:[0-9]{{8}}|[0-9]{{2}}\.[0-9]{{3}}\.[0-9]{{3}}|[XYZ]-?[0-9]{{7}})-?[A-Z]{END}"),
      checks.dni),

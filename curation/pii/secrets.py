@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from curation.pii.checks import random_looking
-from curation.pii.hits import START, Hit
+from curation.pii.hits import START, Hit, possessive
 
 _URL_SAFE: Final = "[0-9A-Za-z_-]"
 #: Forms that say what they are, with the issuer's page. What is behind a number of characters at most stays linear.
@@ -38,12 +38,14 @@ _PREFIXED: Final = re.compile(rf"{START}sk-(?:proj-|svcacct-|admin-|ant-|or-)?({
 _JWT: Final = re.compile(rf"{START}(eyJ{_URL_SAFE}{{8,1024}}+)\.eyJ{_URL_SAFE}{{4,16384}}+\.{_URL_SAFE}{{0,2048}}+")
 #: PEM (RFC 7468) and OpenPGP (RFC 9580) private keys, whole; a lost end takes the lines of base64 that are there. A
 #: line feed may be written as JSON does.
-_BREAK: Final = r"(?:\s|\\{1,4}[nr])"
+_BREAK: Final = r"\s|\\{1,4}[nr]"
+_LINE: Final = possessive(_BREAK, "{0,4}") + possessive(r"[0-9A-Za-z+/=]|\\/", "{16,20000}")
 _PEM: Final = re.compile(
     r"-----BEGIN (?:[A-Z0-9]{1,16} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
-    rf"(?:(?:[0-9A-Za-z+/=:,.() ]|-(?!-)|\\/|{_BREAK}){{0,20000}}+"
-    r"-----END (?:[A-Z0-9]{1,16} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
-    rf"|(?:{_BREAK}{{0,4}}+(?:[0-9A-Za-z+/=]|\\/){{16,20000}}+){{0,500}}+)"
+    "(?:"
+    + possessive(rf"[0-9A-Za-z+/=:,.() ]|-(?!-)|\\/|{_BREAK}", "{0,20000}")
+    + "-----END (?:[A-Z0-9]{1,16} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+    "|" + possessive(_LINE, "{0,500}") + ")"
 )
 #: RFC 3986, 3.2.1: user information with a password.
 _URL: Final = re.compile(

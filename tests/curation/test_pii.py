@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
 import time
 import weakref
+from collections.abc import Iterable, Iterator
+from re import _parser as parser  # type: ignore[attr-defined]  # what a pattern consists of
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from curation import pii
 from curation.columns import integers, strings
 from curation.pii import KINDS, Pii, find, fingerprint, make_pii, make_scrub
 from curation.pii.hits import Hit, settle
@@ -419,3 +425,36 @@ def test_precision_and_recall_of_the_planted_set_have_floors():
     assert all(found[kind] >= (0, 0) and found[kind][0] >= least[0] for kind, least in floors.items()), found
     assert all(found[kind][1] >= least[1] for kind, least in floors.items()), found
     assert all(figure.planted == 200 for figure in figures.values())
+
+
+def groups_given_nothing_back(pattern: Iterable[Any]) -> Iterator[Any]:
+    """All possessive repeats in a parsed pattern."""
+    for name, value in pattern:
+        if str(name) == "POSSESSIVE_REPEAT":
+            yield value[2]
+        stack = [value]
+        while stack:
+            part = stack.pop()
+            if isinstance(part, parser.SubPattern):
+                yield from groups_given_nothing_back(part)
+            elif isinstance(part, tuple | list):
+                stack += part
+
+
+def test_no_pattern_reads_otherwise_on_an_older_python() -> None:
+    """Before 3.11.5 a possessive group of more than one character keeps what its last turn read in vain (gh-106052)."""
+    names = [info.name for info in pkgutil.iter_modules(pii.__path__, "curation.pii.")]
+    found = {
+        value
+        for name in names
+        for value in vars(importlib.import_module(name)).values()
+        if isinstance(value, re.Pattern)
+    }
+    assert len(found) > 20
+    seen = 0
+    for pattern in found:
+        for body in groups_given_nothing_back(parser.parse(pattern.pattern, pattern.flags)):
+            seen += 1
+            assert str(body[0][0]) in {"IN", "LITERAL", "NOT_LITERAL", "GROUPREF_EXISTS"}, pattern.pattern
+            assert body.getwidth() == (1, 1), pattern.pattern
+    assert seen > 5

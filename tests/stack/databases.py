@@ -16,7 +16,7 @@ import psutil
 import psycopg2
 
 from dropforge.stack import postgres
-from dropforge.stack.databases import Databases, data_folder
+from dropforge.stack.databases import Databases, data_folder, socket_folder
 from tests.stack.test_supervisor import until
 
 PASSWORD = "p@ s+%/$"
@@ -82,8 +82,9 @@ class Team:
 
     def ask(self, question: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """Rows, as the server's administrator gets them."""
-        socket_folder = str(data_folder(self.folder))
-        connection = psycopg2.connect(host=socket_folder, port=self.port, user="postgres", dbname=database)
+        connection = psycopg2.connect(
+            host=str(socket_folder(self.folder)), port=self.port, user="postgres", dbname=database
+        )
         return _ask(connection, question)
 
     def answers(self) -> bool:
@@ -99,12 +100,12 @@ def team_server(folder: Path) -> Iterator[Team]:
     folder.mkdir()
     programs, (prefix, owner) = postgres.find_programs(), postgres.as_user(folder)
     postgres.make_data(folder, programs, prefix, owner)
-    data = data_folder(folder)
+    data, place = data_folder(folder), postgres.own_socket_folder(folder, owner)
     (data / "pg_hba.conf").write_text("host all all 127.0.0.1/32 scram-sha-256\nlocal all all trust\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         team = Team(folder, probe.getsockname()[1])
-    command = [*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(team.port), "-k", str(data)]
+    command = [*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(team.port), "-k", str(place)]
     server = subprocess.Popen([*command, "-c", "listen_addresses=127.0.0.1"], stderr=subprocess.DEVNULL)
     try:
         until(team.answers)

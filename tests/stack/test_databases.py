@@ -25,7 +25,7 @@ def test_each_service_has_its_own_on_the_socket_in_the_state_folder(tmp_path: Pa
     names = {service: make_url(found.address(service)).database for service in ("airflow", "mlflow")}
     assert names == {"airflow": "dropforge_airflow", "mlflow": "dropforge_mlflow"}
     url = make_url(found.address("airflow", driver="asyncpg"))
-    assert (url.host, url.query["host"]) == (None, str(tmp_path / "database"))
+    assert (url.host, url.query["host"]) == (None, str(databases.socket_folder(tmp_path)))
 
 
 def test_an_address_of_ones_own_keeps_its_password_and_encryption(tmp_path: Path) -> None:

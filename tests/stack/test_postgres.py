@@ -70,7 +70,7 @@ def test_texts_are_unicode_on_every_machine(server: Postgres) -> None:
 
 
 def lock_files(folder: Path) -> list[Path]:
-    return [data_folder(folder) / name for name in ("postmaster.pid", ".s.PGSQL.5432.lock")]
+    return [data_folder(folder) / "postmaster.pid", databases.socket_folder(folder) / ".s.PGSQL.5432.lock"]
 
 
 @pytest.mark.smoke
@@ -246,7 +246,7 @@ def test_a_server_that_a_full_disk_ended_comes_back_when_there_is_room(small_dis
     server.ask("CREATE TABLE kept (number serial)")
     filler = fill(small_disk, left=8 << 20)  # less than a file of its log
     committed = 0
-    files = psycopg2.connect(host=str(data_folder(small_disk)), user="postgres", dbname="postgres")
+    files = psycopg2.connect(host=str(databases.socket_folder(small_disk)), user="postgres", dbname="postgres")
     files.autocommit = True
     with closing(files), suppress(psycopg2.OperationalError):
         while True:
