@@ -74,7 +74,9 @@ def test_why_a_job_waits(server: Server, stage: Stage) -> None:
     assert shown(first)["phase"] == "running"
 
     third, _ = submitted(server, stage, nodes=2, gpus=100, **PRETEND)
-    job = wait("that no node is large enough", lambda: (job := shown(third))["reason"] and job, 60)
+    # One pod may be refused before the other is made.
+    pods = "that no node is large enough for either pod"
+    job = wait(pods, lambda: (job := shown(third))["reason"] and len(job["replicas"]) == 2 and job, 60)
     assert (job["phase"], job["reason"], job["queue"]) == ("queued", "unschedulable", None)
     assert "nsufficient nvidia.com/gpu" in job["message"]
     assert (job["pods_running"], job["pods_wanted"]) == (0, 2)
