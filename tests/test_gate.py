@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,11 +70,3 @@ def test_what_is_broken_is_red(tmp_path: Path, code: str, failed: int) -> None:
     table = gate(tmp_path, "table")
     assert table.returncode == 1
     assert table.stdout.splitlines()[-1] == f"0 passed, {failed} failed"
-
-
-def test_every_test_that_is_named_as_slow_is_there() -> None:
-    for line in (HERE / "tests/slow.txt").read_text().splitlines():
-        path, _, test = line.split()[1].partition("::")
-        file = HERE / path
-        assert file.exists(), line
-        assert not test or re.search(rf"^def {test}\(", file.read_text(), re.MULTILINE), line

@@ -1,4 +1,4 @@
-"""The pages that say which test holds which promise name tests that there are, and leave no promise out."""
+"""What names tests names those that there are, and the pages of promises leave none out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ def test_every_test_that_a_page_names_is_there(page: str) -> None:
     assert len(named) > 30
     for file, test in sorted(named):
         paths = list((ROOT / "tests").rglob(f"{file}.py"))
-        assert any(re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE) for path in paths), f"{file}::{test}"
+        assert any(has(path, test) for path in paths), f"{file}::{test}"
+
+
+def has(path: Path, test: str) -> bool:
+    return re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE) is not None
+
+
+def test_every_test_that_is_named_as_slow_is_there() -> None:
+    for line in (ROOT / "tests/slow.txt").read_text().splitlines():
+        path, _, test = line.split()[1].partition("::")
+        assert (ROOT / path).exists(), line
+        assert not test or has(ROOT / path, test), line
 
 
 def test_no_mistake_and_no_feature_of_curation_is_left_out() -> None:

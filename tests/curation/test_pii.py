@@ -8,7 +8,7 @@ import pkgutil
 import re
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from re import _parser as parser  # type: ignore[attr-defined]  # what a pattern consists of
 from typing import Any
 
@@ -427,18 +427,15 @@ def test_precision_and_recall_of_the_planted_set_have_floors():
     assert all(figure.planted == 200 for figure in figures.values())
 
 
-def groups_given_nothing_back(pattern: Iterable[Any]) -> Iterator[Any]:
-    """All possessive repeats in a parsed pattern."""
-    for name, value in pattern:
-        if str(name) == "POSSESSIVE_REPEAT":
-            yield value[2]
-        stack = [value]
-        while stack:
-            part = stack.pop()
-            if isinstance(part, parser.SubPattern):
-                yield from groups_given_nothing_back(part)
-            elif isinstance(part, tuple | list):
-                stack += part
+def possessive_bodies(part: Any) -> Iterator[Any]:
+    """What is repeated without giving back, in any part of a parsed pattern."""
+    match part:
+        case (name, (_, _, body)) if str(name) == "POSSESSIVE_REPEAT":
+            yield body
+            yield from possessive_bodies(body)
+        case parser.SubPattern() | tuple() | list():
+            for inner in part:
+                yield from possessive_bodies(inner)
 
 
 def test_no_pattern_reads_otherwise_on_an_older_python() -> None:
@@ -453,7 +450,7 @@ def test_no_pattern_reads_otherwise_on_an_older_python() -> None:
     assert len(found) > 20
     seen = 0
     for pattern in found:
-        for body in groups_given_nothing_back(parser.parse(pattern.pattern, pattern.flags)):
+        for body in possessive_bodies(parser.parse(pattern.pattern, pattern.flags)):
             seen += 1
             assert str(body[0][0]) in {"IN", "LITERAL", "NOT_LITERAL", "GROUPREF_EXISTS"}, pattern.pattern
             assert body.getwidth() == (1, 1), pattern.pattern

@@ -86,9 +86,14 @@ def test_the_beginning_is_kept_soon_and_the_rest_by_the_minute(store: Store, beg
     archive = begin(store)
     archive.keep("first")
     until(lambda: kept(store) == ["first"], 20)
-    assert archive._span() == 4  # seconds, twice as long as the first
+    begun = time.monotonic()
+    archive.keep("second")
+    assert begun + 4 <= archive._due <= time.monotonic() + 4  # twice as long as the first
     archive._number = 20
-    assert archive._span() == 60
+    archive._fresh()
+    begun = time.monotonic()
+    archive.keep("much later")
+    assert begun + 60 <= archive._due <= time.monotonic() + 60
 
 
 def test_a_line_is_there_before_the_end_and_a_quiet_time_makes_no_objects(

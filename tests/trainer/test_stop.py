@@ -75,7 +75,7 @@ Gang.connect = late
     hold(process)  # both are there, and rank 0 waits
     ranks = ranks_of(process)
     seconds = stop(process, ranks[1] if whom == "rank" else None)
-    assert seconds < GRACE
+    assert seconds < _PEER_SECONDS
     assert termination(tmp_path)["exit_code"] == 20
     assert all(gone(pid) for pid in ranks)
 
@@ -94,7 +94,7 @@ if os.environ["RANK"] == "1":
     ranks = ranks_of(process)
     os.kill(ranks[1], signal.SIGSTOP)  # it hears nothing
     seconds = stop(process, ranks[0])
-    assert _PEER_SECONDS - 1 < seconds < 30
+    assert _PEER_SECONDS - 1 < seconds < _PEER_SECONDS + 8
     assert termination(tmp_path)["message"] == "asked to stop before training began"
     assert gone(ranks[1])
 

@@ -209,4 +209,4 @@ def test_a_server_that_is_away_costs_the_end_no_time(quick: dict[str, str]) -> N
     system = started(Tracking("http://127.0.0.1:1", "r", "0"), quick)
     began = time.monotonic()
     system.close()
-    assert time.monotonic() - began < 60  # MLflow's own retries take four minutes
+    assert time.monotonic() - began < 5

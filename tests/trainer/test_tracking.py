@@ -173,12 +173,12 @@ def test_a_server_that_hangs_holds_up_one_checkpoint_for_a_moment_and_no_other(s
     tracker.metrics({"train/loss": 1.0}, 1)
     began = time.monotonic()
     assert not tracker.flush()
-    assert time.monotonic() - began > 0.4
+    assert 0.4 < time.monotonic() - began < 3
     began = time.monotonic()
     for step in range(2, 100):
         tracker.metrics({"train/loss": 1.0}, step)
         assert not tracker.flush()
-    assert time.monotonic() - began < 40  # waited for each time, it would be 49
+    assert time.monotonic() - began < 10  # waited for each time, it would be 49
     server.open.set()
     assert tracker.close() == []
     assert keys(server) == [("train/loss", step) for step in range(1, 100)]
@@ -192,7 +192,7 @@ def test_the_end_waits_shortly_for_a_server_that_was_away_all_the_time(server: S
     assert server.failed.wait(20)
     began = time.monotonic()
     assert len(tracker.close(60)) == 1
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 10
 
 
 def test_while_it_is_away_curves_get_thinner_and_keep_their_ends(
