@@ -241,6 +241,34 @@ def pickled_weights(bad: Bad) -> None:
     bad.on_base()
 
 
+def change_base(bad: Bad, **values: Any) -> None:
+    path = Path(bad.base) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    (path.parent / "evil.py").write_text("raise SystemExit('the code of a base model ran')")
+    bad.on_base()
+
+
+def a_config_of_its_own(bad: Bad) -> None:
+    change_base(bad, model_type="evil", auto_map={"AutoConfig": "evil.Config"})
+
+
+def a_model_of_its_own(bad: Bad) -> None:
+    """transformers has its config, and no language model for it."""
+    change_base(bad, model_type="dpr", auto_map={"AutoModelForCausalLM": "evil.Model"})
+
+
+def a_tokenizer_of_anothers(bad: Bad) -> None:
+    bad.tokenizer(tokenizer_class="Evil", auto_map={"AutoTokenizer": [None, "someone/else--evil.Fast"]})
+
+
+def a_kernel_of_a_hub(bad: Bad) -> None:
+    change_base(bad, attn_implementation="someone/kernel")
+
+
+def a_kernel_of_a_hub_in_a_part(bad: Bad) -> None:
+    change_base(bad, text_config={"_attn_implementation": {"": "someone/kernel@main"}})
+
+
 TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (no_run, ExitCode.BAD_RECIPE, "no such object", "Check the address"),
     (unknown_key, ExitCode.BAD_RECIPE, "train.learning_rat`: the trainer does not know it", "Mend the recipe"),
@@ -272,6 +300,11 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (deaf_hub, 1, "does not answer", "S3"),
     (a_branch_of_the_hub, ExitCode.BAD_RECIPE, "names no commit of the hub", "Start a new run"),
     (pickled_weights, ExitCode.BAD_RECIPE, "as pickles only (pytorch_model.bin)", "Save the model with safetensors"),
+    (a_config_of_its_own, ExitCode.BAD_RECIPE, "needs code of its own (evil.py), and no code", "Name a model whose"),
+    (a_model_of_its_own, ExitCode.BAD_RECIPE, "needs code of its own (evil.py), and no code", "Name a model whose"),
+    (a_tokenizer_of_anothers, ExitCode.BAD_RECIPE, "needs code of its own (evil.py)", "Name a model whose"),
+    (a_kernel_of_a_hub, ExitCode.BAD_RECIPE, "`attn_implementation: someone/kernel` in its config", "Take `attn"),
+    (a_kernel_of_a_hub_in_a_part, ExitCode.BAD_RECIPE, "`_attn_implementation: someone/kernel@main`", "Take `_attn"),
 ]
 
 
@@ -302,6 +335,7 @@ def test_bad_input_is_refused_before_the_first_step(
     assert cause in message
     assert mend in message
     assert "Traceback" not in message
+    assert "trust_remote_code" not in out + err
     assert '"loss"' not in out  # of a step
     assert bad.toy.files("bad").stat("report.json") is None
 

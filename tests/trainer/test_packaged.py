@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
@@ -133,13 +134,24 @@ def answers(models: dict[str, str], base: str, toys: dict[str, Toy], tmp_path_fa
             (other / path.relative_to(models["prefix"])).parent.mkdir(exist_ok=True)
             (other / path.relative_to(models["prefix"])).write_bytes(path.read_bytes())
     (other / "MLmodel").write_text(json.dumps(moved))
+    own = shutil.copytree(models["lora"], folder / "own")  # what its base's author may have put beside the weights
+    for name, values in {
+        "generation_config.json": {"penalty_alpha": 0.6, "top_k": 4, "repetition_penalty": 50.0, "num_beams": 1},
+        "config.json": {"auto_map": {"AutoModelForCausalLM": "evil.Model"}},
+        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}},
+    }.items():
+        path = own / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    (own / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     asked = {name: models[name] for name in ("lora", "prefix", "pairs", "classes")}
-    asked |= {"exported": str(folder / "exported"), "moved": str(other)}
+    asked |= {"exported": str(folder / "exported"), "moved": str(other), "own": str(own)}
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", ASK, str(image(folder / "image")), json.dumps(asked)],
         capture_output=True, text=True, cwd=folder, timeout=300, env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    assert not (folder / "ran").exists()
+    assert "trust_remote_code" not in done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -150,6 +162,7 @@ def test_a_process_with_the_images_packages_alone_loads_and_asks_each_kind(answe
         assert [(column["name"], column["type"]) for column in found["outputs"]] == [("answer", "string")]
         assert [set(row) for row in found["answers"] + found["again"]] == [{"answer"}] * 3
     assert answers["exported"]["again"] == answers["lora"]["again"]
+    assert answers["own"]["again"] == answers["lora"]["again"]  # greedy, and none of its code
     labelled = answers["classes"]
     assert {row["label"] for row in labelled["again"]} <= set(LABELS)
     assert all(0 < row["score"] <= 1 for row in labelled["again"])

@@ -28,6 +28,7 @@ from trainer.model.scratch import begin_decoder, scratch_config
 from trainer.model.shard import blocks_to_compile, blocks_to_recompute
 from trainer.model.vocabulary import add_rows
 from trainer.prepare import TOKENIZER, Prepared, await_prepared, prepare
+from trainer.pretrained import load_config, make_random
 from trainer.restore import bring_start
 
 
@@ -97,8 +98,6 @@ def rehearse(spec: RunSpec, settings: Settings, scratch: Path, say: Callable[[st
 
 
 def _config(settings: Settings, prepared: Prepared) -> Any:
-    from transformers import AutoConfig
-
     if settings.base.scratch is not None:
         vocabulary = prepared.tokenizer.get_vocab()
         special = {token: vocabulary[token] for token in SPECIAL}
@@ -107,7 +106,7 @@ def _config(settings: Settings, prepared: Prepared) -> Any:
             begin_decoder(config, special)
         return config
     try:
-        return AutoConfig.from_pretrained(prepared.base, revision=settings.base.revision, trust_remote_code=False)
+        return load_config(prepared.base, settings.base.revision)
     except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())[:300]
         raise RecipeError(
@@ -145,7 +144,6 @@ def make_model(config: Any, task: Task = "causal-lm") -> Any:
 
     :raises RecipeError: if the config is of another kind.
     """
-    import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
     kinds: dict[Task, tuple[Any, str]] = {
@@ -157,7 +155,7 @@ def make_model(config: Any, task: Task = "causal-lm") -> Any:
     try:
         if task != "sequence-to-sequence" and config.is_encoder_decoder:  # of some the library would take a part
             raise ValueError("it is an encoder-decoder, for `task: sequence-to-sequence`")
-        return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        return make_random(kind, config)
     except (ValueError, KeyError) as error:
         cause = " ".join(str(error).split())[:300]
         raise RecipeError("recipe key `base.model`", f"it is {what} ({cause})", "Name one") from error

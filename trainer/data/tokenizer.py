@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge.errors import DataError, RecipeError
+from trainer.pretrained import load_tokenizer_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -96,11 +97,9 @@ def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: boo
     :param ends: whether it needs an end token, as text that a model is to continue does.
     :raises DataError: if there is none, or none that a model could be trained with.
     """
-    from transformers import AutoTokenizer
-
     name = f"tokenizer of {folder}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), revision=revision)
+        tokenizer = load_tokenizer_files(folder, revision)
     except (OSError, ValueError, KeyError) as error:
         cause = " ".join(str(error).split())[:300]
         raise DataError(name, cause, "Name a base model with a tokenizer beside it") from error

@@ -21,6 +21,7 @@ from trainer.config import Task
 from trainer.data.hub import Through, fetch_from_hub
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
 from trainer.data.node_cache import NodeCache
+from trainer.pretrained import load_config, load_weights
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
@@ -186,10 +187,8 @@ def head_labels(folder: str | Path, revision: str | None = None) -> tuple[str, .
 
 
 def _read_config(folder: str | Path, revision: str | None) -> Any:
-    from transformers import AutoConfig
-
     try:
-        return AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
+        return load_config(folder, revision)
     except (OSError, ValueError, KeyError) as error:
         cause = " ".join(str(error).split())[:300]
         raise RecipeError(
@@ -206,21 +205,12 @@ def load_pretrained(
     :raises RecipeError: if it cannot be loaded.
     """
     try:
-        model, loaded = kind.from_pretrained(
-            str(folder),
-            revision=revision,
-            dtype=torch.float32,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            **more,
-        )
+        return load_weights(kind, folder, revision, **more)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         cause = " ".join(str(error).split())[:300]
         raise RecipeError(
             "recipe key `base.model`", f"{folder} cannot be loaded {what} with safetensors ({cause})", mend
         ) from error
-    return model, sorted(loaded["missing_keys"])
 
 
 def load_classifier(

@@ -28,6 +28,7 @@ from trainer.model.loss import LossModel
 from trainer.model.method import apply_method
 from trainer.model.mixture import settle_router
 from trainer.model.slices import Slices, UnsliceableError
+from trainer.pretrained import load_config, load_generation_config, make_random
 
 
 def why_whole(settings: Settings, mode: str) -> str | None:
@@ -52,10 +53,8 @@ def make_hollow(folder: str | Path, settings: Settings) -> Built:
     :raises UnsliceableError: if its files do not give each weight by itself.
     :raises RecipeError: if the model has not what the recipe names.
     """
-    from transformers import AutoConfig, GenerationConfig
-
     try:
-        config = AutoConfig.from_pretrained(str(folder), revision=settings.base.revision, trust_remote_code=False)
+        config = load_config(folder, settings.base.revision)
     except (OSError, ValueError, KeyError) as error:
         raise UnsliceableError("its config cannot be read") from error  # who reads the whole model tells it
     if getattr(config, "quantization_config", None) is not None:
@@ -66,7 +65,7 @@ def make_hollow(folder: str | Path, settings: Settings) -> Built:
     slices = Slices(folder, model)
     _fill_buffers(model, slices)
     with suppress(OSError, ValueError):  # it may have none, and what follows from its config stays
-        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        model.generation_config = load_generation_config(folder)
     settle_router(model, settings.train.router_loss)
     known = slices.identities()
     built = _as_trained(model, settings.train)
@@ -187,10 +186,9 @@ def _empty(config: Any) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    kind: Any = AutoModelForCausalLM
     try:
         with init_empty_weights(include_buffers=False):
-            model = kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            model = make_random(AutoModelForCausalLM, config)
     except Exception as error:  # whatever a config that was shortened leads to
         raise UnsliceableError(f"it cannot be made without weights ({' '.join(str(error).split())[:200]})") from error
     model.tie_weights()

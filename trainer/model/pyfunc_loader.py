@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "adapter_config.json"
+PREFIX_WEIGHTS = "adapter_model.safetensors"
 
 
 def _load_pyfunc(path: str) -> Reader:  # the name is MLflow's
@@ -38,13 +39,18 @@ class Reader:
         import transformers
 
         self.about, self.device = about, device
-        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(folder))
+        self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
         self.model: Any = self.load(folder).to(device).eval()
 
     def load(self, folder: Path) -> Any:
+        return self.weights(str(folder))
+
+    def weights(self, source: str, revision: str | None = None) -> Any:
+        """A model of a folder or a hub: safetensors alone, and none of its own code."""
         import transformers
 
-        return getattr(transformers, self.auto).from_pretrained(str(folder), use_safetensors=True)
+        kind = getattr(transformers, self.auto)
+        return kind.from_pretrained(source, revision=revision, use_safetensors=True, trust_remote_code=False)
 
     def ids(self, prompt: str, system: str | None) -> list[int]:
         """A prompt's tokens, as the training read such rows."""
@@ -101,18 +107,30 @@ class Writer(Reader):
         self.auto = "AutoModelForSeq2SeqLM" if self.about["task"] == "sequence-to-sequence" else "AutoModelForCausalLM"
         if not (folder / PREFIX).is_file():
             return super().load(folder)
+        if not (folder / PREFIX_WEIGHTS).is_file():
+            raise ValueError(f"model {folder}: there is no {PREFIX_WEIGHTS} in it. Export the run's model anew")
         from peft import PeftModel
 
         return PeftModel.from_pretrained(self._base(), str(folder))
+
+    def weights(self, source: str, revision: str | None = None) -> Any:
+        """A model that writes as it was measured: greedily, whatever its base's generation_config.json asks for.
+
+        Some of what stands there (contrastive search, DoLa) would have transformers fetch code from a hub.
+        """
+        import transformers
+
+        kind: Any = transformers.GenerationConfig
+        model = super().weights(source, revision)
+        begin = model.generation_config.decoder_start_token_id
+        model.generation_config = kind(decoder_start_token_id=begin)
+        return model
 
     def _base(self) -> Any:
         """The model that a prefix stands before, and no other: a commit of the hub, or a folder of known bytes."""
         base = self.about["base"]
         if base.get("revision"):
-            import transformers
-
-            auto = getattr(transformers, self.auto)
-            return auto.from_pretrained(base["model"], revision=base["revision"], use_safetensors=True)
+            return self.weights(base["model"], base["revision"])
         folder = Path(base["model"].removeprefix("file://"))
         if base["model"].startswith("s3://"):
             from mlflow.artifacts import download_artifacts

@@ -15,6 +15,7 @@ from dropforge.errors import DropforgeError, RecipeError
 from trainer.config import Scratch, Task
 from trainer.data.tokenizer import BOS, END, EOS, PAD
 from trainer.model.build import Built, name_labels
+from trainer.pretrained import make_random
 
 _KEY: Final = "recipe key `base.scratch.config"
 _TOKENS: Final = tuple(
@@ -138,7 +139,7 @@ def make_scratch(
     torch.manual_seed(seed)
     try:
         with _marked_memory():
-            model = kind.from_config(config, dtype=torch.float32)
+            model = make_random(kind, config)
     except Exception as error:
         if scratch.config is None:
             raise

@@ -1,0 +1,110 @@
+"""Code of strangers: a base model brings some, and none of it runs, at a terminal least of all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropforge.errors import RecipeError
+from dropforge.run import ExitCode
+from trainer.model.prefix import open_model
+from trainer.pretrained import load_config
+
+from .ranks_loop import make_base
+from .toy import REPOSITORY, Toy
+
+#: The only files that may call a library's loaders: the second one works without Dropforge.
+LOADERS = ("trainer/pretrained.py", "trainer/model/pyfunc_loader.py")
+SAFE = {"trust_remote_code": False, "use_safetensors": True}
+
+
+def write(path: Path, **values: Any) -> None:
+    old = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(old | values))
+
+
+def at_a_terminal(command: list[str], folder: Path) -> tuple[int, str]:
+    """Run a command whose terminal answers every question with yes; its exit code and what it showed."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        os.write(ours, b"y\n" * 20)
+        shown = b""
+        while True:
+            select.select([ours], [], [])
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            shown += part
+        os.close(ours)
+    return process.returncode, " ".join(shown.decode(errors="replace").split())
+
+
+def test_a_terminal_that_says_yes_to_all_runs_no_code_of_a_base_model(toy: Toy, tmp_path: Path) -> None:
+    base = Path(make_base(tmp_path / "base"))
+    ran = tmp_path / "ran"
+    (base / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Tokenizer: pass\n")
+    write(base / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
+    uri = toy.run("evil", base={"model": str(base), "scratch": None}, train={"max_steps": 1})
+    code, shown = at_a_terminal([sys.executable, "-m", "trainer", "plan", uri], tmp_path)
+    assert code == ExitCode.BAD_RECIPE, shown[-2000:]
+    assert "needs code of its own (evil.py), and no code of a model is run here" in shown
+    assert "trust_remote_code" not in shown
+    assert "[y/N]" not in shown
+    assert not ran.exists()
+
+
+def test_weights_of_an_adapter_are_safetensors_alone(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "PREFIX_TUNING", "base_model_name_or_path": base})
+    )
+    (adapter / "adapter_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(RecipeError, match=r"no adapter_model\.safetensors in it"):
+        open_model(str(adapter))
+
+
+def test_a_config_that_is_nested_without_end_is_an_error_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises((ValueError, OSError)):
+        load_config(tmp_path)
+
+
+def test_all_loading_goes_through_one_place_that_runs_no_code() -> None:
+    """The auto classes ask at a terminal where `trust_remote_code` is left out."""
+    calls = 0
+    for package in ("dropforge", "curation", "trainer", "plugins", "dags", "images"):
+        for path in (REPOSITORY / package).rglob("*.py"):
+            name = str(path.relative_to(REPOSITORY))
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                    continue
+                if node.func.attr not in ("from_pretrained", "from_config"):
+                    continue
+                of = ast.unparse(node.func.value)
+                if of in ("GenerationConfig", "PeftModel"):  # which have no code to ask for
+                    assert name in LOADERS, f"{name}:{node.lineno}"
+                    continue
+                calls += 1
+                assert name in LOADERS, f"{name}:{node.lineno}: {of} loads a model by itself"
+                given = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg in SAFE}
+                wanted = ["trust_remote_code"]
+                if of == "kind" and node.func.attr == "from_pretrained":
+                    wanted.append("use_safetensors")
+                assert given == {key: SAFE[key] for key in wanted}, f"{name}:{node.lineno}"
+    assert calls > 4
