@@ -19,28 +19,31 @@ from dropforge.errors import RecipeError
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
-_KERNELS: Final = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+_ADAPTER: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
-_LARGEST: Final = 32 << 20  # bytes of a config; the largest known have a few hundred kilobytes
+_INDEX: Final = "model.safetensors.index.json"
+_LARGEST: Final = 64 << 20  # bytes of a JSON file; the largest known index has a few megabytes
+_TRUST: Final = "trust_remote_code="  # in the library's own texts
 
 
 def load_config(folder: str | Path, revision: str | None = None) -> Any:
     """Return the config of a model.
 
-    :raises RecipeError: if it names code that would have to run.
-    :raises OSError, ValueError, KeyError: if it cannot be read.
+    :raises RecipeError: if it names code that would have to run. :raises OSError, ValueError: if it cannot be read.
     """
     from transformers import AutoConfig
 
-    with _no_code(folder):
-        return AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
+    with _no_code(str(folder)):
+        config = AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
+    check_kernels(config, str(folder))
+    return config
 
 
 def load_tokenizer_files(folder: str | Path, revision: str | None = None) -> Any:
     """Return the tokenizer beside a model, as it stands there; errors as of `load_config`."""
     from transformers import AutoTokenizer
 
-    with _no_code(folder):
+    with _no_code(str(folder)):
         return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
 
 
@@ -52,7 +55,9 @@ def load_weights(kind: Any, folder: str | Path, revision: str | None = None, **m
     """
     import torch
 
-    with _no_code(folder):
+    _check_files(Path(folder))
+    more.setdefault("config", load_config(folder, revision))  # the one that was checked, not read again
+    with _no_code(str(folder)):
         model, loaded = kind.from_pretrained(
             str(folder),
             revision=revision,
@@ -69,7 +74,9 @@ def make_random(kind: Any, config: Any) -> Any:
     """Return a model of a config in fp32 with random weights. :param kind: of transformers' auto classes."""
     import torch
 
-    with _no_code(str(config.name_or_path) or None):
+    whose = str(config.name_or_path) or "the config"
+    check_kernels(config, whose)
+    with _no_code(whose):
         return kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
@@ -80,10 +87,18 @@ def load_generation_config(folder: str | Path) -> Any:
     return GenerationConfig.from_pretrained(str(folder))
 
 
-def load_adapter(model: Any, folder: str | Path) -> Any:
-    """Return a model with the adapter of a folder on it. :raises RecipeError: if its weights are no safetensors."""
+def load_prefix(model: Any, folder: str | Path) -> Any:
+    """Return a model with the prefix of a folder before it.
+
+    Some adapters of other kinds load further models, with code of theirs.
+
+    :raises RecipeError: if it is an adapter of another kind, or its weights are no safetensors.
+    """
     from peft import PeftModel
 
+    found = _json(Path(folder) / _ADAPTER)
+    if not isinstance(found, dict) or found.get("peft_type") != "PREFIX_TUNING":
+        raise RecipeError(f"model {folder}", f"its {_ADAPTER} is of no prefix", "Export the run's model anew")
     if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
         raise RecipeError(
             f"model {folder}",
@@ -93,56 +108,66 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     return PeftModel.from_pretrained(model, str(folder))
 
 
-@contextmanager
-def _no_code(folder: str | Path | None) -> Iterator[None]:
-    """Refuse what names a kernel of a hub, and tell in our own words that the library would have to run foreign code.
+def check_kernels(config: Any, whose: str) -> None:
+    """Refuse a config, or a part of it, that names a kernel of a hub, which are written OWNER/NAME.
 
-    :param folder: None for a config alone.
+    :param whose: for the error. :raises RecipeError: if one is named.
     """
-    named = None if folder is None else kernel_of(folder)
-    if named is not None:
-        key, value = named
+    for key in ("attn_implementation", "experts_implementation"):
+        value = getattr(config, f"_{key}", None)
+        if isinstance(value, str) and "/" in value:
+            raise RecipeError(
+                _KEY,
+                f"{whose}: its config has `{key}: {value[:100]}`, a kernel that would be fetched from a hub and run, "
+                "and no code of a model is run here",
+                f"Take `{key}` out of its config.json",
+            )
+    for name in getattr(config, "sub_configs", None) or ():
+        if (part := getattr(config, name, None)) is not None and part is not config:
+            check_kernels(part, whose)
+
+
+def _check_files(folder: Path) -> None:
+    """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
+    index = _json(folder / _INDEX)
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    for file in named.values() if isinstance(named, dict) else ():
+        if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
+            raise RecipeError(
+                _KEY,
+                f"{folder}: its {_INDEX} names {str(file)[:100]!r}, which is no safetensors file beside it",
+                "Save the model anew with safetensors",
+            )
+    if (folder / _ADAPTER).is_file():
         raise RecipeError(
             _KEY,
-            f"{folder}: `{key}: {value}` in its config.json names a kernel that would be fetched from a hub and run, "
-            "and no code of a model is run here",
-            f"Take `{key}` out of its config.json",
+            f"{folder} holds an adapter ({_ADAPTER}) beside a model, which would be trained as a part of it",
+            "Merge the adapter into the model, or name a folder without it",
         )
+
+
+@contextmanager
+def _no_code(whose: str) -> Iterator[None]:
+    """Tell in our own words that the library would have to run foreign code; odd values in configs as ValueErrors.
+
+    :param whose: the folder, or what else it is.
+    """
     try:
         yield
     except RecursionError:
         raise ValueError("one of its JSON files is nested too deeply") from None
-    except (ValueError, ImportError) as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        files = [] if folder is None else code_of(folder)
-        whose = "the config" if folder is None else str(folder)
+    except (ValueError, ImportError, TypeError, AttributeError) as error:
+        if _TRUST not in str(error):
+            if isinstance(error, ValueError):
+                raise
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        files = code_of(whose)
         named_files = f" ({', '.join(files[:3])})" if files else ""
         raise RecipeError(
             _KEY,
             f"{whose} needs code of its own{named_files}, and no code of a model is run here",
             "Name a model whose `model_type` and tokenizer transformers itself has",
         ) from None  # the library's own text tells people to trust it
-
-
-def kernel_of(folder: str | Path) -> tuple[str, str] | None:
-    """Return the key and value of a config that name a kernel of a hub, which are written OWNER/NAME; None without."""
-
-    def find(values: Any) -> tuple[str, str] | None:
-        if isinstance(values, dict):
-            for key, value in values.items():
-                if key in _KERNELS:
-                    for text in value.values() if isinstance(value, dict) else [value]:
-                        if isinstance(text, str) and "/" in text:
-                            return key, text[:100]
-                if (found := find(value)) is not None:
-                    return found
-        return None
-
-    try:
-        return find(_json(Path(folder) / "config.json"))
-    except RecursionError:  # the library that reads it next stumbles as well
-        return None
 
 
 def code_of(folder: str | Path) -> list[str]:
@@ -159,10 +184,13 @@ def code_of(folder: str | Path) -> list[str]:
 
 
 def _json(path: Path) -> Any:
-    """A file's values; none if it is not there, too large or no JSON: the library that reads it next tells so."""
+    """A file's values; none if it is not there or no JSON: the library that reads it next tells so.
+
+    :raises RecipeError: if it is larger than any such file is.
+    """
     try:
         if path.stat().st_size > _LARGEST:
-            return None
+            raise RecipeError(_KEY, f"{path} is larger than {_LARGEST >> 20} MiB", "Name another model")
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None

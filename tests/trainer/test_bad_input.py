@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from dropforge.layout import dataset_prefix
@@ -265,8 +266,28 @@ def a_kernel_of_a_hub(bad: Bad) -> None:
     change_base(bad, attn_implementation="someone/kernel")
 
 
-def a_kernel_of_a_hub_in_a_part(bad: Bad) -> None:
-    change_base(bad, text_config={"_attn_implementation": {"": "someone/kernel@main"}})
+def a_kernel_by_a_detour(bad: Bad) -> None:
+    change_base(bad, attribute_map={"other": "_attn_implementation"}, other="someone/kernel")
+
+
+def weights_that_are_no_safetensors(bad: Bad) -> None:
+    """The index of the weights names a pickle under an innocent name, outside the folder."""
+    base = Path(bad.base)
+    (base / "model.safetensors").unlink()
+    torch.save({}, base.parent / "outside.txt")
+    (base / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "../outside.txt"}})
+    )
+    bad.on_base()
+
+
+def an_adapter_beside_the_base(bad: Bad) -> None:
+    (Path(bad.base) / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    bad.on_base()
+
+
+def a_config_of_odd_values(bad: Bad) -> None:
+    change_base(bad, model_type=["llama"])
 
 
 TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
@@ -303,8 +324,11 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (a_config_of_its_own, ExitCode.BAD_RECIPE, "needs code of its own (evil.py), and no code", "Name a model whose"),
     (a_model_of_its_own, ExitCode.BAD_RECIPE, "needs code of its own (evil.py), and no code", "Name a model whose"),
     (a_tokenizer_of_anothers, ExitCode.BAD_RECIPE, "needs code of its own (evil.py)", "Name a model whose"),
-    (a_kernel_of_a_hub, ExitCode.BAD_RECIPE, "`attn_implementation: someone/kernel` in its config", "Take `attn"),
-    (a_kernel_of_a_hub_in_a_part, ExitCode.BAD_RECIPE, "`_attn_implementation: someone/kernel@main`", "Take `_attn"),
+    (a_kernel_of_a_hub, ExitCode.BAD_RECIPE, "`attn_implementation: someone/kernel`, a kernel", "Take `attn"),
+    (a_kernel_by_a_detour, ExitCode.BAD_RECIPE, "`attn_implementation: someone/kernel`, a kernel", "Take `attn"),
+    (weights_that_are_no_safetensors, ExitCode.BAD_RECIPE, "'../outside.txt', which is no safetensors", "Save the"),
+    (an_adapter_beside_the_base, ExitCode.BAD_RECIPE, "holds an adapter (adapter_config.json) beside", "Merge the"),
+    (a_config_of_odd_values, ExitCode.BAD_DATA, "TypeError: ", "Name a base model with a tokenizer beside it"),
 ]
 
 

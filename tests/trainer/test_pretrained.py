@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.errors import RecipeError
 from dropforge.run import ExitCode
 from trainer.model.prefix import open_model
-from trainer.pretrained import load_config
+from trainer.pretrained import load_config, load_prefix, make_random
 
 from .ranks_loop import make_base
 from .toy import REPOSITORY, Toy
@@ -77,6 +78,17 @@ def test_weights_of_an_adapter_are_safetensors_alone(tmp_path: Path) -> None:
     (adapter / "adapter_model.bin").write_bytes(b"a pickle")
     with pytest.raises(RecipeError, match=r"no adapter_model\.safetensors in it"):
         open_model(str(adapter))
+    for kind in ("SHADOW", "MULTITASK_PROMPT_TUNING", None):  # which load further models and files
+        (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "base_model_name_or_path": base}))
+        with pytest.raises(RecipeError, match="is of no prefix"):
+            load_prefix(None, adapter)
+
+
+def test_a_random_model_has_no_kernel_of_a_hub_either() -> None:
+    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        config = AutoConfig.for_model("llama", **{key: "someone/kernel"})
+        with pytest.raises(RecipeError, match="a kernel that would be fetched"):
+            make_random(AutoModelForCausalLM, config)
 
 
 def test_a_config_that_is_nested_without_end_is_an_error_of_its_file(tmp_path: Path) -> None:

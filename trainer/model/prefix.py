@@ -19,7 +19,7 @@ from dropforge.errors import RecipeError
 from trainer.config import Prefix
 from trainer.data.node_cache import NodeCache
 from trainer.model.build import PREFIX_CONFIG, Built, fetch_base, load_model, prefix_length
-from trainer.pretrained import load_adapter
+from trainer.pretrained import load_prefix
 
 _SPREAD: Final = 0.02  # of the first values, as of the weights of most models: at 1, peft's own, they drown the text
 _LOOK: Final = 8  # tokens that show whether the model attends to a prefix
@@ -103,5 +103,5 @@ def open_model(
         ) from error
     with tempfile.TemporaryDirectory(prefix="dropforge-base-") as name:
         found = local or fetch_base(base, revision, Path(name), node=node, check=check)
-        whole = load_adapter(load_model(found, revision), folder)
+        whole = load_prefix(load_model(found, revision), folder)
     return _built(whole).model

@@ -49,8 +49,14 @@ class Reader:
         """A model of a folder or a hub: safetensors alone, and none of its own code."""
         import transformers
 
+        config = transformers.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        kernels = [getattr(config, name, None) for name in ("_attn_implementation", "_experts_implementation")]
+        if any("/" in str(name) for name in kernels):
+            raise ValueError(f"model {source}: its config.json names a kernel of a hub, and no code of a model is run")
         kind = getattr(transformers, self.auto)
-        return kind.from_pretrained(source, revision=revision, use_safetensors=True, trust_remote_code=False)
+        return kind.from_pretrained(
+            source, config=config, revision=revision, use_safetensors=True, trust_remote_code=False
+        )
 
     def ids(self, prompt: str, system: str | None) -> list[int]:
         """A prompt's tokens, as the training read such rows."""
@@ -107,8 +113,9 @@ class Writer(Reader):
         self.auto = "AutoModelForSeq2SeqLM" if self.about["task"] == "sequence-to-sequence" else "AutoModelForCausalLM"
         if not (folder / PREFIX).is_file():
             return super().load(folder)
-        if not (folder / PREFIX_WEIGHTS).is_file():
-            raise ValueError(f"model {folder}: there is no {PREFIX_WEIGHTS} in it. Export the run's model anew")
+        of_prefix = json.loads((folder / PREFIX).read_text()).get("peft_type") == "PREFIX_TUNING"
+        if not of_prefix or not (folder / PREFIX_WEIGHTS).is_file():  # other kinds could run code
+            raise ValueError(f"model {folder}: it is no prefix with a {PREFIX_WEIGHTS}. Export the run's model anew")
         from peft import PeftModel
 
         return PeftModel.from_pretrained(self._base(), str(folder))
@@ -122,7 +129,7 @@ class Writer(Reader):
 
         kind: Any = transformers.GenerationConfig
         model = super().weights(source, revision)
-        begin = model.generation_config.decoder_start_token_id
+        begin = getattr(model.config, "decoder_start_token_id", None)  # which the training began with
         model.generation_config = kind(decoder_start_token_id=begin)
         return model
 
