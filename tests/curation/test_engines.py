@@ -38,6 +38,7 @@ from dropforge.store import FolderStore
 from tests.wheels import make_wheel
 
 MakeRecipe = Callable[..., Recipe]
+pytestmark = pytest.mark.timeout(900)  # Spark on a machine that others keep busy
 
 #: For starts and queries of a second, compiling well costs more than it brings.
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.sql.codegen.wholeStage=false"

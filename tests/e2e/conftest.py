@@ -77,6 +77,13 @@ def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None)
         control.stop(item.funcargs["stack"].folder)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_trains_on(stack: Stack) -> Iterator[None]:
+    """What a failed test leaves in training ends with its file, and takes no time from the tests of others."""
+    yield
+    stack.end_trainings()
+
+
 @pytest.fixture(autouse=True)
 def environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack's addresses, for these tests and no others."""

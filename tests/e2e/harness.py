@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.airflow import FINETUNE, SWEEP
 from dropforge.cli.connect import Connection, connect
 from dropforge.cli.upload import upload
 from dropforge.drop import Drop, read_drop
@@ -35,13 +35,24 @@ EVALUATE = "evaluate: {max_rows: 40}\n"
 RECIPE = f"extends: tiny\n{EVALUATE}"
 
 
-def wait(what: str, condition: Callable[[], Any], seconds: float = 600) -> Any:
-    """The first true value of `condition`; fails with `what` after a time that is far above the usual."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def wait(
+    what: str, condition: Callable[[], Any], seconds: float = 600, progress: Callable[[], Any] | None = None
+) -> Any:
+    """The first true value of `condition`; fails with `what` after a time that is far above the usual.
+
+    :param progress: the time begins anew whenever the value of this changes, so that a slow machine is no failure; up
+        to three times of it in all.
+    """
+    begun = time.monotonic()
+    end, seen, look = begun + seconds, None, 0.0
+    while (now := time.monotonic()) < end:
         value = condition()
         if value:
             return value
+        if progress is not None and now > look:
+            look, found = now + 10, progress()
+            if found != seen:
+                seen, end = found, min(now + seconds, begun + 3 * seconds)
         time.sleep(0.2)
     pytest.fail(f"waited {seconds:g} s for {what}")
 
@@ -88,9 +99,18 @@ class Stack:
     def _wait(self, dag_run: str, what: str, condition: Callable[[], Any], seconds: float) -> Any:
         """Wait as `wait` does; its failure also tells what became of the run's tasks."""
         try:
-            return wait(what, condition, seconds)
+            return wait(what, condition, seconds, lambda: self.going(FINETUNE, dag_run))
         except pytest.fail.Exception as error:
             pytest.fail(f"{error}\n{self.unfinished(dag_run)}")
+
+    def going(self, dag: str = "~", dag_run: str = "~") -> list[tuple[Any, ...]]:
+        """The states of a run's tasks, or of all: something goes on as long as this changes."""
+        found = self.connection.airflow.task_states(dag, dag_run)
+        same = {"up_for_reschedule": "running"}  # a sensor that looks now and then
+        return sorted(
+            (one["dag_run_id"], one["task_id"], one["try_number"], same.get(one["state"], str(one["state"])))
+            for one in found
+        )
 
     def unfinished(self, dag_run: str) -> str:
         """The tasks of a run with their states, and the last lines of those that began and did not end."""
@@ -190,6 +210,15 @@ class Stack:
             for run in self.connection.airflow.newest_runs(FINETUNE, 100)
             if drop.id in str(run.get("partition_key"))
         ]
+
+    def end_trainings(self) -> None:
+        """End the runs that train now, and wait until nothing of them runs."""
+        if not self.ranks():
+            return
+        for dag in (SWEEP, FINETUNE):
+            for run in self.connection.airflow.newest_runs(dag, 100, "running"):
+                self.connection.airflow.fail_run(dag, run["dag_run_id"])
+        wait("the end of what trains", lambda: not self.ranks())
 
     def ranks(self) -> list[psutil.Process]:
         """The training processes of this stack."""

@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from dropforge.cli.airflow import FINETUNE
-from tests.browser import opened
+from tests.browser import EXPECTED, opened
 from tests.e2e.harness import Stack, wait
 
 
@@ -22,7 +22,7 @@ def logged_in(stack: Stack) -> Iterator[Page]:
     airflow = stack.connection.airflow
     with opened() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(EXPECTED)
         page.goto(airflow.url)
         page.fill('input[name="username"]', airflow.user)
         keep(page, "login")

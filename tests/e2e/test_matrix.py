@@ -46,7 +46,7 @@ def through(stack: Stack, run: str, seconds: float = 1800) -> str:
         state = stack.state(run)
         return state if state in {"success", "failed"} else None
 
-    return str(wait(f"the end of {run}", ended, seconds))
+    return str(wait(f"the end of {run}", ended, seconds, stack.going))
 
 
 def result(stack: Stack, run: str, family: str) -> dict[str, Any]:

@@ -24,7 +24,10 @@ def ended(stack: Stack, run: str) -> dict[str, str]:
     """The states of the calendar's run at its end, its own under an empty name."""
     airflow = stack.connection.airflow
     state = wait(
-        f"the end of {run}", lambda: (s := airflow.dag_run(DAG, run)["state"]) in {"success", "failed"} and s, 1200
+        f"the end of {run}",
+        lambda: (s := airflow.dag_run(DAG, run)["state"]) in {"success", "failed"} and s,
+        1200,
+        stack.going,
     )
     return {"": str(state)} | {task["task_id"]: task["state"] for task in airflow.task_states(DAG, run)}
 

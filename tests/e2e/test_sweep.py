@@ -46,11 +46,12 @@ def started(stack: Stack, folder: Path, steps: int, rates: list[float], *more: s
 
 def ended(stack: Stack, run: str) -> str:
     airflow = stack.connection.airflow
-    return str(
-        wait(
-            f"the end of {run}", lambda: (s := airflow.dag_run(SWEEP, run)["state"]) in {"success", "failed"} and s, 600
-        )
-    )
+
+    def state() -> str:
+        found = str(airflow.dag_run(SWEEP, run)["state"])
+        return found if found in {"success", "failed"} else ""
+
+    return str(wait(f"the end of {run}", state, 600, stack.going))
 
 
 def parent(stack: Stack, run: str) -> Any:
@@ -94,12 +95,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sweep(stack: Stack, data: None, folder: Path) -> str:
     """A sweep of three trials, the second of which learns nothing and is held where it has been measured."""
     run = started(stack, folder, 120, [3e-3, 1e-9, 2.8e-3])
-    wait("a measure of the bad trial", lambda: max(measured(stack, run, 1), default=0) > 0, 400)
+    wait("a measure of the bad trial", lambda: max(measured(stack, run, 1), default=0) > 0, 400, stack.going)
     held = of_trial(stack, run, 1)
     for process in held:
         process.suspend()  # a fast machine would be done before anybody has looked
     try:
-        wait("its stop", lambda: sweeps.stopped(stack.connection.store, FAMILY, run, 1), 400)
+        wait("its stop", lambda: sweeps.stopped(stack.connection.store, FAMILY, run, 1), 400, stack.going)
         wait("the end of its processes", lambda: not any(process.is_running() for process in held), 120)
     finally:
         for process in held:
@@ -179,7 +180,7 @@ def test_a_cleared_choice_is_the_same_and_trains_nothing(stack: Stack, sweep: st
 def test_a_sweep_that_a_person_ends_leaves_nothing_running(stack: Stack, data: None, tmp_path: Path) -> None:
     run = started(stack, tmp_path, 20_000, [2e-3, 4e-3, 5e-3], "--again", "2")
     assert run.endswith("__2")
-    wait("two trials that train", lambda: all(measured(stack, run, number) for number in (0, 1)), 400)
+    wait("two trials that train", lambda: all(measured(stack, run, number) for number in (0, 1)), 400, stack.going)
     assert set(sweeps.noted(stack.connection.store, FAMILY, run)) == {0, 1}, "two at once"
     stack.connection.airflow.fail_run(SWEEP, run)
     assert ended(stack, run) == "failed"
