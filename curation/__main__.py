@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from dropforge.errors import DropforgeError
 from dropforge.recipes import load_recipe
 from dropforge.sources import check_uploaded
 from dropforge.store import FolderStore
+from dropforge.terminal import Console
 
 _console = Console(stderr=True)
 
@@ -35,13 +35,13 @@ def main(
 ) -> None:
     """Make a dataset version of local files and check it."""
     try:
+        say = partial(_console.print, style="dim", markup=False, highlight=False)
         given = {"workers": workers, "engine": engine}
         overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
         check_uploaded(settings, f"folder {folder}")
-        drop = local_drop(folder, family)
+        drop = local_drop(folder, family, on_skip=lambda path, why: say(f"{path} is left out: {why}"))
         store = Layered(out, [(drop.prefix, FolderStore(folder))])
-        say = partial(_console.print, style="dim", markup=False, highlight=False)
         with tempfile.TemporaryDirectory(prefix="curation-") as work, shown(_console) as progress:
             manifest = curate(store, drop, settings, workdir=Path(work), progress=progress, say=say)
         table = Table("end", "rows")

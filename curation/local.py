@@ -17,6 +17,7 @@ from dropforge import layout
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile, identity
 from dropforge.errors import DataError
+from dropforge.folder_files import files_below
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore, Store
 
@@ -42,11 +43,17 @@ class Layered(FolderStore):
         return super().open(key, etag, version)
 
 
-def local_drop(folder: Path, family: str, name: str = "local") -> Drop:
-    """A folder's files as a drop. :raises DataError: if there are none."""
+def local_drop(
+    folder: Path,
+    family: str,
+    name: str = "local",
+    on_skip: Callable[[Path, str], None] = lambda _path, _why: None,
+) -> Drop:
+    """A folder's files as a drop. :param on_skip: as of `files_below`. :raises DataError: if there are none."""
     if not folder.is_dir():
         raise DataError(f"folder {folder}", "it is not there", "Give a folder with JSONL, CSV, Parquet or text files")
-    found = [info for info in FolderStore(folder).list() if info.key != layout.SUCCESS]
+    infos = map(FolderStore(folder).stat, files_below(folder, on_skip))
+    found = [info for info in infos if info is not None and info.key != layout.SUCCESS]
     files = tuple(DropFile(key=i.key, size=i.size, content=f"etag:{i.etag}", etag=i.etag) for i in found)
     drop = Drop(family=family, drop=name, id=identity(files), bucket="", files=files)
     if not drop.data_files:

@@ -11,15 +11,20 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.store import ObjectInfo, Store
+from dropforge.store import ObjectInfo, Store, TooLargeError, read_bounded
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
+MAX_FILES: Final = 100_000
+"""Files that one drop may have; each is asked for by itself."""
+_SUCCESS_BYTES: Final = 32 << 20  # enough for as many files with long names
+_ENTRY_KEYS: Final = 10  # more than an entry has
 
 
 class IncompleteError(DataError):
@@ -49,7 +54,7 @@ class SuccessEntry(BaseModel):
 
 
 _NAMED = 5  # of files that are missing
-_ENTRIES = TypeAdapter(list[SuccessEntry])
+_FAULTS = 1000  # wrong entries that are counted
 
 
 class Part(BaseModel):
@@ -128,15 +133,54 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
     """
     if not data.strip():
         return None
+    if data.count(b"{") + data.count(b"[") > 2 * MAX_FILES:  # before they take memory
+        raise _too_many(layout.SUCCESS, f"it has more than {2 * MAX_FILES:,} brackets")
     try:
-        entries = _ENTRIES.validate_json(data)
-    except ValueError as error:
-        raise DataError(
-            layout.SUCCESS,
-            f"it is neither empty nor a JSON list of files with key, size and sha256 ({error})",
-            'Write it empty, or as [{"key": "a.jsonl", "size": 12, "sha256": "..."}]',
-        ) from error
-    return {entry.key: entry for entry in entries}
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _no_list(str(error)) from None
+    if not isinstance(values, list):
+        raise _no_list(f"it is of type {type(values).__name__}")
+    if len(values) > MAX_FILES:
+        raise _too_many(layout.SUCCESS, f"it lists {len(values):,} files")
+    entries: dict[str, SuccessEntry] = {}
+    first, faults = "", 0
+    for number, value in enumerate(values, 1):
+        try:
+            if isinstance(value, dict) and len(value) > _ENTRY_KEYS:
+                raise ValueError(f"it has {len(value):,} keys")
+            entry = SuccessEntry.model_validate(value)
+            if entries.setdefault(entry.key, entry) != entry:
+                raise ValueError(f"key {entry.key!r} stands twice, with other bytes")
+        except ValueError as error:
+            faults += 1
+            first = first or f"entry {number} of {len(values):,}: {_fault(error)}"
+            if faults == _FAULTS:
+                break
+    if faults:
+        count = f"{_FAULTS:,} or more are wrong" if faults == _FAULTS else f"{faults:,} wrong in all"
+        raise _no_list(first if faults == 1 else f"{first}; {count}")
+    return entries
+
+
+def _fault(error: ValueError) -> str:
+    """The first fault of an entry, without all of what was given."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    one = error.errors(include_url=False, include_context=False)[0]
+    return f"{'.'.join(map(str, one['loc']))[:80] or 'it'}: {one['msg']}, not {one['input']!r:.80}"
+
+
+def _no_list(why: str) -> DataError:
+    return DataError(
+        layout.SUCCESS,
+        f"it is neither empty nor a JSON list of files with key, size and sha256 ({why})",
+        'Write it empty, or as [{"key": "a.jsonl", "size": 12, "sha256": "..."}]',
+    )
+
+
+def _too_many(thing: str, cause: str) -> DataError:
+    return DataError(thing, f"{cause}, and a drop has at most {MAX_FILES:,}", "Put the rows into fewer, larger files")
 
 
 def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
@@ -147,7 +191,10 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         file with rows.
     """
     prefix = layout.drop_prefix(family, name)
-    found = {info.key.removeprefix(prefix): info for info in store.list(prefix) if not info.key.endswith("/")}
+    infos = islice((info for info in store.list(prefix) if not info.key.endswith("/")), MAX_FILES + 2)
+    found = {info.key.removeprefix(prefix): info for info in infos}
+    if len(found) - (layout.SUCCESS in found) > MAX_FILES:  # `_SUCCESS` need not be among so many
+        raise _too_many(f"drop {family}/{name}", "it has more files than that")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
         raise DataError(
@@ -155,7 +202,12 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
             f"there is no {layout.SUCCESS} yet",
             f"Upload {layout.SUCCESS} as its last object",
         )
-    listed = parse_success(store.get(prefix + layout.SUCCESS))
+    try:
+        listed = parse_success(read_bounded(store, prefix + layout.SUCCESS, _SUCCESS_BYTES))
+    except TooLargeError as error:
+        raise DataError(
+            f"{layout.SUCCESS} of drop {family}/{name}", error.cause, "Write it empty, or list less"
+        ) from None
     names = sorted(found if listed is None else listed)
     if missing := [key for key in names if key not in found]:
         raise IncompleteError(

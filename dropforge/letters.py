@@ -10,22 +10,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import inbox, intake_ledger, layout
 from dropforge.errors import DataError
 from dropforge.settings import split
-from dropforge.store import MissingObjectError, ObjectInfo, S3Store
+from dropforge.store import MissingObjectError, ObjectInfo, S3Store, TooLargeError, read_bounded
+from dropforge.text import shorten
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
 REASON: Final = "dropforge.reason"
 """The attribute of a dead message that says why it is dead."""
+_RECORD_BYTES: Final = 8 << 20  # a message of a mebibyte, spelled as JSON, with its reason
+_SHOWN: Final = 4000  # characters of a reason
+_UNREADABLE: Final = "its record cannot be read"
 _HIDDEN: Final = 60  # seconds in which nobody else sees the messages that are looked at
 _WITHOUT_REASON: Final = "it was received too often without being handled; the log of Airflow's triggerer tells why"
 
@@ -71,15 +76,22 @@ def dead_letters_url(sqs: SQSClient, queue_url: str) -> str:
 
 
 @contextmanager
-def letters(store: S3Store, sqs: SQSClient | None, queue_url: str, limit: int = 100) -> Iterator[list[Letter]]:
+def letters(
+    store: S3Store, sqs: SQSClient | None, queue_url: str, limit: int = 100, only: Collection[str] = ()
+) -> Iterator[list[Letter]]:
     """The dead letters of all places, the oldest first. Those of the queue are nobody else's while this is open.
 
     :param sqs: None where there is no queue. :param queue_url: several have spaces or commas between them.
-    :param limit: of messages; drops are all there.
+    :param limit: of drops, and of messages. :param only: names of letters; the others need not be there.
     """
     homes = split(queue_url) if sqs is not None else ()
-    found = [_refused(store, info) for info in store.list(layout.REFUSED)]
-    kept = list(store.list(layout.MESSAGES))[:limit]
+
+    def choose(prefix: str, name_of: Callable[[str], str]) -> list[ObjectInfo]:
+        infos = (info for info in store.list(prefix) if not only or name_of(info.key) in only)
+        return list(islice(infos, limit))
+
+    found = [_refused(store, info) for info in choose(layout.REFUSED, _drop_name)]
+    kept = choose(layout.MESSAGES, _short)
     found += [_kept(store, sqs, homes[0] if homes else "", info) for info in kept]
     queues: dict[str, _DeadQueue] = {}
     for home in homes:
@@ -184,7 +196,7 @@ def _kept(store: S3Store, sqs: SQSClient | None, queue_url: str, info: ObjectInf
 
     return Letter(
         _short(info.key),
-        str(record.get("reason") or "its record cannot be read"),
+        shorten(str(record.get("reason") or _UNREADABLE), _SHOWN),
         body=body,
         at=_time(record.get("at")),
         _send=send,
@@ -193,7 +205,7 @@ def _kept(store: S3Store, sqs: SQSClient | None, queue_url: str, info: ObjectInf
 
 
 def _refused(store: S3Store, info: ObjectInfo) -> Letter:
-    name = info.key.removeprefix(layout.REFUSED).removesuffix(".json")
+    name = _drop_name(info.key)
     record = _record(store, info.key)
 
     def send() -> None:
@@ -206,8 +218,8 @@ def _refused(store: S3Store, info: ObjectInfo) -> Letter:
 
     return Letter(
         name,
-        str(record.get("cause") or record.get("reason") or "its record cannot be read"),
-        str(record.get("mend") or ""),
+        shorten(str(record.get("cause") or record.get("reason") or _UNREADABLE), _SHOWN),
+        shorten(str(record.get("mend") or ""), _SHOWN),
         at=_time(record.get("at")),
         _send=send,
         _remove=lambda: store.delete(info.key),
@@ -216,10 +228,16 @@ def _refused(store: S3Store, info: ObjectInfo) -> Letter:
 
 def _record(store: S3Store, key: str) -> dict[str, Any]:
     try:
-        values = json.loads(store.get(key))
-    except (ValueError, MissingObjectError):
+        values = json.loads(read_bounded(store, key, _RECORD_BYTES))
+    except TooLargeError as error:
+        return {"reason": f"{_UNREADABLE}: {error.cause}"}
+    except (ValueError, RecursionError, MissingObjectError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def _drop_name(key: str) -> str:
+    return key.removeprefix(layout.REFUSED).removesuffix(".json")
 
 
 def _time(text: object) -> datetime | None:

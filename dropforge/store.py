@@ -40,6 +40,10 @@ class MissingObjectError(DropforgeError, KeyError):
     __str__ = Exception.__str__
 
 
+class TooLargeError(DropforgeError):
+    """The object is larger than anything of its kind may be."""
+
+
 class ChangedObjectError(DropforgeError):
     """The object is another than it was when it was looked for."""
 
@@ -116,6 +120,18 @@ class Store(Protocol):
 
     def download(self, key: str, path: Path, etag: str | None = None) -> None:
         """Copy an object to a local file, which appears whole or not at all; with `etag`, fail if it is another now."""
+
+
+def read_bounded(store: Store, key: str, most: int) -> bytes:
+    """Read an object that strangers may have written. :param most: bytes that are read of it.
+
+    :raises TooLargeError: if it has more. :raises MissingObjectError: if it is not there.
+    """
+    with store.open(key) as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise TooLargeError(f"object {key}", f"it has more than {most:,} bytes", "Replace it by a smaller one")
+    return data
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -8,8 +8,6 @@ import sys
 import typer
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
-from rich.text import Text
 
 from dropforge.cli import (
     approve,
@@ -44,6 +42,7 @@ from dropforge.cli import (
     top,
 )
 from dropforge.errors import DropforgeError
+from dropforge.terminal import Console, Text
 
 app = typer.Typer(
     name="dropforge",

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
-from rich.text import Text
 
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.drops import find_dag_run
 from dropforge.errors import DropforgeError
+from dropforge.terminal import Console, Text
 
 #: Tasks that ask a person, and the recipe key without which they never do.
 ASKING: Final = {"confirm": "compute.limits.ask_above", "approve": "promote.approval"}
@@ -45,7 +44,9 @@ def approve(
     question = airflow.question(FINETUNE, dag_run, waiting)
     console.print(Text(str(question["subject"]), style="bold"))
     # A table for a terminal; in a pipe the Markdown itself, which can be read and searched.
-    console.print(Markdown(str(question["body"])) if console.is_terminal else Text(str(question["body"])))
+    console.print(
+        Markdown(str(question["body"]), hyperlinks=False) if console.is_terminal else Text(str(question["body"]))
+    )
     agree, refuse = question["options"]
     if yes is None:
         yes = typer.confirm(f"{agree}?")

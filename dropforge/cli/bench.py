@@ -13,9 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from dropforge.cli.connect import StateOption, stack_folder
 from dropforge.cli.measuring import StoppedError, opened, run, stoppable
@@ -43,6 +41,7 @@ from dropforge.recipes.network_rules import check_network
 from dropforge.recipes.place_rules import check_place
 from dropforge.stack.state import is_running, read_state
 from dropforge.store import S3Store, Store
+from dropforge.terminal import Console, Text
 
 app = typer.Typer(help="Measure what the places where trainings run are able to do.", no_args_is_help=True)
 

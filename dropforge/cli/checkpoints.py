@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from dropforge import checkpoints as kept
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.patience import asking_rest
 from dropforge.errors import DataError
 from dropforge.rest import Rest
+from dropforge.terminal import Console, Text
 
 console = Console()
 

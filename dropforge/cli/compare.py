@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from dropforge import layout, tracking
 from dropforge.cli.comparing import links
@@ -24,6 +23,7 @@ from dropforge.cli.patience import asking_mlflow, asking_rest
 from dropforge.comparison import ComparedRun
 from dropforge.comparison import compare as compared
 from dropforge.errors import DataError, DropforgeError
+from dropforge.terminal import Console
 
 _MOST: Final = 50  # runs
 _NAME: Final = 150  # characters of a kept page's name

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dropforge import layout
 from dropforge.cli.connect import StateOption, connect
@@ -21,6 +20,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, put_over, resolve
 from dropforge.store import FolderStore, Store, open_store
+from dropforge.terminal import Console, Text
 
 console = Console(soft_wrap=True, highlight=False)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -74,7 +74,7 @@ def curate(
         raise DropforgeError(f"card {card}", "its folder is not there", "Give --card a file in a folder that is")
     folder = Path(data) if Path(data).is_dir() else None
     if folder is not None:
-        drop = local_drop(folder, check_family(family))
+        drop = local_drop(folder, check_family(family), on_skip=_tell_skipped)
         under: list[tuple[str, Store]] = [(drop.prefix, FolderStore(folder))]
         if sample is None and out is None:
             raise DropforgeError(f"folder {folder}", "nothing says where its dataset version goes", _WHERE)
@@ -130,6 +130,10 @@ def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -
     prefix, store = under[0]
     with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag, own.version_id) as stream:
         return build_recipe(put_over(values, stream.read()))
+
+
+def _tell_skipped(path: Path, why: str) -> None:
+    errors.print(Text(f"{path} is left out: {why}", "yellow"))
 
 
 def _say(line: str) -> None:

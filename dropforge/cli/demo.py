@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from dropforge.cli.watch import View, find_mlflow_run, follow
 from dropforge.drop import Drop, read_drop
 from dropforge.samples import write_sample
 from dropforge.stack.state import check_folder
+from dropforge.terminal import Console
 
 FAMILY = "python-help"
 console = Console()

@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 from botocore.exceptions import BotoCoreError
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.text import Text
 
 from dropforge import layout, ledger, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE, NoSuchRunError
@@ -23,6 +21,7 @@ from dropforge.errors import DropforgeError
 from dropforge.layout import check_family
 from dropforge.recipes.load import check_drop_recipe
 from dropforge.store import MissingObjectError
+from dropforge.terminal import Console, Text
 
 console = Console()
 
@@ -38,7 +37,7 @@ def drop_command(
 ) -> None:
     """Upload data as a drop; the upload itself starts the run."""
     check_family(family)
-    files = find_files(paths)
+    files = find_files(paths, _tell_skipped)
     if recipe is not None:
         files[layout.RECIPE] = recipe
     if layout.RECIPE in files:
@@ -54,6 +53,10 @@ def drop_command(
         dag_run = run or wait_for_run(connection, found)
         view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
         raise typer.Exit(show_end(connection, dag_run, view))
+
+
+def _tell_skipped(path: Path, why: str) -> None:
+    console.print(Text(f"{path} is left out: {why}", "yellow"), soft_wrap=True)
 
 
 def follow_command(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from dropforge import layout
 from dropforge.cli.connect import StateOption, connect
@@ -14,6 +12,7 @@ from dropforge.dataset import Manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
+from dropforge.terminal import Console, Text
 
 console = Console(soft_wrap=True)
 

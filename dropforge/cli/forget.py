@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from dropforge import layout, lineage, tracking
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.patience import asking_mlflow
 from dropforge.errors import DataError, DropforgeError
 from dropforge.store import Store
+from dropforge.terminal import Console
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -16,13 +16,12 @@ from typing import Annotated, Any
 import boto3
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
-from rich.text import Text
 
 from dropforge import images, signatures
 from dropforge.errors import DropforgeError
 from dropforge.provenance import git_revision
 from dropforge.stack.services import source_root
+from dropforge.terminal import Console, Text
 
 app = typer.Typer(help="Build the images of a team's cluster, and push them.", no_args_is_help=True)
 

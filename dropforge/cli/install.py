@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import boto3
 import typer
 import yaml
-from rich.console import Console
-from rich.text import Text
 
 from dropforge.errors import DropforgeError
 from dropforge.images import LOCK, addresses
@@ -21,6 +19,7 @@ from dropforge.install.notifying import merged
 from dropforge.install.plan import text
 from dropforge.install.steps import PLACES, SIZES
 from dropforge.stack.services import source_root
+from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

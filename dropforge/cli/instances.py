@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from dropforge.errors import DropforgeError
 from dropforge.placement.catalogue import Instance, Needs, find, pod_room, read, suited
+from dropforge.terminal import Console
 
 console = Console(width=200)  # a row is a line, for `grep` too: in a narrow terminal it goes on in the next one
 
@@ -43,7 +43,7 @@ def instances(
             raise DropforgeError(f"--{option}", str(first["msg"]), "See `dropforge instances --help`") from error
         found = suited(needs, among.values())
     if as_json:
-        print(json.dumps([{**one.model_dump(), "pod": pod_room(one).model_dump()} for one in found], indent=1))
+        typer.echo(json.dumps([{**one.model_dump(), "pod": pod_room(one).model_dump()} for one in found], indent=1))
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("instance", "cloud", "arch", "GPUs", "link", "fabric", "Gbit/s", "NVMe, GB", "pod: cores", "GiB"):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.errors import DataError
 from dropforge.letters import Letter, superseded_letters
 from dropforge.letters import letters as dead_letters
 from dropforge.store import S3Store
+from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -31,7 +30,7 @@ def letters(
     superseded: Annotated[
         bool, typer.Option("--superseded", help="Those that get no run because a newer drop came.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="How many messages at most.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="How many drops, and how many messages, at most.", min=1)] = 100,
     state: StateOption = None,
 ) -> None:
     """List dead letters: messages that are no S3 event, and finished drops that cannot be used, with the reason.
@@ -44,21 +43,25 @@ def letters(
     if (replay or discard) and not ids and not everything:
         raise typer.BadParameter("name letters, or give --all", param_hint="IDS")
     connection = connect(state)
-    with _found(connection, limit, superseded=superseded) as found:
+    with _found(connection, limit, ids or [], superseded=superseded) as found:
         chosen = _chosen(found, ids or [])
         if replay or discard:
             _do(chosen, replay=replay)
             return
         _show(chosen, whole=bool(ids))
+        if len(chosen) >= limit and not ids and not superseded:
+            console.print(
+                Text(f"There may be more: --limit {10 * limit} shows up to as many drops and messages.", "dim")
+            )
 
 
 @contextmanager
-def _found(connection: Connection, limit: int, *, superseded: bool) -> Iterator[list[Letter]]:
+def _found(connection: Connection, limit: int, only: Collection[str], *, superseded: bool) -> Iterator[list[Letter]]:
     store = _store(connection)
     if superseded:
         yield superseded_letters(store)
         return
-    with dead_letters(store, _sqs(connection), connection.settings.queue_url, limit) as found:
+    with dead_letters(store, _sqs(connection), connection.settings.queue_url, limit, only) as found:
         yield found
 
 

@@ -22,9 +22,13 @@ from dropforge.cli.stop import state_of
 from dropforge.cli.watch import ENDED
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
+from dropforge.text import escape
 
 _STAMP = len("2026-11-21T10:00:00.123Z")
 _RANK = re.compile(rb" \[rank (\d+)\] ")  # behind the time, as the launcher writes it
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # select graphic rendition (ECMA-48, 8.3.117)
+_NUMBERED = re.compile(r"[34]8[;:](5[;:]\d+|2[;:]+\d+[;:]\d+[;:]\d+)")
+_RESET = "\x1b[0m"
 _LOOK = 2.0  # seconds
 
 
@@ -72,13 +76,26 @@ class Wanted:
 
 
 def _print(lines: Iterable[bytes]) -> int:
-    """Write lines as they are; how many."""
+    """Write lines, with their colours and nothing else that steers a terminal; how many."""
     count = 0
     for line in lines:
-        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.write(_harmless(line))
         count += 1
     sys.stdout.buffer.flush()
     return count
+
+
+def _harmless(line: bytes) -> bytes:
+    """A line in which all control sequences but those of colours are spelled out, and bytes that are no UTF-8."""
+    text = line.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
+    parts = _COLOUR.split(text)
+    shown = "".join(part if number % 2 and not _hides(part) else escape(part) for number, part in enumerate(parts))
+    return f"{shown}{_RESET if len(parts) > 1 else ''}\n".encode()
+
+
+def _hides(sequence: str) -> bool:
+    """Whether a sequence of colours also makes text invisible (8), which is no number of a colour in it."""
+    return "8" in re.split("[;:]", _NUMBERED.sub("", sequence[2:-1]))
 
 
 def _follow(connection: Connection, run: str, pod: str | None, wanted: Wanted, tail: int | None) -> None:

@@ -8,13 +8,13 @@ import threading
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dropforge.cli.airflow import FINETUNE, INTAKE
 from dropforge.cli.connect import StateOption, connect
 from dropforge.errors import DropforgeError
 from dropforge.install.exporter import PORT
 from dropforge.rest import Rest
+from dropforge.terminal import Console
 
 
 def metrics(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dropforge import layout
 from dropforge.cli.connect import StateOption, connect
 from dropforge.errors import DropforgeError
 from dropforge.profiling import MOST, request
 from dropforge.store import Store
+from dropforge.terminal import Console
 
 
 def profile(

@@ -10,9 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from dropforge import layout, tracking
 from dropforge.cli.airflow import FINETUNE
@@ -28,6 +26,7 @@ from dropforge.errors import DataError, DropforgeError
 from dropforge.rest import Rest
 from dropforge.stages import JOBS
 from dropforge.store import MissingObjectError
+from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.local.standing import Waiting, Working

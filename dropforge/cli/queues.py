@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
-from rich.text import Text
 
 from dropforge.cli.kube import Cluster, UnknownKindError
 from dropforge.cli.recipes import RecipeArgument, example_run
@@ -20,6 +18,7 @@ from dropforge.placement.queues import LABELS, folder_of, path_of, render
 from dropforge.placement.teams import FILE, Teams
 from dropforge.placement.teams_file import read_teams
 from dropforge.recipes import load_recipe
+from dropforge.terminal import Console, Text
 
 app = typer.Typer(no_args_is_help=True, help="Queues of teams: Kueue's objects of one small file.")
 FileArgument = Annotated[Path, typer.Argument(help="The file of teams.", metavar="[FILE]")]

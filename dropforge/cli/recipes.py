@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from dropforge.cli.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
+from dropforge.folder_files import files_below
 from dropforge.forecast import Forecast, Speed, forecast
 from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
 from dropforge.layout import check_family, run_prefix
@@ -27,6 +27,7 @@ from dropforge.recipe import Compute, Recipe
 from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.rules import PLACEHOLDER
 from dropforge.run import RunSpec, run_name
+from dropforge.terminal import Console
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -77,7 +78,7 @@ def plan(
     loaded = load_recipe(recipe)
     size = None
     if data is not None:
-        files = [data] if data.is_file() else data.rglob("*")
+        files = [data] if data.is_file() else files_below(data).values()
         size = sum(_text_bytes(item) for item in files if item.is_file())
     figures = estimate(loaded, size)
     speed = None if family is None else _measured(connect(state), check_family(family), loaded)

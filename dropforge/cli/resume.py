@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from dropforge import aside, layout, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE
@@ -20,6 +18,7 @@ from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.stages import STAGES
 from dropforge.store import Store, open_store
+from dropforge.terminal import Console, Text
 
 _DONE = frozenset({"success"})
 console = Console(soft_wrap=True)

@@ -6,14 +6,13 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from dropforge.cli.airflow import ROLLBACK, Airflow
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.patience import LIMIT, asking_mlflow
 from dropforge.errors import DropforgeError
 from dropforge.rollback import choose
+from dropforge.terminal import Console, Text
 
 console = Console(soft_wrap=True)
 

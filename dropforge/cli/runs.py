@@ -9,9 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from dropforge import layout, ledger, sweep_tracking, tracking
 from dropforge.cli.airflow import FINETUNE
@@ -22,6 +20,7 @@ from dropforge.cli.watch import read_stages, why_failed
 from dropforge.drop import is_id, parse_partition_key
 from dropforge.errors import DataError, DropforgeError
 from dropforge.store import MissingObjectError
+from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

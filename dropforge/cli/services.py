@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from dropforge.cli.cluster_checks import Asked, ahead_of, examine_cluster, job_of
 from dropforge.cli.connect import StateOption, connect
@@ -22,6 +20,7 @@ from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
 from dropforge.stack.state import StackState, check_folder, is_running, read_state
+from dropforge.terminal import Console, Text
 
 _STYLES = {
     "healthy": "green",

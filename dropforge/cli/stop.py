@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
@@ -17,6 +15,7 @@ from dropforge.cli.named import Named, RunArgument, find
 from dropforge.cli.patience import LIMIT, Patience
 from dropforge.cli.watch import ENDED, Stage, read_stages
 from dropforge.errors import DropforgeError
+from dropforge.terminal import Console, Text
 
 OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed", ""})
 _LOOK = 0.5  # seconds

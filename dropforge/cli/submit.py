@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
@@ -27,6 +25,7 @@ from dropforge.layout import check_family
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, presets, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
+from dropforge.terminal import Console, Text
 
 OTHER: Final = "hub:OWNER/NAME, dataset:FAMILY/DIGEST, prefix:KEY/PREFIX/ or drops:ID,ID"
 _LOOK: Final = 0.5  # seconds

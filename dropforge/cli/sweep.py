@@ -13,10 +13,8 @@ from typing import Annotated, Any, Final
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from dropforge import sweep_tracking, sweeps, tracking
 from dropforge.cli.airflow import SWEEP, NoSuchRunError
@@ -32,6 +30,7 @@ from dropforge.recipes.load import merge
 from dropforge.rest import DeniedError, RefusedError
 from dropforge.stopping import Curve
 from dropforge.sweep import Sweep, build_sweep, read_sweep
+from dropforge.terminal import Console, Text
 
 _TRIAL: Final = "trial"
 _DECISIVE: Final = ("plan", "best", "start", "candidate", "report")  # the tasks that end a sweep if they fail

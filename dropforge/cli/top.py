@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from dropforge import tracking
 from dropforge.cli.connect import Connection, StateOption, connect
@@ -25,6 +24,7 @@ from dropforge.cli.stop import OVER, state_of
 from dropforge.cli.watch import ENDED, read_stages
 from dropforge.errors import DropforgeError
 from dropforge.rest import real
+from dropforge.terminal import Console, Text
 
 _MOMENT = 0.5  # seconds between two looks at processes, where only one picture is wanted
 _SILENT = 60.0  # seconds without a sign of life that are worth a colour

@@ -10,21 +10,22 @@ from pathlib import Path
 
 from dropforge import layout
 from dropforge.errors import DataError
+from dropforge.folder_files import files_below
 from dropforge.store import Store
 
 
-def find_files(paths: list[Path]) -> dict[str, Path]:
-    """Files to upload by their relative key; hidden files are left out.
+def find_files(paths: list[Path], on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
+    """Files to upload by their relative key; hidden files are left out, and links out of a folder.
 
+    :param on_skip: as of `files_below`.
     :raises DataError: if a path is missing, nothing is left, or two files would get one key.
     """
     files: dict[str, Path] = {}
     for path in paths:
         if path.is_dir():
-            inside = (item for item in sorted(path.rglob("*")) if item.is_file())
-            found = {item.relative_to(path).as_posix(): item for item in inside}
+            found = files_below(path, on_skip)
         elif path.is_file():
-            found = {path.name: path}
+            found = {path.name: path}  # a link, too: it is what the person named
         else:
             raise DataError(f"path {str(path)!r}", "it is neither a file nor a folder", "Check the spelling")
         for key, item in found.items():

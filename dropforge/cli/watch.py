@@ -10,11 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE, Airflow
@@ -23,6 +22,7 @@ from dropforge.cli.history import Course
 from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.errors import DropforgeError
 from dropforge.stages import JOBS, STAGES
+from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation

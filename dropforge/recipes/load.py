@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,14 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.YAMLError(f"key {twice[0]!r} stands twice, line {node.start_mark.line + 1}")
+        seen: set[Any] = set()
+        for one, _ in node.value:
+            key = self.construct_object(one, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.YAMLError(f"a key is no plain value, line {one.start_mark.line + 1}")
+            if key in seen:
+                raise yaml.YAMLError(f"key {str(key)!r:.80} stands twice, line {one.start_mark.line + 1}")
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -160,7 +164,8 @@ def read_yaml(text: bytes | str) -> dict[str, Any]:
         )
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # The last three are PyYAML's for values that their tag (`!!bool x`) does not fit.
         cause = " ".join(str(error).split())
         raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Mend the line that is named") from None
     if values is None:

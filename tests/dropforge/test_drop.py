@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dropforge import layout
-from dropforge.drop import Drop, parse_partition_key, parse_success, partition_key, read_drop
+from dropforge.drop import MAX_FILES, Drop, parse_partition_key, parse_success, partition_key, read_drop
 from dropforge.errors import DataError
 from dropforge.store import S3Store, Store
 
@@ -70,6 +70,36 @@ def test_a_drop_of_nothing_is_refused(store: Store) -> None:
 def test_a_broken_success_is_refused(text: bytes) -> None:
     with pytest.raises(DataError, match="neither empty nor a JSON list"):
         parse_success(text)
+
+
+def test_a_success_of_a_million_wrong_entries_is_refused_in_a_few_words(store: Store) -> None:
+    prefix = layout.drop_prefix("fam", "d")
+    store.put(prefix + "a.jsonl", b"1")
+    many = json.dumps([{"key": "a" * 1000}, *([1] * (MAX_FILES - 1))]).encode()
+    for text, cause in {
+        b"[" + b"1," * 1_000_000 + b"1]": r"lists 1,000,001 files, and a drop has at most 100,000",
+        many: r"entry 1 of 100,000: size: Field required, not \{'key': 'a+.*; 1,000 or more are wrong",
+        b'[{"key": "a.jsonl", "size": 1}, {"key": "a.jsonl", "size": 2}]': r"key 'a.jsonl' stands twice, with other",
+        b"[" * 100_000: "neither empty nor a JSON list",
+        b"[" + b'{"":1},' * 1_000_000 + b"1]": "more than 200,000 brackets, and a drop has at most 100,000",
+        b"[{" + b",".join(b'"%d":1' % number for number in range(200_000)) + b"}]": "it has 200,000 keys",
+        b'[{"' + b"k" * 100_000 + b'": 1, "key": "a", "size": 1}]': "Extra inputs are not permitted",
+        b'[{"key": "a.jsonl", "size": 1' + b"0" * 5000 + b"}]": "neither empty nor a JSON list",
+        b" " * (32 << 20) + b"[]": r"_SUCCESS of drop fam/d: it has more than 33,554,432 bytes",
+    }.items():
+        store.put(prefix + layout.SUCCESS, text)
+        with pytest.raises(DataError, match=cause) as caught:
+            read_drop(store, "fam", "d")
+        assert len(str(caught.value)) < 1000
+
+
+def test_a_drop_of_more_files_than_may_be_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dropforge.drop.MAX_FILES", 2)
+    assert len(put(store, "d", {"a.jsonl": b"1", "b.jsonl": b"2"}).files) == 2
+    with pytest.raises(DataError, match="more files than that, and a drop has at most 2"):
+        put(store, "d", {"c.jsonl": b"1"}, listed=False)
+    with pytest.raises(DataError, match="more files than that"):  # of which `_SUCCESS` is not among the first
+        put(store, "e", {f"{number}.jsonl": b"1" for number in range(8)}, listed=False)
 
 
 def test_an_empty_success_lists_nothing() -> None:

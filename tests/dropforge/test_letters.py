@@ -71,6 +71,20 @@ def test_letters_of_all_places_are_listed_with_their_reasons_and_stay(queues: Qu
         assert len([letter for letter in found if letter.body.startswith(("hello", "worn"))]) <= 3
 
 
+def test_a_record_without_end_and_very_many_are_listed_in_bounds(s3_store: S3Store) -> None:
+    for number in range(5):
+        refuse(s3_store, "fam", f"d{number}")
+    s3_store.put(layout.refused_key("fam", "endless"), json.dumps({"cause": "x" * (9 << 20)}).encode())
+    s3_store.put(layout.refused_key("fam", "long"), json.dumps({"cause": "x" * (1 << 20)}).encode())
+    with letters(s3_store, None, "", limit=3) as found:
+        assert [letter.id for letter in found] == ["fam/d0", "fam/d1", "fam/d2"]
+    with letters(s3_store, None, "", limit=3, only=["fam/endless", "fam/long", "fam/d4"]) as found:
+        reasons = {letter.id: letter.reason for letter in found}
+    assert reasons["fam/d4"] == "it lists 'b'"
+    assert reasons["fam/endless"] == "its record cannot be read: it has more than 8,388,608 bytes"
+    assert len(reasons["fam/long"]) <= 4000
+
+
 def test_a_replayed_message_is_in_the_queue_and_no_dead_letter_any_more(queues: Queues, s3_store: S3Store) -> None:
     queues.kill("one")
     queues.kill("two")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.shared_memory import RANK
+from dropforge.text import escape
 from trainer.commands.arguments import subparser
-from trainer.commands.terminal import Paint, safe, table
+from trainer.commands.terminal import Paint, table
 from trainer.node.fabric import (
     EFA,
     Device,
@@ -224,9 +225,9 @@ def main(arguments: argparse.Namespace, root: Path = Path("/")) -> int:
         print(json.dumps({**asdict(found), "problems": [asdict(one) for one in wrong]}, indent=1))
         return 1 if wrong else 0
     paint = Paint.of(sys.stdout)
-    print(safe(table(rows(found))))
+    print(escape(table(rows(found))))
     for one in wrong:
-        print(f"{paint('wrong:', 'red')} {safe(one.thing)}: {safe(one.cause)}. {safe(one.mend)}.")
+        print(f"{paint('wrong:', 'red')} {escape(one.thing)}: {escape(one.cause)}. {escape(one.mend)}.")
     if not wrong:
         print(paint("nothing is wrong", "green"))
     return 1 if wrong else 0

@@ -9,7 +9,8 @@ from typing import Final
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.run import ExitCode
-from trainer.commands.terminal import Paint, safe
+from dropforge.text import escape
+from trainer.commands.terminal import Paint
 
 INTERRUPTED: Final = 130  # as shells have it: 128 and the signal's number
 PIPE: Final = 141
@@ -22,12 +23,10 @@ def tell(error: Exception) -> int:
     known = as_known(error)
     if known is None:
         traceback.print_exception(error)
-        print(f"{paint('error:', 'red')} {type(error).__name__}: {safe(str(error))}", file=sys.stderr)
+        print(f"{paint('error:', 'red')} {type(error).__name__}: {escape(str(error))}", file=sys.stderr)
         return 1
-    told = (
-        f"{paint('error:', 'red')} {safe(known.thing)}: {safe(_sentence(known.cause))}\n{safe(_sentence(known.mend))}"
-    )
-    print(told, file=sys.stderr)
+    told = escape(f" {known.thing}: {_sentence(known.cause)}\n{_sentence(known.mend)}")
+    print(f"{paint('error:', 'red')}{told}", file=sys.stderr)
     return exit_code(error)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
+from dropforge.text import escape
 from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
-from trainer.commands.terminal import safe
+from trainer.commands.terminal import tell
 from trainer.config import Generation, Settings, read_settings
 from trainer.scores import PREFIX, SCORES
 
@@ -88,7 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
     with user_code(settings.code) as code:
         rows = evaluation_rows(spec, settings, code)
         for model in arguments.models:
-            print(f"measuring {safe(model)} on {len(rows)} rows", file=sys.stderr)
+            print(f"measuring {escape(model)} on {len(rows)} rows", file=sys.stderr)
             found.append(_measure(model, spec, settings, rows, code))
     if arguments.json:
         print(json.dumps(found, indent=1, allow_nan=False))
@@ -142,7 +143,7 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any], cod
 
     quiet_libraries()
     with tempfile.TemporaryDirectory(prefix="dropforge-evaluate-") as name:
-        folder = fetch_model(model, Path(name), lambda text: print(text, file=sys.stderr))
+        folder = fetch_model(model, Path(name), tell)
         if not spec.run:  # a dataset version alone has no task: the model's own
             settings = replace(settings, task=task_of(folder))
         if settings.generation is not None and settings.task == "classification":
@@ -158,7 +159,7 @@ def _table(found: Sequence[Mapping[str, Any]]) -> str:
     told = {name for item in found for name in item}
     names = [name for name in _COLUMNS if name in told or ("eval/macro_f1" not in told and name != "eval/macro_f1")]
     names += dict.fromkeys(name for item in found for name in item if name.startswith(PREFIX))
-    width = max(5, *(len(safe(str(item["model"]))) for item in found))
+    width = max(5, *(len(escape(str(item["model"]))) for item in found))
     lines = [f"{'model':<{width}}  " + "  ".join(f"{name:>{max(len(name), 10)}}" for name in names)]
     for item in found:
         cells = []
@@ -166,6 +167,6 @@ def _table(found: Sequence[Mapping[str, Any]]) -> str:
             value = item.get(name)
             text = "-" if value is None else f"{value:.6f}" if isinstance(value, float) else f"{value:,}"
             cells.append(f"{text:>{max(len(name), 10)}}")
-        lines.append(f"{safe(str(item['model'])):<{width}}  " + "  ".join(cells))
-    lines += [f"{safe(str(item['model']))}: {item['problem']}" for item in found if "problem" in item]
+        lines.append(f"{escape(str(item['model'])):<{width}}  " + "  ".join(cells))
+    lines += [f"{escape(str(item['model']))}: {item['problem']}" for item in found if "problem" in item]
     return "\n".join(lines)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from dropforge.errors import RecipeError
+from dropforge.text import escape
 from trainer.commands.addresses import open_run, split_checkpoint
 from trainer.commands.arguments import natural, subparser
-from trainer.commands.terminal import safe, table
+from trainer.commands.terminal import table, tell
 
 _EPILOG = """\
 The folder holds weights (safetensors, fp32), tokenizer, chat template and generation config, and loads with
@@ -57,18 +57,15 @@ def main(arguments: argparse.Namespace) -> int:
     from trainer.model.build import upload_folder
     from trainer.restore import Choice, export
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
-
     choice = Choice(step, arguments.best)
     target = str(arguments.to).removeprefix("file://").rstrip("/") or "/"
     if target.startswith("s3://"):
         _refuse_taken(target)
         with tempfile.TemporaryDirectory(prefix="dropforge-export-") as name:
-            seal, exported = export(spec, choice, Path(name) / "model", say)
+            seal, exported = export(spec, choice, Path(name) / "model", tell)
             upload_folder(Path(name) / "model", open_store(target))
     else:
-        seal, exported = export(spec, choice, Path(target).absolute(), say)
+        seal, exported = export(spec, choice, Path(target).absolute(), tell)
     facts = exported.plain() | {
         "uri": target,
         "files": dict(exported.files),
@@ -83,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
     print(
         table(
             [
-                ("model", f"{safe(target)}, {exported.bytes / 1e6:.1f} MB"),
+                ("model", f"{escape(target)}, {exported.bytes / 1e6:.1f} MB"),
                 ("from", f"{spec.run}, checkpoint step-{seal.step}, {loss}"),
                 (
                     "checked",

@@ -19,7 +19,7 @@ from dropforge.store import open_store
 from dropforge.wheel import ROWS
 from trainer.commands.addresses import is_dataset, open_dataset, open_run, spec_of
 from trainer.commands.arguments import natural, positive, subparser
-from trainer.commands.terminal import Paint
+from trainer.commands.terminal import Paint, tell
 from trainer.config import Settings, Task, read_settings
 
 _WHOLE = 1 << 40  # tokens: nothing is cut
@@ -196,7 +196,7 @@ def _of_step(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.split != "train" or subject.settings is None:
         raise RecipeError("option --split", "a step has rows of the train split only", "Leave it out")
     with tempfile.TemporaryDirectory(prefix="dropforge-inspect-") as name:
-        made = rehearse(subject.spec, subject.settings, Path(name), lambda text: print(text, file=sys.stderr))
+        made = rehearse(subject.spec, subject.settings, Path(name), tell)
         plan, tokens, tokenizer = made.plan, made.prepared.train, made.prepared.tokenizer
         labels = made.prepared.labels
         if arguments.step > plan.steps:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.run import RunSpec
+from dropforge.text import escape
 from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.errors import exit_code
 from trainer.commands.start import settled
-from trainer.commands.terminal import Paint, safe, table
+from trainer.commands.terminal import Paint, table, tell
 from trainer.config import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
         from trainer.report.board import check_board
 
         with tempfile.TemporaryDirectory(prefix="dropforge-plan-") as name:
-            made: Rehearsal | None = refused(
-                lambda: rehearse(spec, settings, Path(name), lambda text: print(text, file=sys.stderr))
-            )
+            made: Rehearsal | None = refused(lambda: rehearse(spec, settings, Path(name), tell))
             facts["memory"] = _memory(
                 recipe, made.config if made and settings.base.model else None, _targets(made), refused
             )
@@ -289,7 +288,7 @@ def text_of(facts: dict[str, Any], paint: Paint) -> str:
     told = "nothing"
     if facts["refused"]:
         told = "\n".join(f"{e['thing']}: {e['cause'].rstrip('.')}. {e['mend']}" for e in facts["refused"])
-        told = paint(safe(told), "red")
+        told = paint(escape(told), "red")
     return table([*rows, ("refused", told)])
 
 
@@ -297,8 +296,8 @@ def _sources(sources: dict[str, dict[str, float]]) -> list[tuple[str, str]]:
     """What an epoch takes of each source, the largest first."""
     ordered = sorted(sources.items(), key=lambda item: (-item[1]["token_share"], item[0]))
     told = [
-        f"{safe(name)}: {one['passes']:g} passes over {one['documents']:,} documents ({one['passes_asked']:g} asked), "
-        f"{one['token_share']:.1%} of the tokens"
+        f"{escape(name)}: {one['passes']:g} passes over {one['documents']:,} documents "
+        f"({one['passes_asked']:g} asked), {one['token_share']:.1%} of the tokens"
         for name, one in ordered[:_SOURCES]
     ]
     if len(ordered) > _SOURCES:
@@ -320,7 +319,7 @@ def _labels(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The labels that a classifier learns, with their rows, and what is left out for another one."""
     if facts["labels"] is None:
         return []
-    named = [f"{safe(label)} ({rows:,})" for label, rows in facts["labels"].items()]
+    named = [f"{escape(label)} ({rows:,})" for label, rows in facts["labels"].items()]
     told = ", ".join(named[:_SOURCES]) + (f" and {len(named) - _SOURCES} more" if len(named) > _SOURCES else "")
     if facts["eval"]["unseen_labels"]:
         told += f"\n{facts['eval']['unseen_labels']:,} evaluation rows have others, and are left out"
@@ -331,7 +330,7 @@ def _own(code: dict[str, Any] | None) -> list[tuple[str, str]]:
     """What takes part of the user's wheel."""
     if code is None:
         return []
-    lines = [f"{safe(code['wheel'])}, SHA-256 {code['sha256'][:12]}"]
+    lines = [f"{escape(code['wheel'])}, SHA-256 {code['sha256'][:12]}"]
     return [("own code", "\n".join([*lines, *(f"{words}: {', '.join(n)}" for words, n in code["provides"].items())]))]
 
 
@@ -373,9 +372,9 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if saved["best_kept"]:
         stay += f", and the {saved['best_kept']} with the lowest evaluation loss"
     if saved["place"] is not None:
-        stay += f"\nin {safe(saved['place'])}"
+        stay += f"\nin {escape(saved['place'])}"
     if saved["fast"] is not None:
-        stay += f"\nevery {saved['fast']['every']} in {safe(saved['fast']['folder'])} of each node; "
+        stay += f"\nevery {saved['fast']['every']} in {escape(saved['fast']['folder'])} of each node; "
         stay += f"the newest {saved['fast']['kept']} stay there"
     again = ""
     if model["activation_checkpointing"] != "none":
@@ -399,7 +398,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *_sources(packing["sources"]),
         ("steps", f"{facts['steps']:,}, {facts['epochs']:g} epochs{tokens}"),
         ("one step", spread),
-        ("model", f"{safe(model['base'])}, {model['method']}, {model['precision']}{again}"),
+        ("model", f"{escape(model['base'])}, {model['method']}, {model['precision']}{again}"),
         ("", f"{model['parameters']:,} weights, {model['trained']:,} of them trained"),
         ("memory", (facts["memory"] or {}).get("text", "unknown")),
         (

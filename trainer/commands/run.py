@@ -17,6 +17,7 @@ from dropforge.store import open_store
 from trainer.commands.addresses import open_dataset, open_run, run_uri, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.start import settled
+from trainer.commands.terminal import tell
 
 _EPILOG = """\
 A run that was interrupted goes on from its newest whole checkpoint; one that is done is left alone. Ctrl-C ends it at
@@ -115,5 +116,5 @@ def _pinned(recipe: dict[str, Any], before: RunSpec | None) -> dict[str, Any]:
         return {**recipe, "base": {**base, "revision": before.recipe["base"]["revision"]}}
     pinned, line = pin_base(recipe)
     if line:
-        print(line, file=sys.stderr)
+        tell(line)
     return pinned

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.commands.terminal import Paint, clip, safe
+from dropforge.text import escape, shorten
+from trainer.commands.terminal import Paint
 from trainer.data.rows import Row
 
 Kind = Literal["context", "target", "end"]
@@ -120,10 +121,10 @@ def show(sample: Sample, paint: Paint, most: int) -> str:
     :param most: characters of a stretch that are shown; the middle of a longer one is left out.
     """
     if paint.colour:
-        return "".join(paint(safe(clip(part.text, most)), _STYLES[part.kind]) for part in sample.segments)
+        return "".join(paint(escape(shorten(part.text, most)), _STYLES[part.kind]) for part in sample.segments)
     lines = []
     for part in sample.segments:
-        text = safe(clip(part.text, most)).replace("\n", "\\n")
+        text = escape(shorten(part.text, most)).replace("\n", "\\n")
         lines.append(f"  {part.kind:<7} | {text}")
     return "\n".join(lines)
 
@@ -132,7 +133,7 @@ def head(sample: Sample) -> str:
     """One line about a sample."""
     told = f"row {sample.row}" + (f", key {sample.key}" if sample.key else "")
     if sample.label is not None:
-        return f"{told}, {sample.tokens:,} tokens, label {safe(sample.label)}"
+        return f"{told}, {sample.tokens:,} tokens, label {escape(sample.label)}"
     return told + (f", {sample.tokens:,} tokens, {sample.targets:,} targets" if sample.tokens else "")
 
 

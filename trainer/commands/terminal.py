@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import IO, Final
 
+from dropforge.text import escape
+
 _CODES: Final = {"red": "31", "green": "32", "magenta": "35;1", "dim": "2", "bold": "1"}
-_HARMLESS: Final = frozenset("\n\t\u200c\u200d")  # the joiners make letters of many scripts
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,9 @@ class Paint:
         return "\n".join(f"\x1b[{_CODES[style]}m{line}\x1b[0m" if line else line for line in text.split("\n"))
 
 
-def safe(text: str) -> str:
-    """Text with control and other invisible characters spelled out, so that it cannot move the cursor or the eye."""
-    return "".join(
-        char if char.isprintable() or char in _HARMLESS else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def clip(text: str, most: int) -> str:
-    """At most about `most` characters: the beginning, how much is left out, and the end."""
-    if len(text) <= most:
-        return text
-    head, tail = most * 2 // 3, most // 3
-    return f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[-tail:]}"
+def tell(text: str) -> None:
+    """Print a line of progress beside the result, on stderr."""
+    print(escape(text), file=sys.stderr)
 
 
 def table(rows: list[tuple[str, str]]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from trainer.commands.addresses import open_run
 from trainer.commands.arguments import subparser
+from trainer.commands.terminal import tell
 
 _EPILOG = """\
 The rows are read, checked, tokenised and packed as the run does it; the plan lands in the run's folder and the tokens
@@ -33,5 +33,5 @@ def main(arguments: argparse.Namespace) -> int:
     spec = open_run(arguments.run)
     from trainer.ahead import tokenise_ahead
 
-    tokenise_ahead(spec, lambda: None, lambda text: print(text, file=sys.stderr))
+    tokenise_ahead(spec, lambda: None, tell)
     return 0

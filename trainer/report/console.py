@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dropforge.text import escape
+
 
 @dataclass
 class Console:
@@ -20,7 +22,7 @@ class Console:
     def say(self, text: str) -> None:
         """A line for people."""
         if not self.quiet:
-            print(text, flush=True)
+            print(escape(text), flush=True)
 
     def progress(self, step: int, **facts: Any) -> None:
         """A line for the job library: `@progress {...}`, plain finite values only."""
@@ -41,7 +43,7 @@ def _tellable(value: Any) -> bool:
 def warn(text: str) -> None:
     """A line on stderr, from any rank."""
     with suppress(OSError):  # what cannot be told must not change how the process ends
-        print(text, file=sys.stderr, flush=True)
+        print(escape(text), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

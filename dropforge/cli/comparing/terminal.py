@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Column, Table
-from rich.text import Text
 
 from dropforge.cli.comparing.texts import counted, difference, excerpts, figure, visible
 from dropforge.comparison import Comparison, Curve, MetricRow, Points, TextRow
+from dropforge.terminal import Console, Text
 
 BARS = "▁▂▃▄▅▆▇█"
 BROKEN = "×"  # a value that is not finite

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from dropforge.cli import checkpoints, compare, drops, queue, resume, runs, stop, submit, top
@@ -20,6 +19,7 @@ from dropforge.cli.app import app
 from dropforge.settings import Settings
 from dropforge.stages import STAGES
 from dropforge.store import S3Store
+from dropforge.terminal import Console
 
 
 @dataclass

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from dropforge.cli.airflow import last_error
 from dropforge.cli.watch import Stage, View, draw, sparkline
@@ -23,6 +22,7 @@ from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.stages import STAGES
+from dropforge.terminal import Console
 
 
 def dropforge(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from dropforge import layout, tracking
 from dropforge.cli import forget
@@ -19,6 +18,7 @@ from dropforge.recipes import load_recipe
 from dropforge.run import RunSpec
 from dropforge.sources import pin
 from dropforge.store import S3Store
+from dropforge.terminal import Console
 from tests.dropforge.cli.conftest import Terminal
 
 curation = pytest.importorskip("curation.pipeline")

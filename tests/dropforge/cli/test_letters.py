@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from rich.console import Console
 
 from dropforge import layout
 from dropforge.cli import letters
 from dropforge.store import S3Store
+from dropforge.terminal import Console
 from tests.dropforge.cli.conftest import Terminal
 from tests.dropforge.test_letters import Queues, queues, refuse  # noqa: F401 - a fixture
 

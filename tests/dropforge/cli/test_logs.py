@@ -48,7 +48,7 @@ def test_all_pods_are_printed_in_the_order_of_time(terminal: Terminal, run: str)
         [
             line(1, "[rank 0] a"),
             line(2, "[rank 1] a"),
-            line(4, "[rank 0] b é \x0b \u2028"),
+            line(4, r"[rank 0] b é \x0b \u2028"),
             line(5, "[rank 0] c"),
             line(5, "[rank 0] d"),
             line(6, "[rank 1] b"),
@@ -65,6 +65,26 @@ def test_one_pod_and_the_last_lines(terminal: Terminal, run: str, s3_store: S3St
     done = terminal("logs", run, "--pod", "p-master-0", "-n", "2")  # what is older is not even fetched
     assert done.output == line(5, "[rank 0] d") + line(9, "[rank 0] e")
     assert broken in str(terminal("logs", run).exception)
+
+
+def test_colours_come_through_and_nothing_else_that_steers_a_terminal(terminal: Terminal, s3_store: S3Store) -> None:
+    s3_store.put(layout.run_key("fam-1"), b"{}")
+    hostile = "\x1b[1;31mred\x1b[0m \x1b]52;c;aGk=\x07 \x1b[2J\x1b[H \x1b]0;mine\x1b\\ \x9b2J"
+    hostile += " \rover \u202eback \x1b[1;8munseen\x1b[38;5;8m"
+    key = keep(s3_store, "p-master-0", FIRST, 1, line(1, hostile))
+    done = terminal("logs", "fam-1").stdout_bytes.decode()
+    assert done == line(
+        1,
+        "\x1b[1;31mred\x1b[0m "
+        + r"\x1b]52;c;aGk=\x07 \x1b[2J\x1b[H \x1b]0;mine\x1b"
+        + "\\ "
+        + r"\x9b2J \rover \u202eback \x1b[1;8munseen"
+        + "\x1b[38;5;8m\x1b[0m",
+    )
+    s3_store.put(key, gzip.compress(b"2026-11-21T10:00:01.000Z \xff\x9b2J\n"))
+    assert terminal("logs", "fam-1").stdout_bytes == rb"2026-11-21T10:00:01.000Z \xff\x9b2J" + b"\n"
+    s3_store.put(key, gzip.compress(b"2026-11-21T10:00:01.000Z of Windows\r\n"))
+    assert terminal("logs", "fam-1").stdout_bytes == b"2026-11-21T10:00:01.000Z of Windows\n"
 
 
 def test_one_rank_alone(terminal: Terminal, run: str, s3_store: S3Store) -> None:

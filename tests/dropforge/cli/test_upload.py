@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from dropforge.cli.upload import default_name, find_files, upload
 from dropforge.drop import read_drop
 from dropforge.errors import DataError
+from dropforge.folder_files import files_below
 from dropforge.layout import check_drop
 from dropforge.store import S3Store, Store
 
@@ -65,3 +69,54 @@ def test_paths_that_cannot_be_a_drop(tmp_path: Path, data: Path) -> None:
 
 def test_the_default_name_is_valid() -> None:
     check_drop(default_name())
+
+
+def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "data", tmp_path / "outside"
+    for where in (folder / "sub", outside, folder / ".git"):
+        where.mkdir(parents=True)
+    (outside / "key.jsonl").write_text("secret")
+    (folder / "a.jsonl").write_text("{}")
+    (folder / ".git" / "b.jsonl").write_text("{}")
+    (folder / "inside.jsonl").symlink_to("a.jsonl")
+    (folder / "sub" / "leak.jsonl").symlink_to(outside / "key.jsonl")
+    (folder / "up.jsonl").symlink_to("../outside/key.jsonl")
+    (folder / "gone.jsonl").symlink_to("nothing")
+    (folder / "hidden.jsonl").symlink_to(".git/b.jsonl")
+    (folder / "sub" / "again").symlink_to("..")
+    (folder / "other").symlink_to(outside)
+    os.mkfifo(folder / "pipe.jsonl")
+    told: dict[str, str] = {}
+    found = find_files([folder], lambda path, why: told.update({path.relative_to(folder).as_posix(): why}))
+    assert list(found) == ["a.jsonl", "inside.jsonl"]
+    assert told == {
+        "gone.jsonl": "it is a link to nothing",
+        "hidden.jsonl": "it is a link to a hidden file",
+        "other": "it is a link to a folder",
+        "sub/again": "it is a link to a folder",
+        "sub/leak.jsonl": f"it is a link out of {folder}",
+        "up.jsonl": f"it is a link out of {folder}",
+    }
+    assert list(files_below(folder)) == ["a.jsonl", "inside.jsonl"]
+    (tmp_path / "named").symlink_to(folder)
+    assert list(find_files([tmp_path / "named", outside / "key.jsonl"])) == ["a.jsonl", "inside.jsonl", "key.jsonl"]
+
+
+def test_a_command_shows_hostile_names_of_files_and_reads_no_link(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a\x1b]0;owned\x07.jsonl").write_text('{"text": "one two three"}\nbroken \x1b[2J\n')
+    (folder / "leak\x1b[2J.jsonl").symlink_to("/etc/hostname")
+    command = [
+        sys.executable,
+        "-c",
+        "from dropforge.cli.app import main; main()",
+        "curate",
+        str(folder),
+        "--sample",
+        "100",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert r"leak\x1b[2J.jsonl is left out: it is a link out of" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x07" not in done.stdout + done.stderr

@@ -49,7 +49,7 @@ def in_cohort(rest: str = "", quota: str = f"gpu: {{gpus: 8, {ROOM}}}") -> str:
         ("a: !!python/object/apply:os.system [id]", r"could not determine a constructor"),
         ("#" * (RECIPE_LIMIT + 1), r"it is larger than 64 KiB"),
         (FLAVORS + team() + team(), r"key 'teams' stands twice"),
-        (FLAVORS + "teams:\n  a: {}\n  a: {}\n", r"key 'a' stands twice, line 3"),
+        (FLAVORS + "teams:\n  a: {}\n  a: {}\n", r"key 'a' stands twice, line 4"),
         (FLAVORS + "team: {}\n" + team(), r"key `team`: it is unknown. Did you mean `teams`"),
         (FLAVORS + team("quotas: {}"), r"key `teams.a.quotas`: it is unknown. Did you mean `quota`"),
         (

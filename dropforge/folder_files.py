@@ -1,0 +1,46 @@
+"""Which files of a folder a person means to give: none that is hidden, and nothing that lies outside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
+    """Return the files below a folder by their relative key, sorted; hidden ones are left out.
+
+    :param on_skip: called with each symbolic link that is left out, and why: what it leads to is not in the folder, is
+        not there, is hidden, or is a folder, which would be read twice or without end; and with each folder that
+        cannot be read.
+    """
+    root = folder.resolve()
+    found: dict[str, Path] = {}
+
+    def unreadable(error: OSError) -> None:
+        on_skip(Path(error.filename), f"it cannot be read ({error.strerror})")
+
+    for where, folders, names in os.walk(folder, onerror=unreadable):
+        here = Path(where)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            if (here / name).is_symlink():  # which `os.walk` does not follow
+                on_skip(here / name, "it is a link to a folder")
+        for name in sorted(names):
+            path = here / name
+            if name.startswith("."):
+                continue
+            if path.is_symlink():
+                if not path.exists():
+                    on_skip(path, "it is a link to nothing")
+                    continue
+                target = path.resolve()
+                if not target.is_relative_to(root):
+                    on_skip(path, f"it is a link out of {folder}")
+                    continue
+                if any(part.startswith(".") for part in target.relative_to(root).parts):
+                    on_skip(path, "it is a link to a hidden file")
+                    continue
+            if path.is_file():
+                found[path.relative_to(folder).as_posix()] = path
+    return dict(sorted(found.items()))

@@ -1,0 +1,32 @@
+"""Text from outside made fit for people: nothing in it steers a terminal, and none of it is without end."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+_HARMLESS: Final = frozenset("\n\t\u200c\u200d")  # the joiners make letters of many scripts
+
+
+def escape(text: str) -> str:
+    """Return the text with control and other invisible characters spelled out, as `\\x1b`; lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char.isprintable() or char in _HARMLESS or unicodedata.category(char) == "Zs"
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def shorten(text: str, most: int) -> str:
+    """Return at most `most` characters: the beginning, how much is left out, and the end.
+
+    :param most: below 60, what says how much is left out comes on top.
+    """
+    if len(text) <= most:
+        return text
+    room = most - 40 if most >= 60 else most
+    head, tail = room * 2 // 3, room // 3
+    return f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[-tail:] if tail else ''}"
