@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 from kubeflow_training.gangs.memory import SIZE_KEY
@@ -21,14 +22,26 @@ both = pytest.mark.parametrize("mode", ["deferred", "sync"])
 
 @pytest.fixture
 def other(airflow):
-    """A job that takes half of the machine."""
-    name = "takes-half"
+    """A job that takes half of the machine until this is called; it has its pod, or is gone, when a test goes on."""
+    cluster, name = airflow.cluster, "takes-half"
+
+    def until(reached):
+        end = time.monotonic() + 150
+        while not reached(cluster.read(name, "default")):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def leave():
+        cluster.delete(name, "default", grace_seconds=0)
+        until(lambda job: job is None)
+
     half = pytorch_job(
         name=name, image="x", command=["python", "-c", "import time; time.sleep(600)"], cpus=2, memory_gb=0.2
     )
-    airflow.cluster.create(half)
-    yield lambda: airflow.cluster.delete(name, "default", grace_seconds=0)
-    airflow.cluster.delete(name, "default", grace_seconds=0)
+    cluster.create(half)
+    until(lambda job: observe(job.job, job.pods, job.events).phase is Phase.RUNNING)
+    yield leave
+    leave()
 
 
 @both
