@@ -88,7 +88,7 @@ def letters(
 
     def choose(prefix: str, name_of: Callable[[str], str]) -> list[ObjectInfo]:
         infos = (info for info in store.list(prefix) if not only or name_of(info.key) in only)
-        return list(islice(infos, limit))
+        return list(islice(infos, None if only else limit))
 
     found = [_refused(store, info) for info in choose(layout.REFUSED, _drop_name)]
     kept = choose(layout.MESSAGES, _short)

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import RecipeError
+from dropforge.hub import INDEX
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
 _ADAPTER: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
 _LARGEST: Final = 64 << 20  # bytes of a JSON file; the largest known index has a few megabytes
 _TRUST: Final = "trust_remote_code="  # in the library's own texts
 
@@ -47,25 +47,28 @@ def load_tokenizer_files(folder: str | Path, revision: str | None = None) -> Any
         return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
 
 
-def load_weights(kind: Any, folder: str | Path, revision: str | None = None, **more: Any) -> tuple[Any, list[str]]:
+def load_weights(
+    kind: Any, folder: str | Path, revision: str | None = None, config: Any = None
+) -> tuple[Any, list[str]]:
     """Return a model in fp32, whatever the files hold, and the sorted names of its weights that they lack.
 
-    :param kind: of transformers' auto classes. :param more: for the class.
+    :param kind: of transformers' auto classes. :param config: of `load_config`, which is asked without it.
     :raises RuntimeError: if shapes differ; others as of `load_config`.
     """
     import torch
 
     _check_files(Path(folder))
-    more.setdefault("config", load_config(folder, revision))  # the one that was checked, not read again
+    if config is None:
+        config = load_config(folder, revision)
     with _no_code(str(folder)):
         model, loaded = kind.from_pretrained(
             str(folder),
+            config=config,  # the one that was checked, not read again
             revision=revision,
             dtype=torch.float32,
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            **more,
         )
     return model, sorted(loaded["missing_keys"])
 
@@ -129,13 +132,13 @@ def check_kernels(config: Any, whose: str) -> None:
 
 def _check_files(folder: Path) -> None:
     """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
-    index = _json(folder / _INDEX)
+    index = _json(folder / INDEX)
     named = index.get("weight_map") if isinstance(index, dict) else None
     for file in named.values() if isinstance(named, dict) else ():
         if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
             raise RecipeError(
                 _KEY,
-                f"{folder}: its {_INDEX} names {str(file)[:100]!r}, which is no safetensors file beside it",
+                f"{folder}: its {INDEX} names {str(file)[:100]!r}, which is no safetensors file beside it",
                 "Save the model anew with safetensors",
             )
     if (folder / _ADAPTER).is_file():

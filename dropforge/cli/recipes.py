@@ -79,7 +79,7 @@ def plan(
     size = None
     if data is not None:
         files = [data] if data.is_file() else files_below(data).values()
-        size = sum(_text_bytes(item) for item in files if item.is_file())
+        size = sum(map(_text_bytes, files))
     figures = estimate(loaded, size)
     speed = None if family is None else _measured(connect(state), check_family(family), loaded)
     Console().print(_plan_table(loaded, figures, forecast(loaded, figures, speed)))

@@ -80,6 +80,8 @@ def test_a_record_without_end_and_very_many_are_listed_in_bounds(s3_store: S3Sto
         assert [letter.id for letter in found] == ["fam/d0", "fam/d1", "fam/d2"]
     with letters(s3_store, None, "", limit=3, only=["fam/endless", "fam/long", "fam/d4"]) as found:
         reasons = {letter.id: letter.reason for letter in found}
+    with letters(s3_store, None, "", limit=2, only=list(reasons)) as found:
+        assert {letter.id for letter in found} == {"fam/d4", "fam/endless", "fam/long"}  # all that are named
     assert reasons["fam/d4"] == "it lists 'b'"
     assert reasons["fam/endless"] == "its record cannot be read: it has more than 8,388,608 bytes"
     assert len(reasons["fam/long"]) <= 4000

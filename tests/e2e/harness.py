@@ -54,7 +54,7 @@ def wait(
             if found != seen:
                 seen, end = found, min(now + seconds, begun + 3 * seconds)
         time.sleep(0.2)
-    pytest.fail(f"waited {seconds:g} s for {what}")
+    pytest.fail(f"waited {time.monotonic() - begun:.0f} s for {what}")
 
 
 class Stack:

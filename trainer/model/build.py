@@ -197,15 +197,16 @@ def _read_config(folder: str | Path, revision: str | None) -> Any:
 
 
 def load_pretrained(
-    kind: Any, folder: str | Path, revision: str | None, what: str, mend: str, **more: Any
+    kind: Any, folder: str | Path, revision: str | None, what: str, mend: str, config: Any = None
 ) -> tuple[Any, list[str]]:
     """A model in fp32, whatever the files hold, and the names of its weights that they lack, sorted.
 
-    :param kind: of transformers' auto classes. :param what: and :param mend: for the error. :param more: for the class.
+    :param kind: of transformers' auto classes. :param what: and :param mend: for the error.
+    :param config: as of `load_weights`.
     :raises RecipeError: if it cannot be loaded.
     """
     try:
-        return load_weights(kind, folder, revision, **more)
+        return load_weights(kind, folder, revision, config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         cause = " ".join(str(error).split())[:300]
         raise RecipeError(
@@ -275,7 +276,8 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    if _read_config(folder, revision).is_encoder_decoder:  # of some the library would take the decoder alone
+    config = _read_config(folder, revision)
+    if config.is_encoder_decoder:  # of some the library would take the decoder alone
         raise RecipeError(
             "recipe key `base.model`",
             f"{folder} is an encoder-decoder, which reads a prompt and writes the answer to it",
@@ -287,6 +289,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
         revision,
         "as a causal language model",
         "Name such a model, and see that this machine can reach it",
+        config,
     )
     if any(str(name).endswith(_CLASSIFIER) for name in model.config.architectures or ()):
         raise RecipeError(
