@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, chain, task
@@ -24,9 +25,12 @@ from dropforge_airflow.retries import WAITING_TASK
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.retries import RetryByCause, SharedBudget
 
+from dropforge.settings import families_folder
+
 # The recipe says how many failures a run may have; preemption and eviction, an orderly `dropforge down` too, are none.
 RETRIES = RetryByCause(shared=SharedBudget("open_run", "retries", at_most=20, name="compute.retries"))
 FIELDS = form_fields(os.environ.get("DROPFORGE_PRESET", "sample"))
+FAMILIES = families_folder(Path(__file__).parent)
 
 
 def step(body: Callable[..., Any], **arguments: Any) -> Any:
@@ -54,7 +58,7 @@ with DAG(
     },
     on_failure_callback=RUN_FAILED,
 ):
-    planned = step(plan.plan)()
+    planned = step(plan.plan)(str(FAMILIES))
     curated = CurateOperator(task_id="curate", planned=planned, **WAITING_TASK).output
     checked = step(data.check_data)(planned, curated)
     open_run = OpenRunOperator(task_id="open_run", planned=planned, curated=curated, forecast=checked[data.FORECAST])

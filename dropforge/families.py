@@ -1,5 +1,5 @@
-"""A family's file: when the calendar retrains it, on which drops, from where, with which recipe; and how its drops
-are taken in.
+"""A family's file: its recipe; when the calendar retrains it, on which drops, from where; and how its drops are taken
+in.
 
 One strict YAML file per family, whose name is the family's. What is wrong with one file says nothing about the others:
 both come back, the families that can be read and the errors of those that cannot.
@@ -41,7 +41,7 @@ class Alert(Section):
 
 
 class Family(Section):
-    """How the calendar retrains a family, how its drops are taken in, or both."""
+    """What a family is trained with, how the calendar retrains it, how its drops are taken in: at least one."""
 
     cron: str | None = None
     """When it is retrained, as five fields: `0 3 * * 1` is Mondays at three. Without it no calendar retrains it."""
@@ -52,7 +52,7 @@ class Family(Section):
     start: str = Field(default="base", pattern=START)
     """Where its weights begin: `base`, `champion`, or `runs/RUN/step-N`."""
     recipe: dict[str, Any] = Field(default_factory=dict)
-    """The recipe of what the calendar and the window start, as in a drop's `recipe.yaml`. It begins with
+    """The family's recipe, of its drops as of what the calendar and the window start. It begins with
     `extends: PRESET`."""
     alert: Alert = Alert()
     intake: Intake | None = None
@@ -84,8 +84,13 @@ class Family(Section):
         return data
 
     @property
+    def governs(self) -> bool:
+        """Whether it has a recipe, which its drops are trained with."""
+        return bool(self.recipe)
+
+    @property
     def starts(self) -> bool:
-        """Whether runs are started with its recipe."""
+        """Whether the calendar or the window starts runs, which take nothing from the drops' own recipes."""
         return self.cron is not None or (self.intake is not None and self.intake.window is not None)
 
     @property
@@ -106,7 +111,11 @@ class Family(Section):
 
     def whole(self, more: Mapping[str, Any] | None = None) -> Recipe:
         """The resolved recipe. :param more: see `overrides`. :raises RecipeError: if it cannot work."""
-        return check_startable(build_recipe(merge(resolve({"extends": self.preset}), self.overrides(more))))
+        return check_startable(build_recipe(self.resolved(more)))
+
+    def resolved(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The values of the recipe over its preset, not checked yet. :param more: see `overrides`."""
+        return merge(resolve({"extends": self.preset}), self.overrides(more))
 
 
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {"alert": Alert, "intake": Intake}
@@ -174,7 +183,7 @@ def build_family(values: Mapping[str, Any]) -> Family:
         cause = "it is missing" if first["type"] == "missing" else f"{_said(first['msg'])}, not {first['input']!r:.60}"
         raise RecipeError(f"key `{key}`", cause, f"It stands for: {about or key}") from None
     _check_used(family)
-    if not family.starts:
+    if not family.starts and not family.governs:
         return family
     if "extends" not in family.recipe:
         raise RecipeError("key `recipe`", "it extends no preset", "Begin it with `extends: PRESET`")
@@ -185,7 +194,7 @@ def build_family(values: Mapping[str, Any]) -> Family:
                 f"key `recipe.{section}`", f"it is no mapping, but {inner!r:.60}", "Indent its keys below"
             )
         if inner is not None and key in inner:
-            raise RecipeError(f"key `recipe.{section}.{key}`", "the calendar sets it", f"Say it as `{own}:` beside it")
+            raise RecipeError(f"key `recipe.{section}.{key}`", "the file sets it", f"Say it as `{own}:` beside it")
     whole = family.whole()
     if whole.curation.scope == "family" and family.data != "all":
         raise RecipeError(
@@ -198,20 +207,17 @@ def build_family(values: Mapping[str, Any]) -> Family:
 
 def _check_used(family: Family) -> None:
     """:raises RecipeError: for keys without the one that they belong to, and rules of intake that cannot work."""
-    if family.cron is None and family.intake is None:
-        raise RecipeError("keys `cron` and `intake`", "both are missing", "Give one of them, or take the file away")
+    if family.cron is None and family.intake is None and not family.governs:
+        raise RecipeError(
+            "keys `recipe`, `cron` and `intake`", "all are missing", "Give one of them, or take the file away"
+        )
     if family.intake is not None:
         check_rules(family.intake)
     for key in ("timezone", "data", "alert") if family.cron is None else ():
         if key in family.model_fields_set:
             raise RecipeError(f"key `{key}`", "it is of the calendar", "Give `cron` too, or leave it out")
-    for key in ("recipe", "start") if not family.starts else ():
-        if key in family.model_fields_set:
-            raise RecipeError(
-                f"key `{key}`",
-                "nothing here starts a run with it: each drop has its own `recipe.yaml`",
-                "Give `cron` or `intake.window` too, or leave it out",
-            )
+    if "start" in family.model_fields_set and not family.governs:
+        raise RecipeError("key `start`", "it is of the recipe", "Give `recipe` too, or leave it out")
 
 
 def _read(path: Path) -> bytes:

@@ -10,6 +10,8 @@
     ledger/batches/FAMILY/ID.json            several drops that became one run by the family's window, and its recipe
     ledger/superseded/FAMILY/ID.json         a drop that gets no run because of a newer one, and why
     ledger/intake/FAMILY.json                what the family's rules of intake remember
+    ledger/families/FAMILY.json              the family's recipe, and who set it; none where the installation's preset
+                                             or the family's file is its recipe
     ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended; of another bucket
                                              DROP@ALIAS.json
     ledger/messages/DIGEST.json              a message that is no S3 event, where there is no dead-letter queue
@@ -199,6 +201,11 @@ def superseded_key(family: str, drop_id: str) -> str:
 def rules_key(family: str) -> str:
     """What the family's rules of intake remember."""
     return f"{RULES}{family}.json"
+
+
+def family_recipe_key(family: str) -> str:
+    """The recipe that was kept for the family."""
+    return f"ledger/families/{check_family(family)}.json"
 
 
 def refused_key(family: str, drop: str, place: str = "") -> str:

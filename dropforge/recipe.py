@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from dropforge.recipe_costs import Limits, Price
 from dropforge.recipe_data import Curation, Data
+from dropforge.recipe_drops import Drops
 from dropforge.recipe_idle import Idle
 from dropforge.recipe_network import NetworkEnv, Preflight
 from dropforge.recipe_promote import Promote
@@ -132,7 +133,7 @@ class Lora(Section):
 
     r: int = Field(default=8, ge=1, le=LARGEST)
     """Rank."""
-    alpha: int = Field(default=16, ge=1)
+    alpha: int = Field(default=16, ge=1, le=LARGEST)
     """Scale; the adapter's output is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's input."""
@@ -162,7 +163,7 @@ class EarlyStopping(Section):
 
     patience: int = Field(default=3, ge=1, le=LARGEST)
     """Evaluations in a row that are not better than the best before them."""
-    min_delta: float = Field(default=0.0, ge=0)
+    min_delta: float = Field(default=0.0, ge=0, le=1000)
     """Nats per token by which an evaluation must be better to count."""
 
 
@@ -173,7 +174,7 @@ class FastCheckpoints(Section):
     """An absolute folder that is there on every node: `/dev/shm`, or where a local NVMe is mounted."""
     every: Count | Minutes
     """Steps between checkpoints there, or time as in `"10 min"`; less than `checkpoint_every`."""
-    keep: int = Field(default=1, ge=1)
+    keep: int = Field(default=1, ge=1, le=1000)
     """Newest checkpoints to keep there; while one is written there is one more."""
 
 
@@ -224,7 +225,7 @@ class Train(Section):
     (needs bitsandbytes where the ranks run), `sgd` 4."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Of `sgd`; with 0 it keeps nothing."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0, le=1000)
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant", "exponential", "step", "plateau", "wsd"] = "cosine"
     """Course of the learning rate after the warm-up; `wsd` stays at the peak and decays at the end."""
@@ -240,9 +241,9 @@ class Train(Section):
     """From one drop of `step` to the next: share of the steps, or from 1 on their number."""
     plateau_patience: int = Field(default=2, ge=1, le=LARGEST)
     """Evaluations in a row without a new lowest loss that `plateau` bears; the next one drops the rate."""
-    weight_decay: float = Field(default=0.1, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0, le=1000)
     """On matrices only; norms, biases and embeddings are left alone."""
-    clip: float = Field(default=1.0, gt=0)
+    clip: float = Field(default=1.0, gt=0, le=1e9)
     """Largest global gradient norm."""
     seed: int = Field(default=17, ge=0, lt=2**32)
     """Seed of weights, order and dropout."""
@@ -266,9 +267,9 @@ class Train(Section):
     """Where they go, below the run's name: a folder that all nodes share, or `s3://...`; null is the run's folder."""
     fast_checkpoints: FastCheckpoints | None = None
     """Checkpoints taken more often, in a fast folder of each node; `checkpoint_every` then uploads from there."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1, le=10_000)
     """Newest checkpoints to keep."""
-    keep_best: int = Field(default=1, ge=0)
+    keep_best: int = Field(default=1, ge=0, le=10_000)
     """Checkpoints with the lowest evaluation loss to keep beside them, of those that were evaluated."""
     early_stopping: EarlyStopping | None = None
     """End the training once evaluations no longer get better."""
@@ -302,17 +303,17 @@ class Compute(Section):
     instance: str | None = Field(default=None, min_length=1, max_length=60)
     """Kind of machine that each pod has for itself, as `dropforge instances` lists them: it says `gpus`,
     `gpu_memory_gb`, `processes_per_node`, `cpus` and `memory_gb` where the recipe does not, and which nodes fit."""
-    nodes: int = Field(default=1, ge=1, le=LARGEST)
+    nodes: int = Field(default=1, ge=1, le=10_000)
     """Pods of the gang."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
     """Ranks per pod."""
-    cpus: float = Field(default=1, gt=0)
+    cpus: float = Field(default=1, gt=0, le=4096)
     """CPU cores per pod."""
-    memory_gb: float = Field(default=2, gt=0)
+    memory_gb: float = Field(default=2, gt=0, le=100_000)
     """Memory per pod in gigabytes."""
-    gpus: int = Field(default=0, ge=0)
+    gpus: int = Field(default=0, ge=0, le=64)
     """GPUs per pod; one rank each."""
-    gpu_memory_gb: float | None = Field(default=None, gt=0)
+    gpu_memory_gb: float | None = Field(default=None, gt=0, le=10_000)
     """Memory of each GPU in gigabytes: what the estimate is held against before the start. Null holds it against
     nothing; the trainer measures at the start either way."""
     parallel: Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"] = "auto"
@@ -335,7 +336,7 @@ class Compute(Section):
     data_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
     """A folder where each node keeps base models, tokens and packs by their SHA-256, for other pods and later runs;
     null fetches them for each pod. Who may write there can change what a training begins with."""
-    data_cache_gb: float = Field(default=100, gt=0)
+    data_cache_gb: float = Field(default=100, gt=0, le=1e6)
     """Gigabytes that `data_cache` may take; what was not used for the longest time goes first."""
     image: str = "dropforge-trainer:latest"
     """Trainer image; the local backend has no use for it."""
@@ -360,13 +361,13 @@ class Compute(Section):
     file of teams. Ranks follow the nodes' places. Needs `queue`."""
     topology_required: bool = False
     """Whether the gang rather waits than to be spread over several of them. Needs `topology`."""
-    grace_seconds: int = Field(default=60, ge=5)
+    grace_seconds: int = Field(default=60, ge=5, le=86_400)
     """Time between SIGTERM and SIGKILL, for the last checkpoint."""
     idle: Idle | None = None
     """When idle GPUs end the run; null never. Needs `gpus`."""
-    deadline_minutes: int = Field(default=720, ge=1)
+    deadline_minutes: int = Field(default=720, ge=1, le=525_600)
     """Longest run time of each job (training, evaluation, what is asked of a checkpoint), waiting not included."""
-    retries: int = Field(default=2, ge=0)
+    retries: int = Field(default=2, ge=0, le=100)
     """Gangs to start after the first one failed for a reason that a retry can mend."""
     gpu_tflops: float | None = Field(default=None, gt=0, le=1e6)
     """What one of these GPUs gives a training, in teraFLOPs a second (its data sheet says two or three times as much):
@@ -399,7 +400,7 @@ class Generation(Section):
 class Evaluate(Section):
     """How candidate and champion are measured."""
 
-    max_rows: int = Field(default=2000, ge=1)
+    max_rows: int = Field(default=2000, ge=1, le=LARGEST)
     """Evaluation rows to use, chosen by content key."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only."""
@@ -438,6 +439,8 @@ class Recipe(Section):
     """Measurement."""
     promote: Promote = Promote()
     """Promotion."""
+    drops: Drops = Drops()
+    """What drops may ask for."""
     code: Code | None = None
     """Own row functions, metrics and callbacks."""
 

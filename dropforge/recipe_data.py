@@ -99,7 +99,7 @@ class Data(Section):
     ] = "utf-8"  # fmt: skip
     """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
     each line that is not UTF-8 as that. What stays is quarantined."""
-    max_row_bytes: int = Field(default=8_000_000, ge=1_000)
+    max_row_bytes: int = Field(default=8_000_000, ge=1_000, le=1_000_000_000)
     """A longer row is quarantined."""
     limit_rows: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
     """For smoke runs: only the first rows are read, in the order of the files' names and of the places in them."""
@@ -225,7 +225,7 @@ class Gate(Section):
         default={}, max_length=100
     )
     """Largest share of the rows that may end for a reason, as `{near_duplicate: 0.5, contaminated: 0}`."""
-    min_words: int | None = Field(default=None, ge=1)
+    min_words: int | None = Field(default=None, ge=1, le=1_000_000_000_000_000)
     """Fewest words that the rows of both splits may have together; `curation.min_rows` is the floor in rows."""
     max_drift: float | None = Field(default=None, ge=0, le=1)
     """Largest distance from the version before of the same family: of the rows' characters, words, languages and labels
@@ -248,7 +248,7 @@ class Curation(Section):
     """Where curation runs: `embedded` in processes of our own and DuckDB, `spark` in Spark, which needs Java and
     `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, and for smaller ones that `deadline_minutes` asks
     it for, if it is there. The dataset is the same."""
-    deadline_minutes: int | None = Field(default=None, ge=1)
+    deadline_minutes: int | None = Field(default=None, ge=1, le=525_600)
     """How long curation may take by its estimate, for `engine: auto`; nothing is ended when it is over."""
     spark: Spark = Spark()
     scope: Literal["drop", "family"] = "drop"
@@ -258,9 +258,9 @@ class Curation(Section):
     label_conflicts: Literal["keep", "first", "drop"] = "keep"
     """What happens to rows with the same input and another label or last answer, which the card counts: all stay, or
     the first one in rank, or none. All rows with one input stand on one side of the split."""
-    max_rows_per_source: dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1)]] = Field(
-        default={}, max_length=1000
-    )
+    max_rows_per_source: dict[
+        Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1, le=1_000_000_000_000)]
+    ] = Field(default={}, max_length=1000)
     """Most rows of a source, as `{wiki: 100000}`: those with the lowest hashes stay."""
     dedup: Dedup | None = None
     """Removes rows that are nearly the same too; `{}` takes the defaults."""
@@ -281,7 +281,7 @@ class Curation(Section):
         tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")], ...], Field(strict=False, max_length=100)
     ] = ()
     """Functions of the wheel that `code` names that change texts or end rows, in this order, as `[tidy]`."""
-    min_rows: int = Field(default=20, ge=2)
+    min_rows: int = Field(default=20, ge=2, le=1_000_000_000_000)
     """Fewer rows after curation are an error."""
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
     """A larger share of unreadable rows is an error."""
@@ -290,7 +290,7 @@ class Curation(Section):
     gate: Gate = Gate()
     memory: str = Field(default="512MB", pattern=r"^[1-9]\d{0,5}[MG]B$")
     """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""
-    workers: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0, le=4096)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""
 
     @model_validator(mode="before")

@@ -35,15 +35,18 @@ Measured = Literal[
 ]
 
 
+Limit = Annotated[float, Field(ge=-1e15, le=1e15)]
+
+
 class Guard(Section):
     """A metric that does not decide, but that no champion may fall behind with."""
 
     metric: Metric | Measured
     """As in `promote.metric`; or the model's size and speed, which the evaluation measures of both models
     (`model/...`), or what the run has used up to the verdict (`cost/...`, which has limits only)."""
-    at_least: float | None = None
+    at_least: Limit | None = None
     """The lowest value that is let pass."""
-    at_most: float | None = None
+    at_most: Limit | None = None
     """The highest value that is let pass."""
     max_regression: float | None = Field(default=None, ge=0, lt=1)
     """How much worse than the champion's it may be, as a fraction of that; 0 for not at all."""
@@ -64,7 +67,7 @@ class Slices(Section):
     """`source` (what the row says, else its file), `label`, or a column that `data.keep_columns` keeps."""
     top: int = Field(default=10, ge=1, le=50)
     """The slices with the most rows; all others together are one more."""
-    min_rows: int = Field(default=20, ge=1)
+    min_rows: int = Field(default=20, ge=1, le=1_000_000_000)
     """A slice of fewer rows is not measured, which its line in the verdict says."""
     guards: tuple[Guard, ...] = Field(default=(), max_length=5, strict=False)
     """Limits that hold in each slice that is measured."""

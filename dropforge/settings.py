@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from dropforge.errors import DropforgeError
 
+SELF_SERVICE: Final = "DROPFORGE_SELF_SERVICE"
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -29,6 +31,7 @@ class Settings:
     :param state: folder of the embedded stack.
     :param drop_patience: minutes that a drop may wait for files that its `_SUCCESS` lists.
     :param drop_buckets: other buckets that drops come from, with their aliases.
+    :param self_service: whether the recipe of a family's first drop becomes the family's.
     """
 
     bucket: str
@@ -39,6 +42,7 @@ class Settings:
     state: Path
     drop_patience: float = 60.0
     drop_buckets: Mapping[str, str] = field(default_factory=dict)
+    self_service: bool = False
 
     @property
     def root(self) -> str:
@@ -63,6 +67,7 @@ class Settings:
             "DROPFORGE_QUEUE_URL": self.queue_url,
             "DROPFORGE_AIRFLOW_URL": self.airflow_url,
             "DROPFORGE_STATE": str(self.state),
+            SELF_SERVICE: "1" if self.self_service else "0",
             "MLFLOW_TRACKING_URI": self.tracking_uri,
         }
 
@@ -117,7 +122,19 @@ def from_env(env: Mapping[str, str] = os.environ) -> Settings:
         state=Path(env.get("DROPFORGE_STATE") or ".dropforge").absolute(),
         drop_patience=_minutes(env, "DROPFORGE_DROP_PATIENCE", Settings.drop_patience),
         drop_buckets=_buckets(env.get("DROPFORGE_DROP_BUCKETS", ""), bucket, alias),
+        self_service=is_self_service(env),
     )
+
+
+def is_self_service(env: Mapping[str, str], default: str = "0") -> bool:
+    """Tell whether the recipe of a family's first drop becomes the family's: `DROPFORGE_SELF_SERVICE`.
+
+    :raises DropforgeError: if it is neither 1 nor 0.
+    """
+    value = env.get(SELF_SERVICE) or default
+    if value not in {"0", "1"}:
+        raise DropforgeError(f"environment variable {SELF_SERVICE}", f"it is {value!r}", "Set it to 1 or 0")
+    return value == "1"
 
 
 def families_folder(dags: Path) -> Path:

@@ -18,6 +18,7 @@ from dropforge.cli import (
     demo,
     drops,
     explain,
+    family,
     forget,
     images,
     install,
@@ -64,6 +65,7 @@ app.command("runs")(runs.runs)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("rollback")(rollback.rollback)
+app.add_typer(family.app, name="family")
 app.command("letters")(letters.letters)
 app.command("checkpoints")(checkpoints.checkpoints)
 app.command("logs")(logs.logs)

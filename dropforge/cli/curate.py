@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dropforge import layout
+from dropforge import family_recipe, layout
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.recipes import RecipeOption
 from dropforge.drop import Drop, read_drop
@@ -18,7 +17,7 @@ from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
-from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, put_over, resolve
+from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, default_preset, read_yaml
 from dropforge.store import FolderStore, Store, open_store
 from dropforge.terminal import Console, Text
 
@@ -57,7 +56,7 @@ def curate(
     """Make a dataset version outside Airflow, or look at a sample of it first.
 
     Says where the rows go and why, what the gate finds, and of a sample how long the whole would take. Without
-    --recipe the data's own `recipe.yaml` counts, over the preset `sample`.
+    --recipe the data's own `recipe.yaml` counts, over the recipe of the family in the bucket, else over the preset.
     """
     try:
         from curation.earlier import mark
@@ -118,18 +117,18 @@ def _drop(store: Store, data: str) -> Drop:
 
 
 def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -> Recipe:
-    """The recipe that is given, else as the run will resolve it: the drop's own over the preset."""
+    """The recipe that is given, else as the run will resolve it: the drop's own over the family's."""
     if given is not None:
         return load_recipe(given)
-    values = resolve({"extends": os.environ.get("DROPFORGE_PRESET", "sample")})
+    prefix, store = under[0]
+    ruling = family_recipe.rule(store, drop.family, default_preset())
     own = next((file for file in drop.files if file.key == layout.RECIPE), None)
     if own is None:
-        return build_recipe(values)
+        return build_recipe(ruling.values)
     if own.size > RECIPE_LIMIT:
         raise RecipeError(layout.RECIPE, f"it has {own.size} bytes", "A recipe holds settings, not data")
-    prefix, store = under[0]
     with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag, own.version_id) as stream:
-        return build_recipe(put_over(values, stream.read()))
+        return build_recipe(family_recipe.put_drop(ruling, read_yaml(stream.read()), self_service=True))
 
 
 def _tell_skipped(path: Path, why: str) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dropforge import layout, ledger, sweeps, tracking
+from dropforge import family_recipe, layout, ledger, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE, NoSuchRunError
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.patience import Patience, asking_mlflow
@@ -19,7 +19,7 @@ from dropforge.cli.watch import View, follow, why_failed
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.layout import check_family
-from dropforge.recipes.load import check_drop_recipe
+from dropforge.recipes.load import build_recipe, check_drop_recipe, default_preset, read_yaml
 from dropforge.store import MissingObjectError
 from dropforge.terminal import Console, Text
 
@@ -43,6 +43,8 @@ def drop_command(
     if layout.RECIPE in files:
         check_drop_recipe(files[layout.RECIPE])  # a broken recipe is refused here, not half an hour later
     connection = connect(state)
+    if layout.RECIPE in files:
+        _check_family_recipe(connection, family, files[layout.RECIPE])
     found = send(connection, family, name or default_name(), files)
     console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
     known = _known(connection, found)
@@ -53,6 +55,15 @@ def drop_command(
         dag_run = run or wait_for_run(connection, found)
         view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
         raise typer.Exit(show_end(connection, dag_run, view))
+
+
+def _check_family_recipe(connection: Connection, family: str, path: Path) -> None:
+    """Refuse here what the run would refuse, as far as the ledger tells. :raises RecipeError: naming the key."""
+    try:
+        ruling = family_recipe.rule(connection.store, family, default_preset())
+    except ClientError:  # who may only upload cannot read the ledger; the run looks all the same
+        return
+    build_recipe(family_recipe.put_drop(ruling, read_yaml(path.read_bytes()), self_service=True))
 
 
 def _tell_skipped(path: Path, why: str) -> None:

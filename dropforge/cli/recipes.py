@@ -30,17 +30,20 @@ from dropforge.run import RunSpec, run_name
 from dropforge.terminal import Console
 
 
-def _complete(incomplete: str) -> list[str]:
+def complete_recipe(incomplete: str) -> list[str]:
     return [name for name in presets() if name.startswith(incomplete)]
 
 
 RecipeArgument = Annotated[
-    str, typer.Argument(help="A preset's name or a recipe file.", autocompletion=_complete, metavar="RECIPE")
+    str, typer.Argument(help="A preset's name or a recipe file.", autocompletion=complete_recipe, metavar="RECIPE")
 ]
 RecipeOption = Annotated[
     str | None,
     typer.Option(
-        "--recipe", help="A preset's name or a recipe file.", autocompletion=_complete, show_default="the data's own"
+        "--recipe",
+        help="A preset's name or a recipe file.",
+        autocompletion=complete_recipe,
+        show_default="the data's own",
     ),
 ]
 FamilyOption = Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,7 +23,7 @@ from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.estimate import check_memory, estimate
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import build_recipe, merge, presets, read_yaml, resolve
+from dropforge.recipes.load import build_recipe, merge, presets, read_named, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.terminal import Console, Text
 
@@ -105,7 +105,7 @@ def asked(recipe: str, changes: Sequence[str], data: str | None) -> tuple[str, d
     over: dict[str, Any] = {}
     preset = recipe
     if recipe not in presets():
-        values = _read(recipe)
+        values = read_named(recipe)
         preset = str(values.get("extends", ""))
         if not preset:
             raise RecipeError(
@@ -188,10 +188,3 @@ def wait_planned(connection: Connection, dag_run: str) -> tuple[Stage, ...]:
 
 def _drop(text: str, family: str) -> str:
     return text if "/" in text or is_id(text) else f"{family}/{text}"
-
-
-def _read(recipe: str) -> Mapping[str, Any]:
-    path = Path(recipe)
-    if not path.is_file():
-        raise RecipeError(f"recipe {recipe!r}", "it is neither a file nor a preset", f"Presets: {', '.join(presets())}")
-    return read_yaml(path.read_bytes())

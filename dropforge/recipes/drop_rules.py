@@ -1,151 +1,138 @@
-"""What the recipe of a drop may not say.
+"""What the recipe of a drop may say: a list of keys, and the bounds of their numbers.
 
-Who may upload data may not thereby choose what code runs, where, with how much, with which of the environment's
-values, or that the preset's masks and gate do not count.
+Whoever uploads rows describes them, and may ask for less than the family has. All other keys are the family's or the
+installation's. The resolved recipes with and without the drop's are compared, so it does not matter how it says
+something: what differs has to be on the list.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, get_args
 
 from dropforge.errors import RecipeError
-from dropforge.recipe_promote import Promote
+from dropforge.recipe import Recipe
+from dropforge.recipe_drops import Length, Rate
 
-_METRIC: Final = "promote.metric"
-#: What a preset sets of these is not taken away either, as `curation: none` would.
-WHERE_CURATED: Final = (
-    "curation.engine",
-    "curation.deadline_minutes",
-    "curation.spark",
-    "curation.workers",
-    "curation.memory",
+#: Keys that describe the rows, at any value.
+DESCRIPTIVE: Final = frozenset(
+    {
+        "data.columns",
+        "data.encoding",
+        "data.keep_columns",
+        "data.license",
+        "data.prompt_template",
+        "data.text_column",
+    }
 )
-#: Keys that only the form and presets have, those that a drop's recipe extends among them.
-NOT_ITS_OWN: Final = (
-    "code",
-    "compute.image",
-    "compute.namespace",
-    "compute.service_account",
-    "compute.backend",
-    "compute.instance",
-    "compute.node_selector",
-    "compute.volumes",
-    "compute.run_as",
-    "compute.queue",
-    "compute.priority",
-    "compute.topology",
-    "compute.topology_required",
-    "compute.compile_cache",
-    "compute.data_cache",
-    "compute.data_cache_gb",
-    "compute.fabric",
-    "compute.network_env",
-    "compute.preflight",
-    "compute.gpu_tflops",
-    "compute.price",
-    *WHERE_CURATED,
-    "curation.pii.key_env",
-    "curation.gate.override",
-    "promote.alias",
-    "promote.stale",
-    "train.checkpoints",
-    "train.fast_checkpoints",
-)
-#: What a preset sets of these stays as it is, whatever the drop's recipe replaces or extends.
-KEPT: Final = (
-    "curation.pii",
-    "curation.decontaminate",
-    _METRIC,
-    "promote.guards",
-    "promote.slices",
-    "promote.approval",
-    "compute.fabric",
-    "compute.network_env",
-    "compute.preflight",
-    "compute.gpu_tflops",
-    "compute.price",
-    "compute.limits",
-    "compute.idle",
-)
-#: What a preset switches off or on, a drop does not switch back.
-SWITCHED: Final = {"promote.input_example": False, "promote.better_than_base": True}
-#: Limits of a preset that a drop may make closer, and which way that is.
-CLOSER: Final = {
-    "curation.min_rows": 1,
-    "curation.max_quarantined": -1,
+LENGTHS: Final = frozenset(get_args(Length))
+RATES: Final = frozenset(get_args(Rate))
+#: Limits of the family that a drop may make stricter, and which way that is.
+STRICTER: Final = {
     "curation.max_filtered": -1,
-    "promote.min_improvement": 1,
-    "promote.confidence": 1,
+    "curation.max_quarantined": -1,
+    "curation.min_rows": 1,
+    "data.max_left_out": -1,
 }
-#: What a preset says in fractions of the deciding metric, so that a drop chooses no other one either.
-_OF_THE_METRIC: Final = ("promote.min_improvement", "promote.confidence", "promote.stale")
-_GATE: Final = "curation.gate"  # a drop may add limits to those of the preset
+_RATE_FACTOR: Final = 10.0
+#: Of each pair one is given; the family decides which.
+_EITHER: Final = {"train.epochs": "train.max_steps", "train.max_steps": "train.epochs"}
 
 
-def check_chosen(values: Mapping[str, Any]) -> None:
-    """:param values: the drop's recipe, `extends` not resolved.
+@dataclass(frozen=True)
+class Authority:
+    """Who decides what a drop may not, for the texts of errors.
 
-    :raises RecipeError: for a key that is not the drop's to choose.
+    :param name: as `family support`. :param change: what else changes the value, as `the form may change it`.
     """
-    for path in NOT_ITS_OWN:
-        section, _, key = path.rpartition(".")
-        found = _at(values, section) if section else values
-        if isinstance(found, Mapping) and key in found:
-            mend = "Set it in the form or the preset"
-            raise RecipeError(f"recipe key `{path}`", "a recipe in a drop may not choose it", mend)
+
+    name: str
+    change: str
 
 
-def check_kept(under: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
-    """:param under: the preset. :param merged: the same with the drop's recipe over it.
+def is_allowed(path: str) -> bool:
+    """Tell whether a drop's recipe may say the key, whatever its value."""
+    return _describes(path) or path in LENGTHS | RATES | STRICTER.keys()
 
-    :raises RecipeError: if masks or limits of the preset are lost or loosened, or where it computes is lost.
+
+def check_differences(under: Recipe, merged: Recipe, authority: Authority) -> None:
+    """Refuse what a drop's recipe changed although it may not.
+
+    :param under: the recipe without the drop's. :param merged: the recipe with it.
+    :raises RecipeError: naming the key, the value that holds, and the way to change it.
     """
-    for path in KEPT:
-        if _at(under, path) is not None and _at(merged, path) != _at(under, path):
-            raise _taken(path)
-    for path, state in SWITCHED.items():
-        if _at(under, path) is state and _at(merged, path) is not state:
-            raise _taken(path)
-    if any(_at(under, path) is not None for path in _OF_THE_METRIC) and _at(merged, _METRIC) not in (
-        _at(under, _METRIC),
-        Promote.model_fields["metric"].default,
-    ):
-        raise _taken(_METRIC)
-    limits = _at(under, _GATE)
-    if limits is not None:
-        for path in _leaves(_GATE, limits):
-            if _at(merged, path) != _at(under, path):
-                raise _taken(path)
-    for path, way in CLOSER.items():
-        limit, now = _at(under, path), _at(merged, path)
-        numbers = isinstance(now, int | float) and isinstance(limit, int | float)
-        if limit is not None and (now is None or (numbers and not way * (now - limit) >= 0)):
-            raise _taken(path)
-    for path in WHERE_CURATED:
-        if _at(under, path) is not None and _at(merged, path) is None:
-            raise _taken(path)
+    asked = merged.plain()
+    for path, holds, wanted in differences(under.plain(), asked):
+        if _describes(path):
+            continue
+        rule = _broken_rule(path, holds, wanted, under, asked) if is_allowed(path) else f"has {_text(holds)}"
+        if rule:
+            bounds = ", or gives it bounds of its own (`drops.bounds`)" if path in LENGTHS | RATES else ""
+            raise RecipeError(
+                f"recipe key `{path}`",
+                f"{authority.name} {rule}, and the recipe of this drop asks for {_text(wanted)}",
+                f"Leave it out of the drop; {authority.change}{bounds}",
+            )
 
 
-def _taken(path: str) -> RecipeError:
-    return RecipeError(
-        f"recipe key `{path}`",
-        "the preset decides it, and a recipe in a drop may not change it or take it away",
-        "Leave it out, and no `curation: none` in its place; the form and the preset may",
-    )
+def split_descriptive(values: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Take the description of the rows out of a recipe's values.
+
+    :return: the nested values of descriptive keys, and the dotted names of all others.
+    """
+    described: dict[str, Any] = {}
+    others: list[str] = []
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if path in DESCRIPTIVE:
+            described[key] = value
+        elif isinstance(value, Mapping) and value:
+            inner, more = split_descriptive(value, f"{path}.")
+            described |= {key: inner} if inner else {}
+            others += more
+        else:
+            others.append(path)
+    return described, others
 
 
-def _at(values: Any, path: str) -> Any:
-    """The value at a path; None where there is none."""
-    for key in path.split("."):
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return values
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys whose values differ in two nested mappings, with both values; None where a key is missing."""
+    for key in dict.fromkeys([*one, *other]):
+        before, after = one.get(key), other.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}", before, after
 
 
-def _leaves(path: str, value: Any) -> Iterator[str]:
-    """Paths of the values in a section."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}.{key}", inner)
-    else:
-        yield path
+def _describes(path: str) -> bool:
+    return path in DESCRIPTIVE or path.startswith(tuple(f"{key}." for key in DESCRIPTIVE))
+
+
+def _broken_rule(path: str, holds: Any, wanted: Any, under: Recipe, asked: Mapping[str, Any]) -> str:
+    """What the family lets a number be, if this one is not that; empty if it is."""
+    if path in STRICTER:
+        way = STRICTER[path]
+        fits = wanted is not None and (holds is None or way * (wanted - holds) >= 0)
+        return "" if fits else f"has {_text(holds)}, which a drop may only make {'higher' if way > 0 else 'lower'}"
+    partner = _EITHER.get(path)
+    if wanted is None and partner is not None and asked["train"][partner.rpartition(".")[2]] is not None:
+        return ""  # of the pair, the one that is given is judged
+    bounds = {str(key): pair for key, pair in under.drops.bounds.items()}.get(path)
+    if bounds is None and path in RATES:
+        bounds = (holds / _RATE_FACTOR, holds * _RATE_FACTOR)
+    if bounds is not None:
+        fits = wanted is not None and bounds[0] <= wanted <= bounds[1]
+        return "" if fits else f"has {_text(holds)}, and lets a drop ask for {bounds[0]:g} to {bounds[1]:g}"
+    if path == "train.epochs" and holds is None and under.train.max_steps is None:
+        holds = 1.0  # the trainer's own
+    if holds is None and partner is not None:
+        return f"has `{partner}` in its place"
+    fits = holds is None or (wanted is not None and wanted <= holds)
+    return "" if fits else f"has {_text(holds)}, and lets a drop ask for no more"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:200]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Hashable, Mapping
@@ -22,13 +23,15 @@ from dropforge.errors import RecipeError
 from dropforge.methods import check_done
 from dropforge.recipe import Recipe
 from dropforge.recipes.curation_rules import check_curation
-from dropforge.recipes.drop_rules import check_chosen, check_kept
+from dropforge.recipes.drop_rules import Authority, check_differences
 from dropforge.recipes.place_rules import fill_sizes, without_sizes
 from dropforge.recipes.rules import SIZES, check_combinations, check_startable
+from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.section import help_of
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
+_NUMBERS = 10**18
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
@@ -86,14 +89,22 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     :param overrides: nested values that win over the file.
     :raises RecipeError: with the key, the cause and the mend.
     """
-    path = Path(source)
+    return build_recipe(merge(resolve(read_named(source)), overrides or {}))
+
+
+def read_named(source: str | Path) -> dict[str, Any]:
+    """Read a recipe file by path, or name a preset as one; `extends` is not resolved.
+
+    :raises RecipeError: if there is neither, or the file is no recipe.
+    """
     if str(source) in presets():
-        path = _preset_files()[str(source)]
-    elif not path.is_file():
+        return {"extends": str(source)}
+    path = Path(source)
+    if not path.is_file():
         raise RecipeError(
             f"recipe {str(source)!r}", "it is neither a file nor a preset", f"Presets: {', '.join(presets())}"
         )
-    return parse_recipe(path.read_bytes(), overrides)
+    return read_yaml(path.read_bytes())
 
 
 def parse_recipe(text: bytes | str, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -106,10 +117,19 @@ def parse_recipe(text: bytes | str, overrides: Mapping[str, Any] | None = None) 
 
 def build_recipe(values: Mapping[str, Any]) -> Recipe:
     """Check plain values and freeze them. :raises RecipeError: with the key, the cause and the mend."""
+    recipe = _validate(values)
+    check_combinations(recipe)
+    check_curation(recipe)
+    return recipe
+
+
+def _validate(values: Mapping[str, Any]) -> Recipe:
+    """Check each value for itself."""
+    _check_values(values)
     _check_keys(values, Recipe)
     check_done(values)
     try:
-        recipe = Recipe.model_validate(fill_sizes(values))
+        return Recipe.model_validate(fill_sizes(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # Without the branch of a union.
@@ -120,40 +140,43 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
             f"{first['msg'][:1].lower()}{first['msg'][1:]}" + (f", not {first['input']!r:.60}"),
             f"It stands for: {_describe(key)}",
         ) from None
-    check_combinations(recipe)
-    check_curation(recipe)
-    return recipe
 
 
-def read_drop_recipe(text: bytes | str) -> dict[str, Any]:
-    """The values of a drop's `recipe.yaml`, `extends` resolved; they may lean on the preset that they are put over.
+def put_drop_over(under: Mapping[str, Any], values: Mapping[str, Any], authority: Authority) -> dict[str, Any]:
+    """The values of a family's recipe with those of a drop's over them.
 
-    Who may upload data may not thereby choose what code runs, or where.
-
-    :raises RecipeError: if it is no recipe, or tries.
+    :param under: the family's, `extends` resolved. :param values: the drop's, as `read_yaml` gives them.
+    :param authority: who decides what the drop may not.
+    :raises RecipeError: if it is no recipe, or asks for what is not the drop's to say.
     """
-    values = read_yaml(text)
+    merged = merge(under, resolve(values))
+    check_differences(_validate(under), _validate(merged), authority)  # before what goes together is looked at
+    return merged
+
+
+def put_first_drop_over(under: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the installation's preset with those of a family's first drop over them, in self-service.
+
+    :raises RecipeError: if it is no recipe, or takes what the installation keeps to itself.
+    """
     check_chosen(values)
-    return resolve(values)
-
-
-def put_over(under: Mapping[str, Any], text: bytes | str) -> dict[str, Any]:
-    """A preset's values with a drop's `recipe.yaml` over them.
-
-    :raises RecipeError: as `read_drop_recipe`, and if it takes back what the preset protects.
-    """
-    merged = merge(under, read_drop_recipe(text))
+    merged = merge(under, resolve(values))
     check_kept(under, merged)
     return merged
 
 
 def check_drop_recipe(path: Path) -> Recipe:
-    """Check the `recipe.yaml` of a drop before it is uploaded, as the run will read it.
+    """Check the `recipe.yaml` of a drop before it is uploaded, as far as that can be told without its family.
 
     :raises RecipeError: with the key, the cause and the mend.
     """
-    under = resolve({"extends": os.environ.get("DROPFORGE_PRESET", "sample")})
-    return check_startable(build_recipe(put_over(under, path.read_bytes())))
+    under = resolve({"extends": default_preset()})
+    return check_startable(build_recipe(put_first_drop_over(under, read_yaml(path.read_bytes()))))
+
+
+def default_preset() -> str:
+    """Name of the preset of families without a recipe: `DROPFORGE_PRESET`, else `sample`."""
+    return os.environ.get("DROPFORGE_PRESET") or "sample"
 
 
 def read_yaml(text: bytes | str) -> dict[str, Any]:
@@ -268,6 +291,23 @@ def join(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(below, Mapping)
         result[key] = join(below, value) if both else value  # type: ignore[arg-type]
     return result
+
+
+def _check_values(value: Any, path: str = "") -> None:
+    """:raises RecipeError: for what no key takes and much code trips over: half a character, a number without end."""
+    thing = f"recipe key `{path}`"
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_values(key, path)
+            _check_values(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_values(inner, path)
+    elif isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+        raise RecipeError(thing, f"{value!r:.60} holds half of a character", "Write the character itself, as UTF-8")
+    elif isinstance(value, int) and abs(value) >= _NUMBERS:
+        digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # never as text, which Python refuses for long ones
+        raise RecipeError(thing, f"it is a number of about {digits} digits", "Write one of at most 18")
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.errors import DropforgeError
-from dropforge.settings import Settings
+from dropforge.settings import Settings, is_self_service
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import Secrets, read_secrets, write_private
 
@@ -106,6 +106,7 @@ def settings(folder: Path, ports: dict[str, int]) -> Settings:
         tracking_uri=f"http://127.0.0.1:{ports['mlflow']}",
         airflow_url=f"http://127.0.0.1:{ports['airflow']}",
         state=folder,
+        self_service=is_self_service(os.environ, default="1"),  # its one user owns all families
     )
 
 

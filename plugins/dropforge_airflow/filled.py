@@ -12,7 +12,8 @@ from dropforge_airflow.form import form_overrides
 
 
 class Filled(NamedTuple):
-    """:param drop: as people name one, or empty. :param over: recipe values that win over those of preset and drop."""
+    """:param preset: which a person chose, in the place of the family's recipe. :param drop: as people name one, or
+    empty. :param over: recipe values that win over those of family or preset, and drop."""
 
     preset: str | None
     drop: str
@@ -20,14 +21,14 @@ class Filled(NamedTuple):
     over: dict[str, Any]
 
 
-def filled(params: Mapping[str, Any], bucket: str, default_preset: str = "sample") -> Filled:
+def filled(params: Mapping[str, Any], bucket: str) -> Filled:
     """Read the form. The fields and the pasted recipe say one thing together; where they contradict, nobody chooses.
 
-    :param bucket: of this installation. :param default_preset: what the form's preset is if nobody touched it.
+    :param bucket: of this installation.
     :raises RecipeError, DataError: with the field, the cause and the mend.
     """
     pasted = _pasted(params.get("recipe"))
-    preset = _preset(params.get("preset") or None, pasted.pop("extends", None), default_preset)
+    preset = _preset(params.get("preset") or None, pasted.pop("extends", None))
     fields = form_overrides(params)
     _check_agreement(pasted, fields)
     drop, source = _data(params, bucket)
@@ -49,11 +50,11 @@ def _pasted(text: Any) -> dict[str, Any]:
         raise RecipeError(f"form field `recipe`: {error.thing}", error.cause, error.mend) from None
 
 
-def _preset(chosen: str | None, extends: Any, default: str) -> str | None:
+def _preset(chosen: str | None, extends: Any) -> str | None:
     """A pasted recipe's own `extends` takes the place of the preset, unless somebody chose another one."""
     if extends is None:
         return chosen
-    if chosen not in (None, default, extends):
+    if chosen not in (None, extends):
         raise RecipeError(
             "form field `preset`",
             f"it is {chosen}, and the pasted recipe extends {extends!r:.60}",

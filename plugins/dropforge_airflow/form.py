@@ -85,7 +85,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 _YES_NO: Final = {"yes": True, "no": False}
-_EMPTY: Final = "as in the preset"
+_EMPTY: Final = "as in the family's recipe or the preset"
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,15 @@ def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
         )
     fields = {
         "preset": FormField(
-            default_preset,
-            "The recipe to start from. A recipe.yaml in the drop wins over it, and the fields below win over both.",
-            {"type": "string", "enum": known, "title": "Preset"},
+            None,
+            "Empty for the recipe of the family. A preset takes its place, and of a recipe.yaml in the drop only "
+            "what describes its rows counts then. The fields below win over both.",
+            {
+                "type": ["string", "null"],
+                "enum": [None, *known],
+                "values_display": {"None": f"that of the family, else {default_preset}"},
+                "title": "Preset",
+            },
         ),
         "data": _text("Data", f"What to train on: {SYNTAX}. Runs that a drop started leave it empty.", 4000),
         "family": _text("Family", "Family of the model; needed unless `data` is `FAMILY/DROP` or an id."),

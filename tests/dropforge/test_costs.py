@@ -10,7 +10,7 @@ from dropforge.costs import Hours, Rates, Tariff, judge, passed, seconds_left
 from dropforge.errors import RecipeError
 from dropforge.recipe_costs import Amounts, Limits, Price
 from dropforge.recipes import load_recipe
-from dropforge.recipes.load import build_recipe, merge, put_over, resolve
+from dropforge.recipes.load import build_recipe, merge, put_first_drop_over, read_yaml, resolve
 
 PRICE = Price(gpu_hour=2.5, core_hour=0.1, currency="EUR")
 
@@ -112,12 +112,12 @@ def test_limits_that_could_not_be_looked_at_are_refused(compute: dict[str, Any],
         build(compute)
 
 
-def test_a_drop_chooses_no_price_and_takes_no_limit_away() -> None:
+def test_a_first_drop_chooses_no_price_and_takes_no_limit_away() -> None:
     limits = {"ask_above": {"gpu_hours": 8}, "stop_above": {"gpu_hours": 20}}
     under = merge(resolve({"extends": "tiny"}), {"compute": {"limits": limits, "price": {"core_hour": 1.0}}})
     for own in ("price: {core_hour: 0.0}", "gpu_tflops: 900"):
         with pytest.raises(RecipeError, match="a recipe in a drop may not choose it"):
-            put_over(under, f"compute: {{{own}}}")
+            put_first_drop_over(under, read_yaml(f"compute: {{{own}}}"))
     for own in (
         "limits: null",
         "limits: {ask_above: {gpu_hours: 9}}",
@@ -125,7 +125,7 @@ def test_a_drop_chooses_no_price_and_takes_no_limit_away() -> None:
         "limits: {people: [me]}",
     ):
         with pytest.raises(RecipeError, match=r"compute.limits.*may not change it or take it away"):
-            put_over(under, f"compute: {{{own}}}")
-    assert put_over(under, "compute: {nodes: 2}")["compute"]["limits"] == limits
+            put_first_drop_over(under, read_yaml(f"compute: {{{own}}}"))
+    assert put_first_drop_over(under, read_yaml("compute: {nodes: 2}"))["compute"]["limits"] == limits
     free = resolve({"extends": "tiny"})
-    assert put_over(free, "compute: {limits: {ask_above: {gpu_hours: 1}}}")["compute"]["limits"]
+    assert put_first_drop_over(free, {"compute": {"limits": {"ask_above": {"gpu_hours": 1}}}})["compute"]["limits"]

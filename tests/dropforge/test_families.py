@@ -47,7 +47,9 @@ def test_rules_of_intake_need_no_calendar() -> None:
     [
         ("schedule: 0 3 * * *\n" + WHOLE, "key `schedule`: it is unknown. Did you mean `cron`?"),
         ("train: {max_steps: 3}\n" + WHOLE, "key `train`: it is unknown. Did you mean `recipe`?"),
-        ("recipe: {extends: tiny}", "keys `cron` and `intake`: both are missing. Give one of them"),
+        ("recipe: {}", "keys `recipe`, `cron` and `intake`: all are missing. Give one of them"),
+        ("recipe: {train: {max_steps: 3}}", "key `recipe`: it extends no preset"),
+        ("intake: {rate: 1 per day}\nstart: champion", "key `start`: it is of the recipe. Give `recipe` too"),
         ("cron: 61 * * * *\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         ("cron: '@daily'\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         (WHOLE + "timezone: ../../etc/passwd", "key `timezone`: there is no such time zone"),
@@ -58,11 +60,11 @@ def test_rules_of_intake_need_no_calendar() -> None:
         ("cron: 0 3 * * *\nrecipe: {train: {max_steps: 3}}", "key `recipe`: it extends no preset"),
         (
             "cron: 0 3 * * *\nrecipe: {extends: tiny, base: {start: champion}}",
-            "key `recipe.base.start`: the calendar sets it. Say it as `start:` beside it",
+            "key `recipe.base.start`: the file sets it. Say it as `start:` beside it",
         ),
         (
             "cron: 0 3 * * *\nrecipe: {extends: tiny, data: {source: {prefix: lake/}}}",
-            "key `recipe.data.source`: the calendar sets it. Say it as `data:` beside it",
+            "key `recipe.data.source`: the file sets it. Say it as `data:` beside it",
         ),
         ("cron: 0 3 * * *\nrecipe: {extends: tiny, data: 7}", "key `recipe.data`: it is no mapping"),
         ("cron: 0 3 * * *\nrecipe: {extends: tiny, train: {max_step: 3}}", "Did you mean `train.max_steps`?"),
@@ -82,7 +84,6 @@ def test_rules_of_intake_need_no_calendar() -> None:
             "key `intake.latest_only`: it takes one drop alone, and `window` puts them together. Leave one out",
         ),
         ("intake: {rate: 1 per day}\ndata: all", "key `data`: it is of the calendar. Give `cron` too"),
-        ("intake: {rate: 1 per day}\nrecipe: {extends: tiny}", "key `recipe`: nothing here starts a run with it"),
         ("- a list", "it is not a YAML mapping with text keys"),
         ("a: !!python/object/apply:os.system [id]", "could not determine a constructor for the tag"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -266,12 +268,42 @@ def test_every_preset_loads(name: str) -> None:
         ("[1]: 2", "a key is no plain value"),
         ("!!python/object/apply:os.system ['true']", r"not a YAML mapping"),
         ("#" + "x" * 70_000, r"larger than 64 KiB"),
+        (SCRATCH + "train: {max_steps: " + "9" * 60 + "}", r"`train.max_steps`: it is a number of about 60"),
+        (SCRATCH + "train: {seed: 0x" + "f" * 4000 + "}", r"recipe key `train.seed`: it is a number of about 4817"),
+        (
+            "base: {scratch: {config: {model_type: llama, vocab_size: -0x" + "f" * 4000 + "}}}",
+            r"`base.*vocab_size`: it is",
+        ),
+        ('base: {model: "\\ud800"}', r"recipe key `base.model`: .*ud800' holds half of a character"),
+        ('"\\udfff": 1', r"holds half of a character"),
+        (SCRATCH + "compute: {memory_gb: 1.0e+12}", r"`compute.memory_gb`: input should be less than"),
+        (SCRATCH + "compute: {retries: 1000000000}", r"`compute.retries`: input should be less than"),
+        (SCRATCH + "compute: {grace_seconds: 999999999999}", r"`compute.grace_seconds`: input should be less than"),
     ],
 )
 def test_a_bad_recipe_is_refused_with_the_mend(text: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text)
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_every_number_of_the_recipe_has_an_upper_bound() -> None:
+    schema = Recipe.model_json_schema()
+
+    def unbounded(part: dict[str, Any], path: str) -> Iterator[str]:
+        part = schema["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+        if part.get("type") in {"integer", "number"} and not {"maximum", "exclusiveMaximum", "const"} & part.keys():
+            yield path
+        for kind in ("anyOf", "allOf", "oneOf", "prefixItems"):
+            for inner in part.get(kind, ()):
+                yield from unbounded(inner, path)
+        for key, inner in part.get("properties", {}).items():
+            yield from unbounded(inner, f"{path}.{key}")
+        for inner in (part.get("items"), part.get("additionalProperties")):
+            if isinstance(inner, dict) and not path.endswith("scratch.config"):  # held to plain values instead
+                yield from unbounded(inner, path)
+
+    assert list(unbounded(schema, "")) == []
 
 
 def test_a_number_with_an_exponent_needs_no_dot() -> None:

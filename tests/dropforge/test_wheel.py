@@ -15,7 +15,7 @@ from dropforge.code import look_at, told
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import parse_recipe
-from dropforge.recipes.load import read_drop_recipe
+from dropforge.recipes.load import put_first_drop_over, resolve
 from dropforge.store import Store
 from dropforge.wheel import ANSWERS, CALLBACKS, FIGURES, ROWS, fetch, inspect, unpack
 from tests.wheels import make_wheel, named
@@ -223,4 +223,4 @@ def test_code_that_names_no_wheel_and_digest_is_refused_by_the_recipe(code: dict
 
 def test_who_may_upload_data_may_not_choose_what_code_runs() -> None:
     with pytest.raises(RecipeError, match=r"`code`: a recipe in a drop may not choose it"):
-        read_drop_recipe("code: {wheel: /a/own-1.0-py3-none-any.whl}")
+        put_first_drop_over(resolve({"extends": "tiny"}), {"code": {"wheel": "/a/own-1.0-py3-none-any.whl"}})

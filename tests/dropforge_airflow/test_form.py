@@ -80,8 +80,9 @@ def test_a_filled_form_becomes_nested_recipe_values() -> None:
 
 def test_the_presets_are_offered_and_the_default_follows_the_environment() -> None:
     field = form_fields("tiny")["preset"]
-    assert field.default == "tiny"
-    assert field.schema["enum"] == list(presets())
+    assert field.default is None
+    assert field.schema["values_display"] == {"None": "that of the family, else tiny"}
+    assert field.schema["enum"] == [None, *presets()]
     with pytest.raises(RecipeError, match="DROPFORGE_PRESET"):
         form_fields("nope")
 
@@ -112,7 +113,7 @@ promote: {approval: {deadline_hours: 2}}
 
 
 def test_a_pasted_recipe_and_the_fields_say_one_thing_together() -> None:
-    params = {"preset": "sample", "recipe": PASTED, "train_micro_batch": 2, "train_max_steps": 7}
+    params = {"preset": None, "recipe": PASTED, "train_micro_batch": 2, "train_max_steps": 7}
     found = filled(params, "b")
     assert found.preset == "tiny"  # nobody touched the field
     assert found.over == {

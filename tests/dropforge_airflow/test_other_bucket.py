@@ -10,6 +10,7 @@ from dropforge_airflow.tasks.announce import Line
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.intake import Intake, Place, take_in
 from dropforge_airflow.tasks.plan import make_plan
+from dropforge_airflow.tasks.recipe import Installation
 from dropforge_airflow.tasks.run import make_spec
 
 import curation
@@ -53,7 +54,14 @@ def test_a_drop_of_another_bucket_is_planned_curated_and_tracked(
     assert [one.id for one in ledger.arrived(s3_store, "fam")] == [drop.id]
     # Its files are replaced in their bucket meanwhile: the version that was entered is read.
     other.put("drops/fam/d1/a.jsonl", b'{"text": "other"}')
-    planned = make_plan(s3_store, s3_store.bucket, {"preset": "sample"}, partition_key=key, owner="run")
+    planned = make_plan(
+        s3_store,
+        s3_store.bucket,
+        {},
+        partition_key=key,
+        owner="run",
+        installation=Installation(self_service=True),
+    )
     recipe = build_recipe(planned["recipe"])
     assert recipe.train.max_steps == 7
     made = curation.curate(s3_store, drop, recipe, workdir=tmp_path / "work")

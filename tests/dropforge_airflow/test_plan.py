@@ -11,9 +11,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.plan import Plan, make_plan
+from dropforge_airflow.tasks.recipe import Installation
 from dropforge_airflow.tasks.run import make_spec
 
-from dropforge import ledger
+from dropforge import family_recipe, ledger
 from dropforge.drop import Drop, partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.recipes import load_recipe
@@ -24,6 +25,9 @@ from dropforge.start import model_digest
 from dropforge.store import Store
 from dropforge.tracking import Champion
 from tests.wheels import make_wheel
+
+#: One user, who owns all families.
+ALONE = Installation("tiny", self_service=True)
 
 
 def upload(store: Store, drop: str = "d1", recipe: str | None = None) -> Drop:
@@ -41,9 +45,9 @@ def entered(store: Store, drop: str = "d1", recipe: str | None = None) -> Drop:
 
 
 def plan(store: Store, source: Drop | None = None, owner: str = "run-1", **params: Any) -> Any:
-    """The plan of an event run if `source` is given, else of a run from the form."""
+    """Make the plan of an event run if `source` is given, else of a run from the form."""
     key = partition_key("b", source) if source else None
-    return make_plan(store, "b", {"preset": "tiny", **params}, partition_key=key, owner=owner)
+    return make_plan(store, "b", params, partition_key=key, owner=owner, installation=ALONE)
 
 
 def test_an_event_run_takes_its_drop(store: Store) -> None:
@@ -111,6 +115,92 @@ def test_preset_then_the_drops_recipe_then_the_form(store: Store) -> None:
     made = plan(store, entered(store, recipe=recipe), train_max_steps=9, overrides={"train": {"clip": 0.5}})
     train = made["recipe"]["train"]
     assert (train["sequence_length"], train["learning_rate"], train["max_steps"], train["clip"]) == (128, 0.002, 9, 0.5)
+
+
+def test_the_first_drops_recipe_is_the_familys_and_a_later_drop_does_not_change_it(store: Store) -> None:
+    buys = "promote: {min_improvement: -1.0, better_than_base: false}\n"
+    plan(store, entered(store, recipe="train: {max_steps: 7}\ndata: {text_column: body}"))
+    kept = family_recipe.read(store, "fam")
+    assert kept is not None
+    assert (kept.origin, kept.by, kept.recipe["train"]) == ("drop", "d1", {"max_steps": 7})
+    with pytest.raises(
+        RecipeError,
+        match=r"recipe.yaml of drop fam/d2, recipe key `promote.\w+`: family fam \(set by its first drop, d1, .*UTC\) "
+        r"has .*, and the recipe of this drop asks for .*`dropforge family set fam --recipe FILE` changes it",
+    ):
+        plan(store, entered(store, "d2", buys), owner="run-2")
+    without = plan(store, entered(store, "d3"), owner="run-3")["recipe"]
+    assert (without["train"]["max_steps"], without["data"]["text_column"]) == (7, "body")
+    less = plan(store, entered(store, "d4", "train: {max_steps: 3}"), owner="run-4")["recipe"]
+    assert less["train"]["max_steps"] == 3
+    # A person decides by the form, as before.
+    forced = plan(store, drop="fam/d1", again=True, owner="run-5", train_max_steps=90)["recipe"]
+    assert forced["train"]["max_steps"] == 90
+
+
+def test_a_first_drop_without_a_recipe_leaves_its_family_the_preset(store: Store) -> None:
+    plan(store, entered(store))
+    with pytest.raises(RecipeError, match=r"`promote.min_improvement`: family fam .* has 0.0"):
+        plan(store, entered(store, "d2", "promote: {min_improvement: -1.0}"), owner="run-2")
+
+
+def test_without_self_service_the_preset_holds_and_nothing_is_kept(store: Store) -> None:
+    drop = entered(store, recipe="promote: {min_improvement: -1.0}")
+    key = partition_key("b", drop)
+    others = Installation("tiny")
+    with pytest.raises(RecipeError, match=r"preset tiny, which fam goes by, has 0.0.*dropforge family set fam"):
+        make_plan(store, "b", {}, partition_key=key, owner="run-1", installation=others)
+    family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"min_improvement": -1.0}}, "ann")
+    made = make_plan(store, "b", {}, partition_key=key, owner="run-1", installation=others)
+    assert made["recipe"]["promote"]["min_improvement"] == -1.0
+
+
+def test_the_familys_file_decides_and_no_drop_sets_its_recipe(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "fam.yaml").write_text("recipe: {extends: tiny, train: {max_steps: 9}}\nstart: champion")
+    here = Installation("tiny", tmp_path, self_service=True)
+    drop = entered(store, recipe="train: {max_steps: 4}")
+    made = make_plan(store, "b", {}, partition_key=partition_key("b", drop), owner="run-1", installation=here)
+    assert (made["recipe"]["train"]["max_steps"], made["recipe"]["base"]["start"]) == (4, "champion")
+    assert family_recipe.read(store, "fam") is None
+    more = entered(store, "d2", "train: {max_steps: 20}")
+    with pytest.raises(RecipeError, match=r"family fam \(its file fam.yaml\) has 9, and lets a drop ask for no more"):
+        make_plan(store, "b", {}, partition_key=partition_key("b", more), owner="run-2", installation=here)
+    (tmp_path / "fam.yaml").write_text("recipe: {extends: nothing}")
+    with pytest.raises(RecipeError, match=r"family file 'fam.yaml'"):
+        make_plan(store, "b", {}, partition_key=partition_key("b", more), owner="run-2", installation=here)
+
+
+def test_of_two_first_drops_one_sets_the_recipe_and_the_other_is_held_to_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slower = entered(store, "d2", "train: {max_steps: 9}")
+    keep = family_recipe.keep_first
+
+    def after_another(*arguments: Any) -> bool:
+        monkeypatch.setattr(family_recipe, "keep_first", keep)
+        plan(store, entered(store, recipe="train: {max_steps: 7}"))
+        return keep(*arguments)
+
+    monkeypatch.setattr(family_recipe, "keep_first", after_another)
+    with pytest.raises(RecipeError, match=r"drop fam/d2.*set by its first drop, d1.*has 7"):
+        plan(store, slower, owner="run-2")
+
+
+def test_a_first_drop_that_cannot_work_leaves_no_recipe(store: Store) -> None:
+    with pytest.raises(RecipeError, match=r"compute.memory_gb"):
+        plan(store, entered(store, recipe=LARGE))
+    assert family_recipe.read(store, "fam") is None
+    # Nor is what a person changed for one run the family's.
+    again: dict[str, Any] = {"drop": "fam/d1", "again": True, "owner": "run-2"}
+    plan(store, None, overrides={"compute": {"memory_gb": 500}}, **again)
+    assert family_recipe.read(store, "fam") is None
+
+
+def test_a_preset_that_a_person_chose_takes_the_familys_place(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    plan(store, entered(store, recipe="train: {max_steps: 7}\ndata: {text_column: body}"))
+    made = plan(store, drop="fam/d1", again=True, owner="run-2", preset="tiny")["recipe"]
+    assert (made["train"]["max_steps"], made["data"]["text_column"]) == (20, "body")
+    assert "these do not count: ['train.max_steps']" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -259,7 +349,7 @@ def test_the_data_field_names_the_same_data_as_the_recipe(store: Store) -> None:
 
 def test_a_pasted_recipe_wins_over_the_drops_and_is_held_to_the_same_rules(store: Store) -> None:
     drop = entered(store, recipe="train: {learning_rate: 0.002, max_steps: 7}")
-    made = plan(store, drop, recipe="extends: tiny\ntrain: {max_steps: 9}\ncompute: {namespace: own}")
+    made = plan(store, drop, recipe="train: {max_steps: 9}\ncompute: {namespace: own}")
     train = made["recipe"]["train"]
     assert (train["learning_rate"], train["max_steps"], made["recipe"]["compute"]["namespace"]) == (0.002, 9, "own")
     again: dict[str, Any] = {"drop": "fam/d1", "again": True, "owner": "run-2"}
@@ -270,7 +360,7 @@ def test_a_pasted_recipe_wins_over_the_drops_and_is_held_to_the_same_rules(store
         ("train: {epochs: 1}\nx: &x 1", "recipe key `x`"),
     ):
         with pytest.raises(RecipeError, match=told):
-            plan(store, None, recipe=pasted, **again)
+            plan(store, None, recipe=pasted, **again, **({"preset": "tiny"} if "extends" in pasted else {}))
 
 
 def test_a_source_beside_a_drop_is_refused(store: Store) -> None:

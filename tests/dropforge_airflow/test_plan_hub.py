@@ -31,7 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def asked(store: Store, recipe: str = RECIPE) -> dict[str, Any]:
-    found: dict[str, Any] = plan(store, entered(store, recipe=recipe), preset="lora")["recipe"]["base"]
+    found: dict[str, Any] = plan(store, entered(store, recipe=recipe))["recipe"]["base"]
     return found
 
 
@@ -40,7 +40,7 @@ def test_the_plan_has_the_commit_that_the_branch_pointed_to(hub: Hub, store: Sto
     assert asked(store)["revision"] == first
     hub.repositories[MODEL].refs["old"] = first
     hub.repositories[MODEL].commit({"config.json": b"{}", "model.safetensors": b"others"})
-    again = {"overrides": {"base": {"revision": "old"}}, "drop": "fam/d1", "again": True, "preset": "lora"}
+    again = {"overrides": {"base": {"revision": "old"}}, "drop": "fam/d1", "again": True}
     assert plan(store, None, owner="run-2", **again)["recipe"]["base"]["revision"] == first
 
 

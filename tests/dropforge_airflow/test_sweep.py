@@ -86,11 +86,12 @@ def test_no_data_is_refused(store: Store) -> None:
         sweep.settle(store, "b", asked(), {"family": "fam"}, BY)
 
 
-def test_the_drops_recipe_lies_below_the_trials_and_is_checked_with_them(store: Store) -> None:
-    dropped(store, "train: {clip: 0.5, learning_rate: 1e-5}\n")
+def test_of_the_drops_recipe_the_description_of_rows_lies_below_the_trials(store: Store) -> None:
+    dropped(store, "data: {text_column: body}\ntrain: {clip: 0.5, learning_rate: 1e-5}\n")
     drop, confs = sweep.settle(store, "b", asked(), {"drop": "fam/d1"}, BY)
     recipes = sweep.check_recipes(store, "b", asked(), drop, confs)
-    assert [(one.train.clip, one.train.learning_rate) for one in recipes] == [(0.5, 1e-3), (0.5, 1e-2)]
+    assert [one.train.learning_rate for one in recipes] == [1e-3, 1e-2]
+    assert {(one.train.clip, one.data.text_column) for one in recipes} == {(1.0, "body")}
 
     stopping = asked(recipe={"extends": "tiny", "train": {"eval_every": 5}}, early_stop={})
     dropped_recipe = build_recipe({**recipes[0].plain()})

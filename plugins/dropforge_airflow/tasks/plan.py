@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from dropforge import intake_ledger, layout, ledger, sweeps
+from dropforge import family_recipe, intake_ledger, layout, ledger, sweeps
 from dropforge.code import look_at, told
 from dropforge.data_names import SYNTAX
 from dropforge.drop import Drop, is_id, parse_partition_key, read_drop
-from dropforge.errors import DataError, RecipeError
+from dropforge.errors import DataError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import build_recipe, merge, put_over, resolve
-from dropforge.recipes.rules import check_startable
+from dropforge.recipes.load import build_recipe, merge, resolve
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded, pin
 from dropforge.spark import find_spark
@@ -29,10 +28,9 @@ from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
 from dropforge_airflow.filled import Filled, filled
 from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.recipe import Installation, find_ruling, resolve_recipe
 
 log = logging.getLogger(__name__)
-
-_RECIPE_LIMIT = 64 * 1024  # bytes, as in dropforge.recipes.load
 
 
 class Plan(TypedDict):
@@ -56,8 +54,13 @@ class Plan(TypedDict):
     sweep: NotRequired[sweeps.Member | None]
 
 
-def plan(params: Mapping[str, Any] | None = None, partition_key: str | None = None, run_id: str | None = None) -> Plan:
-    """The task: choose the drop, claim it, resolve the recipe."""
+def plan(
+    families: str,
+    params: Mapping[str, Any] | None = None,
+    partition_key: str | None = None,
+    run_id: str | None = None,
+) -> Plan:
+    """The task: choose the drop, claim it, resolve the recipe. :param families: folder of the families' files."""
     assert params is not None
     assert run_id is not None
     from dropforge import tracking
@@ -71,6 +74,7 @@ def plan(params: Mapping[str, Any] | None = None, partition_key: str | None = No
             partition_key=partition_key,
             owner=run_id,
             find_champion=partial(tracking.champion, settings.tracking_uri),
+            installation=Installation.here(Path(families)),
         )
 
 
@@ -82,6 +86,7 @@ def make_plan(
     partition_key: str | None,
     owner: str,
     find_champion: FindChampion = lambda *_: None,
+    installation: Installation = Installation(),  # noqa: B008 - frozen
 ) -> Plan:
     """Choose, claim and resolve.
 
@@ -91,13 +96,13 @@ def make_plan(
     :raises AirflowSkipException: if another run has the drop.
     :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
     """
-    asked = filled(params, bucket, os.environ.get("DROPFORGE_PRESET", "sample"))
+    asked = filled(params, bucket)
     sourced = None
     if partition_key is not None:
         named = parse_partition_key(partition_key)
         drop = ledger.read(store, named["family"], named["id"])
     else:
-        sourced = find_source(store, bucket, asked)
+        sourced = find_source(store, bucket, asked, installation)
         drop = sourced or find_drop(store, bucket, asked.drop, asked.family)
     sweep = sweeps.member(params.get("sweep"))
     if sweep is not None:
@@ -110,7 +115,7 @@ def make_plan(
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
     gathered = intake_ledger.batch_recipe(store, drop.family, drop.id) if partition_key and drop.parts else None
-    recipe = check_startable(resolve_recipe(store, drop, asked, gathered))
+    recipe, first = resolve_recipe(store, drop, asked, installation, gathered)
     if sourced is None and drop.uploaded:
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
@@ -128,6 +133,19 @@ def make_plan(
         log.info("%s", line)
         if not known:
             weigh_by_config(recipe)
+    if first is not None:
+        if not family_recipe.keep_first(store, drop.family, first, drop.drop):
+            log.info("Another drop has set the recipe of family %s meanwhile: planning again", drop.family)
+            return make_plan(
+                store,
+                bucket,
+                params,
+                partition_key=partition_key,
+                owner=owner,
+                find_champion=find_champion,
+                installation=installation,
+            )
+        log.info("The recipe of this drop is that of family %s from now on", drop.family)
     log.info("Drop %s/%s (id %s), claim %d", drop.family, drop.drop, drop.id, taken.counter)
     return Plan(
         family=drop.family,
@@ -163,14 +181,20 @@ def weigh_by_config(recipe: Recipe) -> None:
     weigh(build_recipe({**plain, "base": {**plain["base"], "model": str(folder), "revision": None}}))
 
 
-def find_source(store: Store, bucket: str, asked: Filled) -> Drop | None:
+def find_source(store: Store, bucket: str, asked: Filled, installation: Installation) -> Drop | None:
     """The data that the form or the recipe of a run without a drop names, entered into the ledger; None if none.
 
     :raises DataError: if the data are not there, or no family is given.
     """
     if asked.drop:
         return None
-    source = build_recipe(merge(resolve(_extends(asked)), asked.over)).data.source
+    if asked.preset:
+        under = resolve({"extends": asked.preset})
+    elif asked.family:
+        under = find_ruling(store, asked.family, installation).values
+    else:
+        under = resolve({"extends": installation.preset})
+    source = build_recipe(merge(under, asked.over)).data.source
     if source is None:
         return None
     if not asked.family:
@@ -217,30 +241,3 @@ def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
         if info.key.endswith(f"/{drop_id}.json"):
             return Drop.from_json(store.get(info.key))
     raise DataError(f"drop id {drop_id}", "the ledger has no such drop", "Look under ledger/drops/ in the bucket")
-
-
-def _extends(asked: Filled) -> dict[str, Any]:
-    return {"extends": asked.preset} if asked.preset else {}
-
-
-def resolve_recipe(store: Store, drop: Drop, asked: Filled, gathered: Mapping[str, Any] | None = None) -> Recipe:
-    """Preset, then the drop's own `recipe.yaml`, then the form with what was pasted: each wins over the one before.
-
-    :param gathered: the family's recipe, for drops that its window made one; it comes in the preset's place.
-    :raises RecipeError: with the key, the cause and the mend.
-    """
-    under, over = resolve(gathered or _extends(asked)), asked.over
-    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
-    if own is None:
-        return build_recipe(merge(under, over))
-    where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
-    if own.size > _RECIPE_LIMIT:
-        raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
-    try:
-        with store.open(drop.prefix + layout.RECIPE, own.etag, own.version_id) as stream:
-            under = put_over(under, stream.read())
-        if not over:
-            return build_recipe(under)
-    except RecipeError as error:
-        raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None
-    return build_recipe(merge(under, over))

@@ -17,7 +17,6 @@ from dropforge.mlflow_pages import run_page
 from dropforge.promotion import direction_of
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import merge
-from dropforge.recipes.rules import check_startable
 from dropforge.rest import DeniedError, RefusedError
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded
@@ -33,6 +32,7 @@ from dropforge_airflow.starting import GOING
 from dropforge_airflow.tasks import plan as finetune
 from dropforge_airflow.tasks import run as finetune_run
 from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.recipe import Installation, resolve_recipe
 from dropforge_airflow.trials import TrialArguments
 from dropforge_airflow.triggers.turns import ENDED
 
@@ -135,7 +135,7 @@ def settle(
         {"preset": sweep.preset, "family": family, "drop": named, "again": True, "overrides": sweep.overrides(trial)}
         for trial in trials
     ]
-    drop = finetune.find_source(store, bucket, filled(confs[0], bucket, sweep.preset))
+    drop = finetune.find_source(store, bucket, filled(confs[0], bucket), Installation())
     if drop is None and named is None:
         raise DataError("sweep", "it has no data", "Name a drop (`--drop FAMILY/DROP`), or `data.source` in its recipe")
     pinned = {"data": {"source": {"id": drop.id}}} if drop is not None else {}
@@ -146,7 +146,7 @@ def settle(
         if drop is None:
             conf["drop"] = found.id
         conf["overrides"] = merge(conf["overrides"], pinned)
-        recipe = finetune.resolve_recipe(store, found, filled(conf, bucket, sweep.preset))
+        recipe = resolve_recipe(store, found, filled(conf, bucket), Installation()).recipe
         base = (recipe.base.model, recipe.base.revision)
         if base not in commits:  # asked once: a branch may move between two questions
             commits[base] = _commit(recipe)
@@ -159,7 +159,7 @@ def check_recipes(store: Store, bucket: str, sweep: Sweep, drop: Drop, confs: li
     """Each trial's recipe as its run will read it. :raises DropforgeError: naming the trial that cannot work."""
     recipes = []
     for conf in confs:
-        recipe = check_startable(finetune.resolve_recipe(store, drop, filled(conf, bucket, sweep.preset)))
+        recipe = resolve_recipe(store, drop, filled(conf, bucket), Installation()).recipe
         if drop.uploaded:
             check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
         finetune.weigh(recipe)

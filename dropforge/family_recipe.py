@@ -1,0 +1,144 @@
+"""The recipe of a family: what its drops are trained with, and who decides that.
+
+The family's file comes first, then the recipe in the ledger, which `dropforge family set` writes or, where the
+installation allows it, the family's first drop leaves; a family without either has the installation's preset. Writing
+to the ledger takes rights that an upload does not: a drop can only be the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from dropforge import layout
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.families import ENDING, Family
+from dropforge.recipes.drop_rules import Authority
+from dropforge.recipes.load import merge, put_drop_over, put_first_drop_over, resolve
+from dropforge.store import MissingObjectError, Store
+
+_LIMIT: Final = 256 * 1024  # bytes of the object; a recipe's text has 64 KiB at most
+_TRIES: Final = 5
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A family's recipe in the ledger.
+
+    :param recipe: as in a `recipe.yaml`, `extends` not resolved. :param origin: the family's first drop, or a person.
+    :param by: name of the drop, or of the person. :param at: when, in ISO 8601.
+    """
+
+    recipe: dict[str, Any]
+    origin: Literal["drop", "person"]
+    by: str
+    at: str
+
+    @property
+    def told(self) -> str:
+        what = f"its first drop, {self.by}" if self.origin == "drop" else self.by
+        return f"set by {what}, {self.at[:16].replace('T', ' ')} UTC"
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What holds for a family's drops.
+
+    :param values: the recipe, `extends` resolved. :param own: whether it is the family's, not the installation's.
+    """
+
+    values: dict[str, Any]
+    authority: Authority
+    own: bool
+
+
+def rule(store: Store, family: str, preset: str, file: Family | None = None) -> Ruling:
+    """Find what holds for a family.
+
+    :param preset: of the installation. :param file: the family's file, if it has one.
+    :raises RecipeError: if what stands there is no recipe (any more).
+    """
+    if file is not None and file.governs:
+        name = f"family {family} (its file {family}{ENDING})"
+        return Ruling(file.resolved(), Authority(name, "the file changes it for all its drops"), own=True)
+    under = resolve({"extends": preset})
+    kept = read(store, family)
+    if kept is None:
+        change = f"`dropforge family set {family} --recipe FILE` gives the family another recipe"
+        return Ruling(under, Authority(f"preset {preset}, which {family} goes by,", change), own=False)
+    change = f"`dropforge family set {family} --recipe FILE` changes it for all its drops"
+    authority = Authority(f"family {family} ({kept.told})", change)
+    try:
+        if kept.origin == "drop":
+            # Again, and not only when it was kept: the installation's preset may have become stricter since.
+            return Ruling(put_first_drop_over(under, kept.recipe), authority, own=True)
+        return Ruling(merge(under, resolve(kept.recipe)), authority, own=True)
+    except RecipeError as error:
+        mend = f"Set it anew: `dropforge family set {family} --recipe FILE`. {error.mend}"
+        raise RecipeError(f"the recipe of family {family} ({kept.told}), {error.thing}", error.cause, mend) from None
+
+
+def put_drop(ruling: Ruling, own: Mapping[str, Any], *, self_service: bool) -> dict[str, Any]:
+    """The values of what holds with those of a drop's own recipe over them.
+
+    :param own: as `read_yaml` gives it. :param self_service: whether a first drop sets the family's recipe.
+    :raises RecipeError: if it asks for what is not the drop's to say.
+    """
+    if ruling.own or not self_service:
+        return put_drop_over(ruling.values, own, ruling.authority)
+    return put_first_drop_over(ruling.values, own)
+
+
+def read(store: Store, family: str) -> Kept | None:
+    """The family's recipe in the ledger; None if there is none. :raises RecipeError: if it cannot be read."""
+    return _read(store, family)[0]
+
+
+def keep_first(store: Store, family: str, recipe: Mapping[str, Any], drop: str) -> bool:
+    """Make the recipe of a family's first drop the family's; False if the family has one by now."""
+    return store.put_if_absent(layout.family_recipe_key(family), _json(Kept(dict(recipe), "drop", drop, _now())))
+
+
+def write(store: Store, family: str, recipe: Mapping[str, Any], by: str) -> Kept | None:
+    """Set a family's recipe. :return: what it was before. :raises DropforgeError: if others write at the same time."""
+    key, data = layout.family_recipe_key(family), _json(Kept(dict(recipe), "person", by, _now()))
+    for _ in range(_TRIES):
+        try:
+            before, etag = _read(store, family)
+        except RecipeError:  # what cannot be read is what this mends
+            info = store.stat(key)
+            before, etag = None, info.etag if info is not None else None
+        if store.put_if_absent(key, data) if etag is None else store.put_if_match(key, data, etag):
+            return before
+    raise DropforgeError(f"the recipe of family {family}", "others set it at the same time", "Look at it, and set it")
+
+
+def _read(store: Store, family: str) -> tuple[Kept | None, str | None]:
+    key = layout.family_recipe_key(family)
+    info = store.stat(key)
+    if info is None:
+        return None, None
+    thing, mend = f"the recipe of family {family} ({key})", f"Set it: `dropforge family set {family} --recipe FILE`"
+    if info.size > _LIMIT:
+        raise RecipeError(thing, f"it has {info.size} bytes", mend)
+    try:
+        with store.open(key, info.etag) as stream:
+            values = json.loads(stream.read(_LIMIT + 1))
+        if not isinstance(values["recipe"], dict) or values["origin"] not in {"drop", "person"}:
+            raise ValueError("a part has another type")
+        return Kept(values["recipe"], values["origin"], str(values["by"]), str(values["at"])), info.etag
+    except MissingObjectError:
+        raise RecipeError(thing, "it changed while it was read", "Try again") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(thing, f"it cannot be read ({error!r})", mend) from None
+
+
+def _json(kept: Kept) -> bytes:
+    return json.dumps(asdict(kept), indent=1, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

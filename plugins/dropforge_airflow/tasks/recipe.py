@@ -1,0 +1,124 @@
+"""The recipe of a run: the family's, or the preset that a person chose, then the drop's, then the form."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dropforge import family_recipe, layout
+from dropforge.drop import Drop
+from dropforge.errors import RecipeError
+from dropforge.families import rules_of
+from dropforge.family_recipe import Ruling
+from dropforge.recipe import Recipe
+from dropforge.recipes.drop_rules import split_descriptive
+from dropforge.recipes.load import (
+    RECIPE_LIMIT,
+    build_recipe,
+    default_preset,
+    merge,
+    read_yaml,
+    resolve,
+)
+from dropforge.recipes.rules import check_startable
+from dropforge.settings import is_self_service
+from dropforge.store import Store
+from dropforge_airflow.filled import Filled
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the installation decides.
+
+    :param preset: of families without a recipe. :param families: folder of the families' files.
+    :param self_service: whether the recipe of a family's first drop becomes the family's.
+    """
+
+    preset: str = "sample"
+    families: Path | None = None
+    self_service: bool = False
+
+    @classmethod
+    def here(cls, families: Path | None = None) -> Installation:
+        """That of this process's environment."""
+        return cls(default_preset(), families, is_self_service(os.environ))
+
+
+class Resolved(NamedTuple):
+    """:param first: what becomes the family's recipe once the run's plan is made; None if the family has one, or the
+    installation does not allow it."""
+
+    recipe: Recipe
+    first: dict[str, Any] | None = None
+
+
+def resolve_recipe(
+    store: Store,
+    drop: Drop,
+    asked: Filled,
+    installation: Installation,
+    gathered: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Resolve the recipe of a run.
+
+    :param gathered: the family's recipe as it was when its window closed, for several drops as one.
+    :raises RecipeError: with the key, the cause and the mend.
+    """
+    own = None if gathered is not None else _read_own(store, drop)
+    first = None
+    try:
+        if gathered is not None:
+            values = resolve(gathered)
+        elif asked.preset:
+            values = _over_preset(asked.preset, own or {})
+        else:
+            found = find_ruling(store, drop.family, installation)
+            sets_it = installation.self_service and drop.uploaded and not found.own
+            values = family_recipe.put_drop(found, own or {}, self_service=sets_it)
+            log.info("Recipe of %s", "the drop, the family's first" if sets_it else found.authority.name)
+            if sets_it and not asked.over:  # what a person changed for one run is not the family's
+                first = {"extends": installation.preset, **(own or {})}
+        if not asked.over:
+            return Resolved(check_startable(build_recipe(values)), first)
+    except RecipeError as error:
+        if own is None:
+            raise
+        where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}, {error.thing}"
+        raise RecipeError(where, error.cause, error.mend) from None
+    return Resolved(check_startable(build_recipe(merge(values, asked.over))), first)
+
+
+def find_ruling(store: Store, family: str, installation: Installation) -> Ruling:
+    """Find what holds for a family. :raises DropforgeError: if its file or its recipe cannot be used."""
+    file = rules_of(installation.families, family) if installation.families is not None else None
+    return family_recipe.rule(store, family, installation.preset, file)
+
+
+def _over_preset(preset: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset that a person chose takes the family's place: of the drop's recipe the description of rows counts."""
+    under = resolve({"extends": preset})
+    described, others = split_descriptive(own)
+    if others:
+        log.warning("Preset %s was chosen: of the drop's %s these do not count: %s", preset, layout.RECIPE, others)
+    return merge(under, described)
+
+
+def _read_own(store: Store, drop: Drop) -> dict[str, Any] | None:
+    """What the drop's own recipe says; None if it has none."""
+    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
+    if own is None:
+        return None
+    where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
+    if own.size > RECIPE_LIMIT:
+        raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
+    try:
+        with store.open(drop.prefix + layout.RECIPE, own.etag, own.version_id) as stream:
+            return read_yaml(stream.read())
+    except RecipeError as error:
+        raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None

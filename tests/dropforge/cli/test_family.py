@@ -1,0 +1,65 @@
+"""`dropforge family` sets and shows the recipe of a family, and `dropforge drop` holds a drop to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dropforge import family_recipe
+from dropforge.errors import RecipeError
+from dropforge.store import S3Store
+from tests.dropforge.cli.conftest import Terminal
+
+
+def test_a_recipe_is_set_shown_and_set_anew(terminal: Terminal, s3_store: S3Store, tmp_path: Path) -> None:
+    shown = terminal("family", "show", "fam")
+    assert "no recipe of its own: preset sample holds" in shown.output
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: tiny\ntrain: {max_steps: 7}")
+    done = terminal("family", "set", "fam", "--recipe", str(recipe))
+    assert done.exit_code == 0, done.output
+    assert "max_steps: 7" in terminal("family", "show", "fam").output
+    recipe.write_text("extends: tiny\ntrain: {max_steps: 9}\n")
+    done = terminal("family", "set", "fam", "--recipe", str(recipe))
+    assert "train.max_steps: 7 -> 9" in done.output
+    assert "It says the same" in terminal("family", "set", "fam", "--recipe", str(recipe)).output
+    kept = json.loads(terminal("family", "show", "fam", "--json").output)
+    assert (kept["origin"], kept["recipe"]["train"]) == ("person", {"max_steps": 9})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("train: {max_step: 7}", "train.max_steps"),
+        ("extends: lora", "base.model"),
+        ("- a list", "not a YAML mapping"),
+    ],
+)
+def test_what_could_not_be_trained_is_not_set(
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path, text: str, told: str
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    done = terminal("family", "set", "fam", "--recipe", str(recipe))
+    assert isinstance(done.exception, RecipeError)
+    assert told in str(done.exception)
+    assert family_recipe.read(s3_store, "fam") is None
+
+
+def test_a_drop_that_asks_for_what_its_family_has_not_is_refused_before_it_is_uploaded(
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path
+) -> None:
+    family_recipe.write(s3_store, "fam", {"extends": "tiny", "promote": {"min_improvement": 0.05}}, "ann")
+    rows, recipe = tmp_path / "rows.jsonl", tmp_path / "recipe.yaml"
+    rows.write_text('{"text": "one two three"}\n')
+    recipe.write_text("promote: {min_improvement: -1.0}")
+    drop = ("drop", str(rows), "--family", "fam", "--name", "d1", "--recipe", str(recipe))
+    done = terminal(*drop)
+    assert isinstance(done.exception, RecipeError)
+    assert "`promote.min_improvement`: family fam (set by ann" in str(done.exception)
+    assert list(s3_store.list("drops/")) == []
+    recipe.write_text("train: {max_steps: 3}")
+    assert terminal(*drop).exit_code == 0
+    assert s3_store.stat("drops/fam/d1/recipe.yaml") is not None
