@@ -306,7 +306,7 @@ def _check_values(value: Any, path: str = "") -> None:
     elif isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
         raise RecipeError(thing, f"{value!r:.60} holds half of a character", "Write the character itself, as UTF-8")
     elif isinstance(value, int) and abs(value) >= _NUMBERS:
-        digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # never as text, which Python refuses for long ones
+        digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # no text: Python refuses it
         raise RecipeError(thing, f"it is a number of about {digits} digits", "Write one of at most 18")
 
 

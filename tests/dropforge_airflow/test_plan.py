@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +17,7 @@ from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.plan import Plan, make_plan
 from dropforge_airflow.tasks.recipe import Installation
 from dropforge_airflow.tasks.run import make_spec
+from kubeflow_training.jobs.local import LocalCluster
 
 from dropforge import family_recipe, ledger
 from dropforge.drop import Drop, partition_key, read_drop
@@ -20,6 +25,7 @@ from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start
+from dropforge.run_limits import RunLimits
 from dropforge.settings import Settings
 from dropforge.start import model_digest
 from dropforge.store import Store
@@ -201,6 +207,69 @@ def test_a_preset_that_a_person_chose_takes_the_familys_place(store: Store, capl
     made = plan(store, drop="fam/d1", again=True, owner="run-2", preset="tiny")["recipe"]
     assert (made["train"]["max_steps"], made["data"]["text_column"]) == (20, "body")
     assert "these do not count: ['train.max_steps']" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limits", "over", "told"),
+    [
+        (
+            RunLimits(nodes=2),
+            {"nodes": 3},
+            r"`compute.nodes`: nodes come to 3, and this installation lets .* 2",
+        ),
+        (
+            RunLimits(gpus=8),
+            {"nodes": 2, "gpus": 5, "processes_per_node": 5},
+            r"gpus come to 10.*DROPFORGE_LIMITS: gpus",
+        ),
+        (RunLimits(retries=1), {"retries": 2}, r"DROPFORGE_LIMITS: retries"),
+        (RunLimits(minutes=60), {"deadline_minutes": 61}, r"DROPFORGE_LIMITS: minutes"),
+        (
+            RunLimits(gpu_hours=10),
+            {"gpus": 2, "processes_per_node": 2, "deadline_minutes": 120, "retries": 2},
+            r"gpu_hours come to 12.*stop_above",
+        ),
+        (RunLimits(bytes=10), {}, r"drop fam/d1: bytes come to 14, and this installation lets a run have 10"),
+    ],
+)
+def test_what_the_installation_lets_no_run_have_is_refused_with_the_limits_name(
+    store: Store, limits: RunLimits, over: dict[str, Any], told: str
+) -> None:
+    params: dict[str, Any] = {"overrides": {"compute": {"backend": "kubernetes", **over}}}
+    key = partition_key("b", entered(store))
+    within = replace(ALONE, limits=limits)
+    with pytest.raises(RecipeError, match=told):
+        make_plan(store, "b", params, partition_key=key, owner="run-1", installation=within)
+
+
+def test_a_run_that_is_ended_in_time_may_have_more_at_a_time(store: Store) -> None:
+    compute = {"backend": "kubernetes", "gpus": 2, "processes_per_node": 2, "limits": {"stop_above": {"gpu_hours": 10}}}
+    params: dict[str, Any] = {"overrides": {"compute": compute}}
+    key = partition_key("b", entered(store))
+    within = replace(ALONE, limits=RunLimits(gpu_hours=10))
+    assert make_plan(store, "b", params, partition_key=key, owner="run-1", installation=within)["counter"] == 1
+
+
+def test_what_this_machine_never_has_is_refused_before_anything_is_curated(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBEFLOW_TRAINING_HOME", str(tmp_path))
+    assert (
+        plan(store, entered(store), overrides={"compute": {"cpus": 500}})["counter"] == 1
+    )  # nobody tells what there is
+    for name, value in (("CPUS", "2"), ("MEMORY_GB", "8"), ("GPUS", "0")):
+        monkeypatch.setenv(f"KUBEFLOW_TRAINING_{name}", value)
+    supervisor = subprocess.Popen([sys.executable, "-m", "kubeflow_training.jobs.local", str(tmp_path)])
+    try:
+        while LocalCluster(tmp_path).offers() is None:
+            assert supervisor.poll() is None
+            time.sleep(0.05)
+        with pytest.raises(RecipeError, match=r"asks for 500 cpus.*offers 2 cpus.*498 cpus too few, for ever"):
+            plan(store, drop="fam/d1", again=True, owner="run-2", overrides={"compute": {"cpus": 500}})
+        assert plan(store, drop="fam/d1", again=True, owner="run-3", overrides={"compute": {"cpus": 2}})["counter"] == 3
+    finally:
+        supervisor.terminate()
+        supervisor.wait()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_clear_asks_again(stack: Stack, promoted: str) -> None:
 
 def ask_again(stack: Stack, steps: int, **approval: object) -> str:
     """A run from the form on the first drop, and the question that it waits with."""
-    conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True, "evaluate_max_rows": 40, "train_max_steps": steps}
+    conf = {"drop": f"{FAMILY}/one", "again": True, "evaluate_max_rows": 40, "train_max_steps": steps}
     promote = {"better_than_base": False, "min_improvement": -0.9, "approval": approval}
     run = stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"promote": promote}})
     asked(stack, run)

@@ -20,7 +20,7 @@ from dropforge.watching.dashboards import DASHBOARDS
 from dropforge.watching.files import FOLDER
 from dropforge.watching.panels import names_in
 from tests.dropforge.watching.prometheus import Prometheus, need, prometheus
-from tests.e2e.harness import RECIPE, Stack, wait
+from tests.e2e.harness import Stack, wait
 from tests.e2e.statsd import Statsd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -29,8 +29,11 @@ FAMILY = "watched"
 ENDLESS = """
 extends: tiny
 train: {{max_steps: 100000, log_every: 1, eval_every: 20, checkpoint_every: 20}}
+evaluate: {{max_rows: 40}}
 compute: {{nodes: 1, processes_per_node: 2, cpus: {cpus}}}
 """
+#: Less than the recipe of its family, which is that of the drop before it.
+SHORT = "train: {max_steps: 20}\n"
 
 #: What no stack without GPUs and without a cluster can answer, and why.
 NOT_HERE = {
@@ -115,7 +118,7 @@ def test_each_query_has_an_answer(stack: Stack, server: Prometheus, samples: dic
             "a checkpoint",
             lambda: [when for key, when in store.times(folder).items() if key.endswith("/manifest.json")],
         )
-        short = stack.drop(FAMILY, "short", samples[2], RECIPE)
+        short = stack.drop(FAMILY, "short", samples[2], SHORT)
         second = wait_for_run(stack.connection, short)
         until(*OF_A_REPORT)
 

@@ -82,7 +82,7 @@ def from_champion(stack: Stack, run: str) -> str:
     assert stack.end(run) == "success", stack.log(run, "train")
     # It cannot win by 99 %: the first model stays champion.
     asked = {"base_start": "champion", "train_max_steps": 2, "promote_min_improvement": 0.99}
-    conf = {"preset": "tiny", "drop": f"{FAMILY}/one", "again": True}
+    conf = {"drop": f"{FAMILY}/one", "again": True}
     return stack.connection.airflow.trigger(FINETUNE, {**conf, **asked})
 
 

@@ -14,6 +14,7 @@ from dropforge import dataset, layout, ledger
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
+from dropforge.run_limits import run_limits
 from dropforge.settings import Settings, from_env
 from dropforge.store import Store
 from dropforge_airflow import connection, lineage
@@ -144,6 +145,8 @@ def check_data(planned: Plan, curated: Curated, ti: Any = None) -> dict[str, str
         recipe = build_recipe(planned["recipe"])
         found = check(store, planned["family"], curated["digest"], recipe)
         manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], curated["digest"])))
+        rows = manifest.rows("train") + manifest.rows("eval")
+        run_limits().check_rows(f"dataset {planned['family']}/{curated['digest'][:12]}", rows)
         forecast = foresee(store, settings.tracking_uri, manifest, recipe)
     if ti is not None:
         ti.xcom_push(key=FORECAST, value=forecast.to_dict())

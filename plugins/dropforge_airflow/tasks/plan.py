@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -10,16 +11,20 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
+from kubeflow_training.jobs.local import LocalCluster
+from kubeflow_training.jobs.local.capacity import Resources, never_fits
+from kubeflow_training.jobs.local.layout import HOME_VARIABLE
 
 from dropforge import family_recipe, intake_ledger, layout, ledger, sweeps
 from dropforge.code import look_at, told
 from dropforge.data_names import SYNTAX
 from dropforge.drop import Drop, is_id, parse_partition_key, read_drop
-from dropforge.errors import DataError
+from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, resolve
+from dropforge.run_limits import RunLimits
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded, pin
 from dropforge.spark import find_spark
@@ -120,6 +125,7 @@ def make_plan(
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
         log.info("Curation will run on %s", find_spark())
+    check_amounts(drop, recipe, installation.limits)
     known = weigh(recipe)
     if recipe.code is not None:
         log.info("Own code: %s", told(recipe, look_at(recipe, store)))
@@ -159,6 +165,22 @@ def make_plan(
         retrain=params.get("retrain"),
         sweep=sweep,
     )
+
+
+def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:
+    """:raises RecipeError: for more than the installation lets a run have, or than this machine ever has."""
+    limits.check_recipe(recipe)
+    limits.check_bytes(f"drop {drop.family}/{drop.drop}", drop.total_bytes)
+    compute, home = recipe.compute, os.environ.get(HOME_VARIABLE)
+    if compute.backend != "local" or not home:
+        return
+    wants = Resources(
+        compute.nodes * compute.cpus, compute.nodes * compute.memory_gb * 1e9, compute.nodes * compute.gpus
+    )
+    total = LocalCluster(home).offers()
+    if total is not None and (why := never_fits(wants, total)):
+        cause, _, mend = why.partition(". ")
+        raise RecipeError("recipe section `compute`", cause, mend)
 
 
 def weigh(recipe: Recipe) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from dropforge.recipes.load import (
     resolve,
 )
 from dropforge.recipes.rules import check_startable
+from dropforge.run_limits import RunLimits, run_limits
 from dropforge.settings import is_self_service
 from dropforge.store import Store
 from dropforge_airflow.filled import Filled
@@ -38,16 +39,18 @@ class Installation:
 
     :param preset: of families without a recipe. :param families: folder of the families' files.
     :param self_service: whether the recipe of a family's first drop becomes the family's.
+    :param limits: how much any run may ask for.
     """
 
     preset: str = "sample"
     families: Path | None = None
     self_service: bool = False
+    limits: RunLimits = field(default_factory=RunLimits)
 
     @classmethod
     def here(cls, families: Path | None = None) -> Installation:
         """That of this process's environment."""
-        return cls(default_preset(), families, is_self_service(os.environ))
+        return cls(default_preset(), families, is_self_service(os.environ), run_limits())
 
 
 class Resolved(NamedTuple):

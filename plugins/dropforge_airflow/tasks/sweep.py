@@ -18,6 +18,7 @@ from dropforge.promotion import direction_of
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import merge
 from dropforge.rest import DeniedError, RefusedError
+from dropforge.run_limits import run_limits
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded
 from dropforge.stopping import behind
@@ -162,6 +163,7 @@ def check_recipes(store: Store, bucket: str, sweep: Sweep, drop: Drop, confs: li
         recipe = resolve_recipe(store, drop, filled(conf, bucket), Installation()).recipe
         if drop.uploaded:
             check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
+        finetune.check_amounts(drop, recipe, run_limits())
         finetune.weigh(recipe)
         recipes.append(recipe)
     check_trials(sweep, recipes)

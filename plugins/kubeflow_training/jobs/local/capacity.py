@@ -84,6 +84,15 @@ def size_that_fits(manifest: Mapping[str, Any], free: Resources) -> int:
     return next((n for n in range(most, least - 1, -1) if not gang_resources(manifest, n).missing(free)), 0)
 
 
+def never_fits(wants: Resources, total: Resources) -> str:
+    """Why a gang that wants this much can never start; empty if it can."""
+    short = wants.missing(total)
+    return short and (
+        f"the job asks for {wants}, and this machine offers {total}: {short} too few, for ever. "
+        "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more"
+    )
+
+
 def machine(env: Mapping[str, str] = os.environ) -> Resources:
     """What this machine has, or what the environment says that jobs may use.
 

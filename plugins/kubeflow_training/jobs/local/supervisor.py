@@ -18,7 +18,7 @@ from typing import Final
 
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.local import lock, processes
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources, machine
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources, machine, never_fits
 from kubeflow_training.jobs.local.devices import devices
 from kubeflow_training.jobs.local.gang import Gang
 from kubeflow_training.jobs.local.layout import Layout, timestamp, write_json
@@ -115,12 +115,8 @@ class Supervisor:
         queued = [(gang, gang.standing) for gang in self.gangs.values() if gang.queued]
         ahead = 0
         for gang, standing in sorted(queued, key=lambda item: item[1].turn(item[0].order, item[0].uid)):
-            if short := gang.least.missing(self.total):
-                gang.refuse(
-                    "NeverFits",
-                    f"the job asks for {gang.least}, and this machine offers {self.total}: {short} too few, for ever. "
-                    "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more",
-                )
+            if why := never_fits(gang.least, self.total):
+                gang.refuse("NeverFits", why)
             elif standing.held:
                 gang.wait(HELD)
             elif ahead:
