@@ -218,9 +218,9 @@ def test_a_preset_that_a_person_chose_takes_the_familys_place(store: Store, capl
             r"`compute.nodes`: nodes come to 3, and this installation lets .* 2",
         ),
         (
-            RunLimits(gpus=8),
-            {"nodes": 2, "gpus": 5, "processes_per_node": 5},
-            r"gpus come to 10.*DROPFORGE_LIMITS: gpus",
+            RunLimits(gpus=6),
+            {"nodes": 2, "gpus": 4, "processes_per_node": 4},
+            r"gpus come to 8.*DROPFORGE_LIMITS: gpus",
         ),
         (RunLimits(retries=1), {"retries": 2}, r"DROPFORGE_LIMITS: retries"),
         (RunLimits(minutes=60), {"deadline_minutes": 61}, r"DROPFORGE_LIMITS: minutes"),
