@@ -209,6 +209,28 @@ def test_a_preset_that_a_person_chose_takes_the_familys_place(store: Store, capl
     assert "these do not count: ['train.max_steps']" in caplog.text
 
 
+def test_what_the_installation_does_not_let_be_read_is_refused_before_anything_is_read(store: Store) -> None:
+    spec = RunSpec("other-1", "other", 1, f"{store.uri}/runs/other-1", store.uri, "m", "ab", {}, "code")
+    store.put("runs/other-1/run.json", spec.to_json())
+    entered(store)
+    asked: dict[str, Any] = {"drop": "fam/d1", "again": True}
+    for number, (over, key) in enumerate(
+        [
+            ({"base": {"model": "/etc", "scratch": None}}, "base.model"),
+            ({"base": {"model": "s3://others/model", "scratch": None}}, "base.model"),
+            ({"base": {"start": "runs/other-1/step-5"}}, "base.start"),
+            (
+                {"curation": {"decontaminate": {"sets": {"a": "drops/other/d1/a.jsonl"}}}},
+                "curation.decontaminate.sets.a",
+            ),
+        ]
+    ):
+        with pytest.raises(RecipeError, match=rf"`{key}`: .*DROPFORGE_READABLE"):
+            plan(store, owner=f"run-{number}", overrides=over, **asked)
+    with pytest.raises(RecipeError, match=r"`data.source.dataset`: .*of family other.*DROPFORGE_READABLE"):
+        plan(store, owner="run-9", family="fam", data=f"dataset:other/{'a' * 64}")
+
+
 @pytest.mark.parametrize(
     ("limits", "over", "told"),
     [
@@ -322,7 +344,7 @@ def test_where_the_memory_is_not_known_the_plan_says_so_and_goes_on(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    assert plan(store, entered(store, recipe="base: {model: s3://b/m, scratch: null}"))["drop"] == "d1"
+    assert plan(store, entered(store, recipe="base: {model: s3://b/m, scratch: null}"))["drop"] == "d1"  # b is ours
     assert "Memory of a rank: unknown until the base model's config is here" in caplog.text
 
 

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from dropforge.errors import DataError, RecipeError
 from dropforge.run import ExitCode
+from dropforge.store import S3Store
 from trainer.assembly import pad_id
 from trainer.data.hub import UnreachableError, fetch_from_hub
 from trainer.data.tokenizer import load_tokenizer, train_tokenizer, wrap_tokenizer
+from trainer.model.build import fetch_folder
 from trainer.rank import ending
 
 from .test_data import TEXTS
@@ -103,3 +106,23 @@ def test_a_tokenizer_without_a_padding_token_fills_rows_with_its_end(tmp_path: P
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a tokenizer beside it"):
         load_tokenizer(tmp_path)
+
+
+def test_a_bucket_that_is_not_there_is_the_recipe_s_error_and_no_gang_s(tmp_path: Path, s3_store: S3Store) -> None:
+    with pytest.raises(RecipeError, match=r"`base.model`: s3://none-of-ours/model .*\(NoSuchBucket\)") as told:
+        fetch_folder("s3://none-of-ours/model", tmp_path)
+    assert ending(told.value)[0] == ExitCode.BAD_RECIPE
+
+
+@pytest.mark.parametrize(("code", "of_user"), [("AccessDenied", True), ("403", True), ("SlowDown", False)])
+def test_what_the_credentials_may_not_read_is_the_recipe_s_error_and_a_busy_s3_is_not(
+    tmp_path: Path, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch, code: str, of_user: bool
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ClientError({"Error": {"Code": code, "Message": "no"}}, "GetObject")
+
+    for name in ("config.json", "model.safetensors"):
+        s3_store.put(f"model/{name}", b"{}")
+    monkeypatch.setattr(S3Store, "download", refuse)  # it may be listed, and not read
+    with pytest.raises(RecipeError if of_user else ClientError, match=code):
+        fetch_folder(f"{s3_store.uri}/model", tmp_path)

@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,10 @@ from trainer.pretrained import load_config, load_weights
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
+#: What S3 says for good, in its words and in those of answers without a body.
+_LASTING: Final = frozenset(
+    {"403", "AccessDenied", "AllAccessDisabled", "Forbidden", "InvalidBucketName", "NoSuchBucket", "PermanentRedirect"}
+)
 
 _CLASSIFIER: Final = "ForSequenceClassification"
 _LAYER: Final = re.compile(r"\.\d+\.")
@@ -71,6 +76,29 @@ def fetch_folder(
             raise RecipeError("recipe key `base.model`", f"{uri} has no config.json", "Name a folder with a model")
         check_pickles((path.name for path in local.iterdir()), uri)
         return local
+    with _of_the_user(uri):
+        return _fetch_objects(uri, folder, configs, weights=weights, through=through)
+
+
+@contextmanager
+def _of_the_user(uri: str) -> Iterator[None]:
+    """:raises RecipeError: where S3 says that trying again changes nothing: no such bucket, no right to read."""
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        if code not in _LASTING:
+            raise
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{uri} cannot be read ({code})",
+            "Name a bucket that is there, and that the credentials of trainings may read",
+        ) from None
+
+
+def _fetch_objects(uri: str, folder: Path, configs: tuple[str, ...], *, weights: bool, through: Through | None) -> Path:
     store = open_store(uri.rstrip("/"))
     items = [item for item in store.list() if takes(item.key)]  # and no console's mark of a folder, with an empty key
     names = [item.key for item in items]

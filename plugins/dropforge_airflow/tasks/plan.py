@@ -33,7 +33,7 @@ from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
 from dropforge_airflow.filled import Filled, filled
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.recipe import Installation, find_ruling, resolve_recipe
+from dropforge_airflow.tasks.recipe import Installation, check_reads, find_ruling, resolve_recipe
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ def make_plan(
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
         log.info("Curation will run on %s", find_spark())
+    check_reads(store, bucket, drop.family, recipe, installation.reads)
     check_amounts(drop, recipe, installation.limits)
     known = weigh(recipe)
     if recipe.code is not None:
@@ -216,11 +217,13 @@ def find_source(store: Store, bucket: str, asked: Filled, installation: Installa
         under = find_ruling(store, asked.family, installation).values
     else:
         under = resolve({"extends": installation.preset})
-    source = build_recipe(merge(under, asked.over)).data.source
+    recipe = build_recipe(merge(under, asked.over))
+    source = recipe.data.source
     if source is None:
         return None
     if not asked.family:
         raise DataError("form field `family`", "it is empty, and the data name none", "Name the family to train")
+    check_reads(store, bucket, asked.family, recipe, installation.reads)
     drop = pin(store, source, asked.family, bucket)
     log.info("Source of %d files is drop id %s; `data.source.id` pins it", len(drop.files), drop.id)
     return ledger.place(store, drop)

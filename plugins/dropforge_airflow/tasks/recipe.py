@@ -14,6 +14,7 @@ from dropforge.drop import Drop
 from dropforge.errors import RecipeError
 from dropforge.families import rules_of
 from dropforge.family_recipe import Ruling
+from dropforge.readable import Readable, readable
 from dropforge.recipe import Recipe
 from dropforge.recipes.drop_rules import split_descriptive
 from dropforge.recipes.load import (
@@ -21,13 +22,15 @@ from dropforge.recipes.load import (
     build_recipe,
     default_preset,
     merge,
+    presets,
     read_yaml,
     resolve,
 )
 from dropforge.recipes.rules import check_startable
+from dropforge.run import RunSpec
 from dropforge.run_limits import RunLimits, run_limits
 from dropforge.settings import is_self_service
-from dropforge.store import Store
+from dropforge.store import MissingObjectError, Store
 from dropforge_airflow.filled import Filled
 
 log = logging.getLogger(__name__)
@@ -39,18 +42,19 @@ class Installation:
 
     :param preset: of families without a recipe. :param families: folder of the families' files.
     :param self_service: whether the recipe of a family's first drop becomes the family's.
-    :param limits: how much any run may ask for.
+    :param limits: how much any run may ask for. :param reads: what its recipe may have read.
     """
 
     preset: str = "sample"
     families: Path | None = None
     self_service: bool = False
     limits: RunLimits = field(default_factory=RunLimits)
+    reads: Readable = field(default_factory=Readable)
 
     @classmethod
     def here(cls, families: Path | None = None) -> Installation:
         """That of this process's environment."""
-        return cls(default_preset(), families, is_self_service(os.environ), run_limits())
+        return cls(default_preset(), families, is_self_service(os.environ), run_limits(), readable())
 
 
 class Resolved(NamedTuple):
@@ -101,6 +105,24 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     """Find what holds for a family. :raises DropforgeError: if its file or its recipe cannot be used."""
     file = rules_of(installation.families, family) if installation.families is not None else None
     return family_recipe.rule(store, family, installation.preset, file)
+
+
+def check_reads(store: Store, bucket: str, family: str, recipe: Recipe, allowed: Readable) -> None:
+    """:raises RecipeError: naming a key whose model or data may not be read."""
+
+    def family_of_run(run: str) -> str | None:
+        try:
+            return RunSpec.from_json(store.get(layout.run_key(run))).family if layout.is_run(run) else None
+        except MissingObjectError:
+            return None
+
+    allowed.check(recipe, family, bucket, family_of_run, _base_models)
+
+
+def _base_models() -> frozenset[str]:
+    """Base models that presets name."""
+    bases = (resolve({"extends": name}).get("base") for name in presets())
+    return frozenset(str(base["model"]) for base in bases if isinstance(base, Mapping) and base.get("model"))
 
 
 def _over_preset(preset: str, own: Mapping[str, Any]) -> dict[str, Any]:

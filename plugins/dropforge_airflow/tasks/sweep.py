@@ -15,6 +15,7 @@ from dropforge.errors import DataError
 from dropforge.hub import pin_base
 from dropforge.mlflow_pages import run_page
 from dropforge.promotion import direction_of
+from dropforge.readable import readable
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import merge
 from dropforge.rest import DeniedError, RefusedError
@@ -33,7 +34,7 @@ from dropforge_airflow.starting import GOING
 from dropforge_airflow.tasks import plan as finetune
 from dropforge_airflow.tasks import run as finetune_run
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.recipe import Installation, resolve_recipe
+from dropforge_airflow.tasks.recipe import Installation, check_reads, resolve_recipe
 from dropforge_airflow.trials import TrialArguments
 from dropforge_airflow.triggers.turns import ENDED
 
@@ -136,7 +137,7 @@ def settle(
         {"preset": sweep.preset, "family": family, "drop": named, "again": True, "overrides": sweep.overrides(trial)}
         for trial in trials
     ]
-    drop = finetune.find_source(store, bucket, filled(confs[0], bucket), Installation())
+    drop = finetune.find_source(store, bucket, filled(confs[0], bucket), Installation(reads=readable()))
     if drop is None and named is None:
         raise DataError("sweep", "it has no data", "Name a drop (`--drop FAMILY/DROP`), or `data.source` in its recipe")
     pinned = {"data": {"source": {"id": drop.id}}} if drop is not None else {}
@@ -163,6 +164,7 @@ def check_recipes(store: Store, bucket: str, sweep: Sweep, drop: Drop, confs: li
         recipe = resolve_recipe(store, drop, filled(conf, bucket), Installation()).recipe
         if drop.uploaded:
             check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
+        check_reads(store, bucket, drop.family, recipe, readable())
         finetune.check_amounts(drop, recipe, run_limits())
         finetune.weigh(recipe)
         recipes.append(recipe)

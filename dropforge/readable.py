@@ -1,0 +1,174 @@
+"""What a recipe may have read with the installation's rights: models and data, by who may be asked for them.
+
+Without more, that is any model and data set of the hub, and what lies in the installation's bucket outside the folders
+of other families. `DROPFORGE_READABLE` where Airflow runs says it anew, as `hub:meta-llama/* s3://models/ /models/
+family:base-models`: patterns of the hub, prefixes of buckets, folders, and families whose models and data others may
+use. What a preset names may be read, too: presets are the installation's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from dropforge import layout
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.hub import is_hub_id
+from dropforge.recipe import Recipe
+from dropforge.settings import split
+
+VARIABLE: Final = "DROPFORGE_READABLE"
+DEFAULT: Final = "hub:*"
+_THING: Final = f"environment variable {VARIABLE}"
+#: Folders of the bucket whose second part is a family.
+_OF_FAMILIES: Final = frozenset({"drops", "datasets", "sweeps", "curation"})
+#: Those that nobody's recipe reads.
+_CLOSED: Final = frozenset({"ledger", "network", "mlflow"})
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+FamilyOfRun = Callable[[str], str | None]  # by the run's name; None if it is not known
+
+
+@dataclass(frozen=True)
+class Readable:
+    """
+    :param hub: patterns of names on the hub. :param prefixes: of other buckets, with a slash at the end.
+    :param folders: of this machine and the pods. :param families: patterns of families that others may read from.
+    """
+
+    hub: tuple[str, ...] = ("*",)
+    prefixes: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+
+    def check(
+        self,
+        recipe: Recipe,
+        family: str,
+        bucket: str,
+        family_of_run: FamilyOfRun,
+        of_presets: Callable[[], Container[str]] = tuple,
+    ) -> None:
+        """Hold all that a recipe names to be read to what may be read.
+
+        :param family: of the run. :param bucket: of the installation.
+        :param of_presets: finds the base models that presets name; asked only if one is not allowed otherwise.
+        :raises RecipeError: naming the key, and what may be read.
+        """
+        look = _Look(self, family, bucket, family_of_run)
+        model, source = recipe.base.model, recipe.data.source
+        if model is not None:
+            try:
+                look.at("base.model", model)
+            except RecipeError:
+                if model not in of_presets():
+                    raise
+        if recipe.base.start.startswith(layout.RUNS):
+            look.at_key("base.start", recipe.base.start)
+        for name, place in (recipe.curation.decontaminate.sets if recipe.curation.decontaminate else {}).items():
+            key = f"curation.decontaminate.sets.{name}"
+            if place.startswith(("s3://", "file://", "/")):
+                look.at(key, place)
+            else:
+                look.at_key(key, place)
+        if source is not None and source.prefix is not None:
+            look.at_key("data.source.prefix", source.prefix)
+        if source is not None and source.dataset is not None:
+            look.at_key("data.source.dataset", f"datasets/{source.dataset}")
+        if source is not None and source.hub is not None:
+            look.at_hub("data.source.hub", source.hub)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One look at a recipe."""
+
+    allowed: Readable
+    family: str
+    bucket: str
+    family_of_run: FamilyOfRun
+
+    def at(self, key: str, place: str) -> None:
+        """:param place: a name on the hub, an address, or a folder."""
+        if is_hub_id(place):
+            self.at_hub(key, place)
+        elif place.startswith(f"s3://{self.bucket}/"):
+            self.at_key(key, place.removeprefix(f"s3://{self.bucket}/"))
+        elif place.startswith("s3://"):
+            if _odd(place.removeprefix("s3://")) or not f"{place}/".startswith(self.allowed.prefixes):
+                raise self._refused(key, place)
+        else:
+            self._at_folder(key, place)
+
+    def at_hub(self, key: str, name: str) -> None:
+        """:param name: as `OWNER/NAME`."""
+        patterns = [pattern.lower() for pattern in self.allowed.hub]
+        if not _HUB_NAME.fullmatch(name) or not any(fnmatchcase(name.lower(), pattern) for pattern in patterns):
+            raise self._refused(key, name)
+
+    def at_key(self, key: str, place: str) -> None:
+        """:param place: a key of the installation's bucket."""
+        first, _, rest = place.partition("/")
+        owner = self.family
+        if _odd(place) or first in _CLOSED:
+            raise self._refused(key, place)
+        if first in _OF_FAMILIES:
+            owner = rest.partition("/")[0]
+        elif first == layout.RUNS.rstrip("/"):
+            # A run that is not there is of nobody: whoever looks for it says so.
+            owner = self.family_of_run(rest.partition("/")[0]) or self.family
+        if owner != self.family and not any(fnmatchcase(owner, pattern) for pattern in self.allowed.families):
+            raise self._refused(key, place, f"it is of family {owner}")
+
+    def _at_folder(self, key: str, place: str) -> None:
+        path = Path(os.path.normpath(place.removeprefix("file://"))).absolute()
+        for folder in map(Path, self.allowed.folders):
+            # As it stands there, and behind the links of this machine.
+            if path.is_relative_to(folder) and path.resolve().is_relative_to(folder.resolve()):
+                return
+        raise self._refused(key, place)
+
+    def _refused(self, key: str, place: str, why: str = "") -> RecipeError:
+        cause = why or "it is not among what recipes may have read here"
+        mend = f"Name another, or have it named in {VARIABLE} by whoever runs the installation. {self._told()}"
+        return RecipeError(f"recipe key `{key}`", f"{place:.200}: {cause}", mend)
+
+    def _told(self) -> str:
+        hub = (f"hub:{pattern}" for pattern in self.allowed.hub)
+        others = "".join(f", {word}" for word in (*hub, *self.allowed.prefixes, *self.allowed.folders))
+        return f"May be read: bucket {self.bucket}, outside the folders of other families{others}"
+
+
+def readable(env: Mapping[str, str] = os.environ) -> Readable:
+    """Read what the environment names. :raises DropforgeError: naming the word that is none of it."""
+    hub: list[str] = []
+    prefixes: list[str] = []
+    folders: list[str] = []
+    families: list[str] = []
+    for word in split(env.get(VARIABLE) or DEFAULT):
+        if word.startswith("hub:") and len(word) > len("hub:"):
+            hub.append(word.removeprefix("hub:"))
+        elif word.startswith("family:") and len(word) > len("family:"):
+            families.append(word.removeprefix("family:"))
+        elif word.startswith("s3://") and len(word) > len("s3://") and not _odd(word.removeprefix("s3://").rstrip("/")):
+            prefixes.append(f"{word.rstrip('/')}/")
+        elif word.startswith("/"):
+            folders.append(os.path.normpath(word))
+        else:
+            raise DropforgeError(
+                _THING,
+                f"{word!r:.80} names nothing to read",
+                "Write hub:OWNER/NAME with stars as you need, s3://BUCKET/PREFIX/, a folder from / on, or family:NAME",
+            )
+    return Readable(tuple(hub), tuple(prefixes), tuple(folders), tuple(families))
+
+
+def _odd(place: str) -> bool:
+    """Whether a key could mean another one to whoever reads it: as a path, or taken apart as an address."""
+    parts = place.rstrip("/").split("/")
+    return any(part in {"", ".", ".."} for part in parts) or any(sign in "?#\\\x7f" or sign < " " for sign in place)
