@@ -60,6 +60,7 @@ def stack(
         # Of who has a PostgreSQL of his own: they must not reach the stack's.
         **{"PGOPTIONS": "-c nonsense=1", "PGPORT": "6543", "PGSERVICE": "mine"},
         "DROPFORGE_FAMILIES": str(folder / "families"),
+        "DROPFORGE_READABLE": "hub:* family:backwards",  # one family begins with a checkpoint of another
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(lineage),
         "AIRFLOW__OPENLINEAGE__EMISSION_POLICY": json.dumps(NAMING),
         "AIRFLOW__METRICS__STATSD_ON": "True",
