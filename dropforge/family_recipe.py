@@ -17,7 +17,8 @@ from dropforge import layout
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import ENDING, Family
 from dropforge.recipes.drop_rules import Authority
-from dropforge.recipes.load import merge, put_drop_over, put_first_drop_over, resolve
+from dropforge.recipes.load import build_recipe, merge, put_drop_over, put_first_drop_over, resolve
+from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.store import MissingObjectError, Store
 
 _LIMIT: Final = 256 * 1024  # bytes of the object; a recipe's text has 64 KiB at most
@@ -28,11 +29,13 @@ _TRIES: Final = 5
 class Kept:
     """A family's recipe in the ledger.
 
-    :param recipe: as in a `recipe.yaml`, `extends` not resolved. :param origin: the family's first drop, or a person.
-    :param by: name of the drop, or of the person. :param at: when, in ISO 8601.
+    :param recipe: as in a `recipe.yaml`, `extends` not resolved. :param preset: over which it stands.
+    :param origin: the family's first drop, or a person. :param by: name of the drop, or of the person.
+    :param at: when, in ISO 8601.
     """
 
     recipe: dict[str, Any]
+    preset: str
     origin: Literal["drop", "person"]
     by: str
     at: str
@@ -41,6 +44,10 @@ class Kept:
     def told(self) -> str:
         what = f"its first drop, {self.by}" if self.origin == "drop" else self.by
         return f"set by {what}, {self.at[:16].replace('T', ' ')} UTC"
+
+    def resolved(self) -> dict[str, Any]:
+        """The values, over the preset that they stood over when they were kept."""
+        return merge(resolve({"extends": self.preset}), resolve(self.recipe))
 
 
 @dataclass(frozen=True)
@@ -72,24 +79,27 @@ def rule(store: Store, family: str, preset: str, file: Family | None = None) -> 
     change = f"`dropforge family set {family} --recipe FILE` changes it for all its drops"
     authority = Authority(f"family {family} ({kept.told})", change)
     try:
+        values = kept.resolved()
         if kept.origin == "drop":
             # Again, and not only when it was kept: the installation's preset may have become stricter since.
-            return Ruling(put_first_drop_over(under, kept.recipe), authority, own=True)
-        return Ruling(merge(under, resolve(kept.recipe)), authority, own=True)
+            check_chosen(kept.recipe)
+            check_kept(under, values)
+        build_recipe(values)
+        return Ruling(values, authority, own=True)
     except RecipeError as error:
         mend = f"Set it anew: `dropforge family set {family} --recipe FILE`. {error.mend}"
         raise RecipeError(f"the recipe of family {family} ({kept.told}), {error.thing}", error.cause, mend) from None
 
 
-def put_drop(ruling: Ruling, own: Mapping[str, Any], *, self_service: bool) -> dict[str, Any]:
+def put_drop(ruling: Ruling, own: Mapping[str, Any], *, sets_it: bool) -> dict[str, Any]:
     """The values of what holds with those of a drop's own recipe over them.
 
-    :param own: as `read_yaml` gives it. :param self_service: whether a first drop sets the family's recipe.
+    :param own: as `read_yaml` gives it. :param sets_it: whether it sets the family's recipe.
     :raises RecipeError: if it asks for what is not the drop's to say.
     """
-    if ruling.own or not self_service:
-        return put_drop_over(ruling.values, own, ruling.authority)
-    return put_first_drop_over(ruling.values, own)
+    if sets_it:
+        return put_first_drop_over(ruling.values, own)
+    return put_drop_over(ruling.values, own, ruling.authority)
 
 
 def read(store: Store, family: str) -> Kept | None:
@@ -97,14 +107,28 @@ def read(store: Store, family: str) -> Kept | None:
     return _read(store, family)[0]
 
 
-def keep_first(store: Store, family: str, recipe: Mapping[str, Any], drop: str) -> bool:
+def is_new(store: Store, family: str) -> bool:
+    """Tell whether no drop of the family has become a dataset version: then the next one may be its first."""
+    return next(iter(store.sizes(layout.datasets_prefix(family))), None) is None
+
+
+def keep_first(store: Store, family: str, kept: Kept) -> bool:
     """Make the recipe of a family's first drop the family's; False if the family has one by now."""
-    return store.put_if_absent(layout.family_recipe_key(family), _json(Kept(dict(recipe), "drop", drop, _now())))
+    return store.put_if_absent(layout.family_recipe_key(family), _json(kept))
 
 
-def write(store: Store, family: str, recipe: Mapping[str, Any], by: str) -> Kept | None:
-    """Set a family's recipe. :return: what it was before. :raises DropforgeError: if others write at the same time."""
-    key, data = layout.family_recipe_key(family), _json(Kept(dict(recipe), "person", by, _now()))
+def first(recipe: Mapping[str, Any], preset: str, drop: str) -> Kept:
+    """What a first drop leaves. :param recipe: its own, empty if it has none."""
+    return Kept(dict(recipe), preset, "drop", drop, _now())
+
+
+def write(store: Store, family: str, recipe: Mapping[str, Any], preset: str, by: str) -> Kept | None:
+    """Set a family's recipe.
+
+    :param preset: over which it stands. :param by: who sets it. :return: what it was before.
+    :raises DropforgeError: if others write at the same time.
+    """
+    key, data = layout.family_recipe_key(family), _json(Kept(dict(recipe), preset, "person", by, _now()))
     for _ in range(_TRIES):
         try:
             before, etag = _read(store, family)
@@ -129,10 +153,11 @@ def _read(store: Store, family: str) -> tuple[Kept | None, str | None]:
             values = json.loads(stream.read(_LIMIT + 1))
         if not isinstance(values["recipe"], dict) or values["origin"] not in {"drop", "person"}:
             raise ValueError("a part has another type")
-        return Kept(values["recipe"], values["origin"], str(values["by"]), str(values["at"])), info.etag
+        kept = Kept(values["recipe"], str(values["preset"]), values["origin"], str(values["by"]), str(values["at"]))
+        return kept, info.etag
     except MissingObjectError:
         raise RecipeError(thing, "it changed while it was read", "Try again") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecipeError(thing, f"it cannot be read ({error!r})", mend) from None
 
 

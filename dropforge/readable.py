@@ -3,7 +3,7 @@
 Without more, that is any model and data set of the hub, and what lies in the installation's bucket outside the folders
 of other families. `DROPFORGE_READABLE` where Airflow runs says it anew, as `hub:meta-llama/* s3://models/ /models/
 family:base-models`: patterns of the hub, prefixes of buckets, folders, and families whose models and data others may
-use. What a preset names may be read, too: presets are the installation's own.
+use. Base models and evaluation sets that a preset names may be read, too: presets are the installation's own.
 """
 
 from __future__ import annotations
@@ -57,31 +57,37 @@ class Readable:
         """Hold all that a recipe names to be read to what may be read.
 
         :param family: of the run. :param bucket: of the installation.
-        :param of_presets: finds the base models that presets name; asked only if one is not allowed otherwise.
+        :param of_presets: finds the models and sets that presets name; asked only if one is not allowed otherwise.
         :raises RecipeError: naming the key, and what may be read.
         """
         look = _Look(self, family, bucket, family_of_run)
         model, source = recipe.base.model, recipe.data.source
-        if model is not None:
-            try:
-                look.at("base.model", model)
-            except RecipeError:
-                if model not in of_presets():
-                    raise
+        try:
+            self._check_base(look, model, recipe.base.revision)
+        except RecipeError:
+            if model not in of_presets():
+                raise
         if recipe.base.start.startswith(layout.RUNS):
             look.at_key("base.start", recipe.base.start)
         for name, place in (recipe.curation.decontaminate.sets if recipe.curation.decontaminate else {}).items():
-            key = f"curation.decontaminate.sets.{name}"
-            if place.startswith(("s3://", "file://", "/")):
-                look.at(key, place)
-            else:
-                look.at_key(key, place)
+            try:
+                look.at_place(f"curation.decontaminate.sets.{name}", place)
+            except RecipeError:
+                if place not in of_presets():
+                    raise
         if source is not None and source.prefix is not None:
             look.at_key("data.source.prefix", source.prefix)
         if source is not None and source.dataset is not None:
             look.at_key("data.source.dataset", f"datasets/{source.dataset}")
         if source is not None and source.hub is not None:
-            look.at_hub("data.source.hub", source.hub)
+            look.at_hub("data.source.hub", source.hub, source.revision)
+
+    @staticmethod
+    def _check_base(look: _Look, model: str | None, revision: str | None) -> None:
+        if model is not None and is_hub_id(model):
+            look.at_hub("base.model", model, revision)
+        elif model is not None:
+            look.at_place("base.model", model)
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,10 @@ class _Look:
     bucket: str
     family_of_run: FamilyOfRun
 
-    def at(self, key: str, place: str) -> None:
-        """:param place: a name on the hub, an address, or a folder."""
-        if is_hub_id(place):
-            self.at_hub(key, place)
+    def at_place(self, key: str, place: str) -> None:
+        """:param place: an address, a folder, or for a set a key of the bucket."""
+        if key != "base.model" and not place.startswith(("s3://", "file://", "/")):
+            self.at_key(key, place)
         elif place.startswith(f"s3://{self.bucket}/"):
             self.at_key(key, place.removeprefix(f"s3://{self.bucket}/"))
         elif place.startswith("s3://"):
@@ -105,28 +111,38 @@ class _Look:
         else:
             self._at_folder(key, place)
 
-    def at_hub(self, key: str, name: str) -> None:
-        """:param name: as `OWNER/NAME`."""
+    def at_hub(self, key: str, name: str, revision: str | None) -> None:
+        """:param name: as `OWNER/NAME`. :param revision: of it, if one is named."""
         patterns = [pattern.lower() for pattern in self.allowed.hub]
         if not _HUB_NAME.fullmatch(name) or not any(fnmatchcase(name.lower(), pattern) for pattern in patterns):
             raise self._refused(key, name)
+        if (revision or "").startswith("refs/pr/") and "*" not in patterns:
+            raise self._refused(key, name, f"{revision} is what anybody proposed there, not the owner's")
 
     def at_key(self, key: str, place: str) -> None:
         """:param place: a key of the installation's bucket."""
         first, _, rest = place.partition("/")
-        owner = self.family
-        if _odd(place) or first in _CLOSED:
+        owner: str | None = self.family
+        named = f"s3://{self.bucket}/{place.rstrip('/')}/".startswith(self.allowed.prefixes)
+        if _odd(place) or (first in _CLOSED and not named):
             raise self._refused(key, place)
+        if named:
+            return
         if first in _OF_FAMILIES:
-            owner = rest.partition("/")[0]
+            owner = rest.partition("/")[0] or None
         elif first == layout.RUNS.rstrip("/"):
-            # A run that is not there is of nobody: whoever looks for it says so.
-            owner = self.family_of_run(rest.partition("/")[0]) or self.family
+            owner = self.family_of_run(rest.partition("/")[0])
+            if owner is None and key == "base.start":
+                return  # there is no such run, as whoever looks for it says
+        if owner is None:
+            raise self._refused(key, place)
         if owner != self.family and not any(fnmatchcase(owner, pattern) for pattern in self.allowed.families):
             raise self._refused(key, place, f"it is of family {owner}")
 
     def _at_folder(self, key: str, place: str) -> None:
-        path = Path(os.path.normpath(place.removeprefix("file://"))).absolute()
+        path = Path(place.removeprefix("file://"))
+        if not path.is_absolute() or ".." in path.parts:  # behind a link it leads elsewhere than it says
+            raise self._refused(key, place)
         for folder in map(Path, self.allowed.folders):
             # As it stands there, and behind the links of this machine.
             if path.is_relative_to(folder) and path.resolve().is_relative_to(folder.resolve()):

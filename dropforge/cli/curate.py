@@ -122,13 +122,14 @@ def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -
         return load_recipe(given)
     prefix, store = under[0]
     ruling = family_recipe.rule(store, drop.family, default_preset())
+    new = not ruling.own and family_recipe.is_new(store, drop.family)
     own = next((file for file in drop.files if file.key == layout.RECIPE), None)
     if own is None:
         return build_recipe(ruling.values)
     if own.size > RECIPE_LIMIT:
         raise RecipeError(layout.RECIPE, f"it has {own.size} bytes", "A recipe holds settings, not data")
     with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag, own.version_id) as stream:
-        return build_recipe(family_recipe.put_drop(ruling, read_yaml(stream.read()), self_service=True))
+        return build_recipe(family_recipe.put_drop(ruling, read_yaml(stream.read()), sets_it=new))
 
 
 def _tell_skipped(path: Path, why: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from dropforge import family_recipe, layout, ledger, sweeps, tracking
@@ -17,9 +18,13 @@ from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.cli.upload import default_name, find_files, upload
 from dropforge.cli.watch import View, follow, why_failed
 from dropforge.drop import Drop, read_drop
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.families import rules_of
 from dropforge.layout import check_family
-from dropforge.recipes.load import build_recipe, check_drop_recipe, default_preset, read_yaml
+from dropforge.recipes.load import build_recipe, default_preset, read_drop_recipe
+from dropforge.recipes.rules import check_startable
+from dropforge.settings import families_folder
+from dropforge.stack.services import source_root
 from dropforge.store import MissingObjectError
 from dropforge.terminal import Console, Text
 
@@ -37,14 +42,14 @@ def drop_command(
 ) -> None:
     """Upload data as a drop; the upload itself starts the run."""
     check_family(family)
-    files = find_files(paths, _tell_skipped)
+    files, own = find_files(paths, _tell_skipped), None
     if recipe is not None:
         files[layout.RECIPE] = recipe
     if layout.RECIPE in files:
-        check_drop_recipe(files[layout.RECIPE])  # a broken recipe is refused here, not half an hour later
+        own = read_drop_recipe(files[layout.RECIPE])  # a broken recipe is refused here, not half an hour later
     connection = connect(state)
-    if layout.RECIPE in files:
-        _check_family_recipe(connection, family, files[layout.RECIPE])
+    if own is not None:
+        _check_recipe(connection, family, own)
     found = send(connection, family, name or default_name(), files)
     console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
     known = _known(connection, found)
@@ -57,13 +62,21 @@ def drop_command(
         raise typer.Exit(show_end(connection, dag_run, view))
 
 
-def _check_family_recipe(connection: Connection, family: str, path: Path) -> None:
-    """Refuse here what the run would refuse, as far as the ledger tells. :raises RecipeError: naming the key."""
+def _check_recipe(connection: Connection, family: str, own: Mapping[str, Any]) -> None:
+    """Refuse what the run of the embedded stack would refuse; elsewhere only tell, since files of families and presets
+    lie where Airflow runs. :raises RecipeError: naming the key."""
+    embedded = connection.stack is not None
     try:
-        ruling = family_recipe.rule(connection.store, family, default_preset())
-    except ClientError:  # who may only upload cannot read the ledger; the run looks all the same
-        return
-    build_recipe(family_recipe.put_drop(ruling, read_yaml(path.read_bytes()), self_service=True))
+        file = rules_of(families_folder(source_root() / "dags"), family) if embedded else None
+        ruling = family_recipe.rule(connection.store, family, default_preset(), file)
+        new = not ruling.own and family_recipe.is_new(connection.store, family)
+        sets_it = new and (connection.settings.self_service or not embedded)
+        check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
+    except RecipeError as error:
+        if embedded:
+            raise
+        told = f"The run may refuse it, as far as can be told from here: {error}"
+        Console(stderr=True).print(Text(told, "yellow"), soft_wrap=True)
 
 
 def _tell_skipped(path: Path, why: str) -> None:

@@ -46,7 +46,7 @@ def show(
     if kept is None:
         console.print(Text(_none(family, connection.settings)))
         return
-    console.print(Text(f"# {kept.told}", "dim"))
+    console.print(Text(f"# {kept.told}, over preset {kept.preset}", "dim"))
     console.print(Text(yaml.safe_dump(kept.recipe, sort_keys=False, allow_unicode=True).rstrip()))
 
 
@@ -61,18 +61,19 @@ def set_recipe(
 ) -> None:
     """Set the recipe that a family's drops are trained with from now on.
 
-    It stands over the installation's preset. Runs that have begun keep theirs, and so does the champion.
+    It stands over the preset of DROPFORGE_PRESET here. Runs that have begun keep theirs.
     """
     values = read_named(recipe)
-    after = check_startable(build_recipe(merge(resolve({"extends": default_preset()}), resolve(values)))).plain()
+    preset = default_preset()
+    after = check_startable(build_recipe(merge(resolve({"extends": preset}), resolve(values)))).plain()
     connection = connect(state)
-    before = family_recipe.write(connection.store, check_family(family), values, _person())
+    before = family_recipe.write(connection.store, check_family(family), values, preset, _person())
     if before is None:
         console.print(Text(f"Family {family} has its recipe from now on: {recipe}"))
         return
     console.print(Text(f"Family {family} has the recipe {recipe} from now on. Before: {before.told}"))
     try:
-        old = build_recipe(merge(resolve({"extends": default_preset()}), resolve(before.recipe))).plain()
+        old = build_recipe(before.resolved()).plain()
     except RecipeError:
         return  # the one before could not be used any more
     changed = list(differences(old, after))

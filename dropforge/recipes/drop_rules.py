@@ -86,7 +86,7 @@ def split_descriptive(values: Mapping[str, Any], prefix: str = "") -> tuple[dict
     others: list[str] = []
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if path in DESCRIPTIVE:
+        if path in DESCRIPTIVE and "." not in key:
             described[key] = value
         elif isinstance(value, Mapping) and value:
             inner, more = split_descriptive(value, f"{path}.")
@@ -98,12 +98,12 @@ def split_descriptive(values: Mapping[str, Any], prefix: str = "") -> tuple[dict
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted keys whose values differ in two nested mappings, with both values; None where a key is missing."""
+    """Dotted keys whose JSON differs in two nested mappings, with both values; None where a key is missing."""
     for key in dict.fromkeys([*one, *other]):
         before, after = one.get(key), other.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from differences(before, after, f"{prefix}{key}.")
-        elif before != after:
+        elif (key in one) != (key in other) or json.dumps(before) != json.dumps(after):  # 1 is neither true nor 1.0
             yield f"{prefix}{key}", before, after
 
 
@@ -122,14 +122,16 @@ def _broken_rule(path: str, holds: Any, wanted: Any, under: Recipe, asked: Mappi
         return ""  # of the pair, the one that is given is judged
     bounds = {str(key): pair for key, pair in under.drops.bounds.items()}.get(path)
     if bounds is None and path in RATES:
-        bounds = (holds / _RATE_FACTOR, holds * _RATE_FACTOR)
+        factor = _RATE_FACTOR * (1 + 1e-9)  # 3e-4 times ten is a little less than 3e-3
+        bounds = (holds / factor, holds * factor)
     if bounds is not None:
         fits = wanted is not None and bounds[0] <= wanted <= bounds[1]
         return "" if fits else f"has {_text(holds)}, and lets a drop ask for {bounds[0]:g} to {bounds[1]:g}"
     if path == "train.epochs" and holds is None and under.train.max_steps is None:
         holds = 1.0  # the trainer's own
     if holds is None and partner is not None:
-        return f"has `{partner}` in its place"
+        given = getattr(under.train, partner.rpartition(".")[2]) is not None
+        return f"has `{partner}` in its place" if given else "counts in epochs: it has one"
     fits = holds is None or (wanted is not None and wanted <= holds)
     return "" if fits else f"has {_text(holds)}, and lets a drop ask for no more"
 

@@ -25,7 +25,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes.curation_rules import check_curation
 from dropforge.recipes.drop_rules import Authority, check_differences
 from dropforge.recipes.place_rules import fill_sizes, without_sizes
-from dropforge.recipes.rules import SIZES, check_combinations, check_startable
+from dropforge.recipes.rules import SIZES, check_combinations
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.section import help_of
 
@@ -165,13 +165,15 @@ def put_first_drop_over(under: Mapping[str, Any], values: Mapping[str, Any]) -> 
     return merged
 
 
-def check_drop_recipe(path: Path) -> Recipe:
-    """Check the `recipe.yaml` of a drop before it is uploaded, as far as that can be told without its family.
+def read_drop_recipe(path: Path) -> dict[str, Any]:
+    """Read the `recipe.yaml` of a drop as far as that can be done without its family's recipe; `extends` stays.
 
-    :raises RecipeError: with the key, the cause and the mend.
+    :raises RecipeError: if it is none, or has a key that no recipe has.
     """
-    under = resolve({"extends": default_preset()})
-    return check_startable(build_recipe(put_first_drop_over(under, read_yaml(path.read_bytes()))))
+    values = read_yaml(path.read_bytes())
+    _check_values(values)
+    _check_keys(resolve(values), Recipe)
+    return values
 
 
 def default_preset() -> str:
@@ -294,7 +296,7 @@ def join(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_values(value: Any, path: str = "") -> None:
-    """:raises RecipeError: for what no key takes and much code trips over: half a character, a number without end."""
+    """:raises RecipeError: for what is no JSON, half a character, or a number without end: no key takes them."""
     thing = f"recipe key `{path}`"
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -308,6 +310,9 @@ def _check_values(value: Any, path: str = "") -> None:
     elif isinstance(value, int) and abs(value) >= _NUMBERS:
         digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # no text: Python refuses it
         raise RecipeError(thing, f"it is a number of about {digits} digits", "Write one of at most 18")
+    elif value is not None and not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise RecipeError(thing, f"it is a {kind}, in YAML's words", "Put a text into quotes, and write no tags")
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:

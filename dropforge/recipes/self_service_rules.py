@@ -1,8 +1,8 @@
 """What the recipe of a family's first drop may not say, where the installation lets that recipe become the family's.
 
 Whoever may upload the first drop decides what the family learns and when a model of it is promoted, but not what code
-runs, where, with how much, with which of the environment's values, nor that the installation's masks and gate do not
-count.
+runs, where, with how much it is curated, with which of the environment's values, nor that the installation's masks and
+gate do not count.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ KEPT: Final = (
     "compute.price",
     "compute.limits",
     "compute.idle",
+    "drops.bounds",
 )
 #: What a preset switches off or on, a drop does not switch back.
 SWITCHED: Final = {"promote.input_example": False, "promote.better_than_base": True}
@@ -93,7 +94,7 @@ def check_chosen(values: Mapping[str, Any]) -> None:
     """
     for path in NOT_ITS_OWN:
         section, _, key = path.rpartition(".")
-        found = _at(values, section) if section else values
+        found = at_path(values, section) if section else values
         if isinstance(found, Mapping) and key in found:
             mend = "Set it in the form or the preset"
             raise RecipeError(f"recipe key `{path}`", "a recipe in a drop may not choose it", mend)
@@ -107,28 +108,32 @@ def check_kept(under: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
     :raises RecipeError: if masks or limits of the preset are lost or loosened, or where it computes is lost.
     """
     for path in KEPT:
-        if _at(under, path) is not None and _at(merged, path) != _at(under, path):
+        if at_path(under, path) is not None and at_path(merged, path) != at_path(under, path):
             raise _taken(path)
     for path, state in SWITCHED.items():
-        if _at(under, path) is state and _at(merged, path) is not state:
+        if at_path(under, path) is state and at_path(merged, path) is not state:
             raise _taken(path)
-    if any(_at(under, path) is not None for path in _OF_THE_METRIC) and _at(merged, _METRIC) not in (
-        _at(under, _METRIC),
+    if any(at_path(under, path) is not None for path in _OF_THE_METRIC) and at_path(merged, _METRIC) not in (
+        at_path(under, _METRIC),
         Promote.model_fields["metric"].default,
     ):
         raise _taken(_METRIC)
-    limits = _at(under, _GATE)
+    limits = at_path(under, _GATE)
     if limits is not None:
         for path in _leaves(_GATE, limits):
-            if _at(merged, path) != _at(under, path):
+            if at_path(merged, path) != at_path(under, path):
                 raise _taken(path)
     for path, way in CLOSER.items():
-        limit, now = _at(under, path), _at(merged, path)
+        limit, now = at_path(under, path), at_path(merged, path)
         numbers = isinstance(now, int | float) and isinstance(limit, int | float)
         if limit is not None and (now is None or (numbers and not way * (now - limit) >= 0)):
             raise _taken(path)
+    for path, (low, high) in (at_path(under, "drops.bounds") or {}).items():
+        number = at_path(merged, path)
+        if isinstance(number, int | float) and not low <= number <= high:
+            raise _taken(path)
     for path in WHERE_CURATED:
-        if _at(under, path) is not None and _at(merged, path) is None:
+        if at_path(under, path) is not None and at_path(merged, path) is None:
             raise _taken(path)
 
 
@@ -140,7 +145,7 @@ def _taken(path: str) -> RecipeError:
     )
 
 
-def _at(values: Any, path: str) -> Any:
+def at_path(values: Any, path: str) -> Any:
     """The value at a path; None where there is none."""
     for key in path.split("."):
         values = values.get(key) if isinstance(values, Mapping) else None

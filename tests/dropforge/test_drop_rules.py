@@ -113,6 +113,20 @@ def test_a_family_gives_numbers_bounds_of_their_own() -> None:
         ask("{}", drops={"bounds": {"compute.nodes": [1, 100]}})
 
 
+def test_a_rate_of_exactly_ten_times_the_family_s_is_within_a_factor_of_ten() -> None:
+    for holds, wanted in ((3e-4, 3e-3), (1e-5, 1e-6), (3e-3, 3e-4), (7e-5, 7e-4)):
+        assert ask(f"train: {{learning_rate: {wanted}}}", train={"learning_rate": holds}).train.learning_rate == wanted
+    with pytest.raises(RecipeError, match=r"lets a drop ask for"):
+        ask("train: {learning_rate: 3.01e-3}", train={"learning_rate": 3e-4})
+
+
+@pytest.mark.parametrize("text", ["num_key_value_heads: null", "num_hidden_layers: 2.0", "tie_word_embeddings: 1"])
+def test_a_config_is_compared_as_it_is_written(text: str) -> None:
+    config = {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 2, "tie_word_embeddings": True}
+    with pytest.raises(RecipeError, match=r"recipe key `base.scratch.config"):
+        ask(f"base: {{scratch: {{config: {{{text}}}}}}}", base={"scratch": {"config": config}})
+
+
 def test_every_key_that_a_drop_may_say_is_one_of_the_recipe() -> None:
     allowed = DESCRIPTIVE | LENGTHS | RATES | STRICTER.keys()
     assert allowed <= set(key_names())
@@ -122,12 +136,15 @@ def test_every_key_that_a_drop_may_say_is_one_of_the_recipe() -> None:
 
 def test_the_ledger_s_recipe_holds_and_the_file_s_before_it(store: Store) -> None:
     assert not family_recipe.rule(store, "fam", "tiny").own
-    assert family_recipe.keep_first(store, "fam", {"extends": "tiny", "train": {"max_steps": 7}}, "d1")
-    assert not family_recipe.keep_first(store, "fam", {"extends": "tiny", "train": {"max_steps": 9}}, "d2")
-    found = family_recipe.rule(store, "fam", "sample")
+    for drop, steps, kept in (("d1", 7, True), ("d2", 9, False)):
+        first = family_recipe.first({"train": {"max_steps": steps}}, "tiny", drop)
+        assert family_recipe.keep_first(store, "fam", first) is kept
+    found = family_recipe.rule(store, "fam", "sample")  # the preset changed since
     assert (found.own, build_recipe(found.values).train.max_steps) == (True, 7)
     assert "set by its first drop, d1" in found.authority.name
-    before = family_recipe.write(store, "fam", {"extends": "tiny", "code": None, "train": {"max_steps": 8}}, "ann")
+    before = family_recipe.write(
+        store, "fam", {"extends": "tiny", "code": None, "train": {"max_steps": 8}}, "tiny", "ann"
+    )
     assert before is not None
     assert before.by == "d1"
     assert build_recipe(family_recipe.rule(store, "fam", "tiny").values).train.max_steps == 8
@@ -145,21 +162,46 @@ def test_a_first_drop_s_recipe_is_held_to_a_preset_that_became_stricter(
     monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
     team = tmp_path / "team.yaml"
     team.write_text("extends: tiny")
-    family_recipe.keep_first(store, "fam", {"promote": {"min_improvement": -1.0}}, "d1")
+    family_recipe.keep_first(store, "fam", family_recipe.first({"promote": {"min_improvement": -1.0}}, "tiny", "d1"))
     assert family_recipe.rule(store, "fam", "team").values["promote"]["min_improvement"] == -1.0
     team.write_text("extends: tiny\npromote: {min_improvement: 0.05, confidence: 0.95}")
     with pytest.raises(RecipeError, match=r"recipe of family fam.*`promote.min_improvement`.*family set fam"):
         family_recipe.rule(store, "fam", "team")
 
 
+def test_a_recipe_over_a_preset_that_is_gone_or_cannot_work_any_more_is_named_with_its_family(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    (tmp_path / "team.yaml").write_text("extends: tiny")
+    (tmp_path / "other.yaml").write_text("extends: tiny")
+    family_recipe.write(store, "fam", {"train": {"sequence_length": 128}}, "team", "ann")
+    assert family_recipe.rule(store, "fam", "lora").values["train"]["sequence_length"] == 128  # whatever the preset is
+    (tmp_path / "team.yaml").write_text("extends: tiny\nbase: {scratch: {context: 64}}")
+    with pytest.raises(RecipeError, match=r"recipe of family fam \(set by ann.*sequence_length.*family set fam"):
+        family_recipe.rule(store, "fam", "tiny")
+    (tmp_path / "team.yaml").unlink()
+    with pytest.raises(RecipeError, match=r"recipe of family fam \(set by ann.*no preset 'team'.*family set fam"):
+        family_recipe.rule(store, "fam", "tiny")
+
+
 @pytest.mark.parametrize(
-    "data", [b"", b"[1]", b"{}", b'{"recipe": 1, "origin": "drop", "by": "", "at": ""}', b"x" * 300_000, b"\xff\xfe{"]
+    "data",
+    [
+        b"",
+        b"[1]",
+        b"{}",
+        b'{"recipe": 1, "origin": "drop", "by": "", "at": ""}',
+        b"x" * 300_000,
+        b"\xff\xfe{",
+        b"[" * 90_000,
+    ],
 )
 def test_a_recipe_in_the_ledger_that_cannot_be_read_is_named_and_can_be_set_anew(tmp_path: Path, data: bytes) -> None:
     store = FolderStore(tmp_path)
     store.put(family_recipe_key("fam"), data)
     with pytest.raises(DropforgeError, match=r"ledger/families/fam\.json.*dropforge family set fam"):
         family_recipe.rule(store, "fam", "tiny")
-    assert family_recipe.write(store, "fam", {"extends": "tiny"}, "ann") is None
+    assert family_recipe.write(store, "fam", {"extends": "tiny"}, "tiny", "ann") is None
     assert family_recipe.rule(store, "fam", "tiny").own
     assert json.loads(store.get(family_recipe_key("fam")))["origin"] == "person"

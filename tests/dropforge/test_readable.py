@@ -48,6 +48,10 @@ def sets(place: str) -> dict[str, Any]:
         base("s3://home/lake?/runs/other-1/model"),
         base("s3://home/lake#/x"),
         base("S3://home/runs/other-1/model"),
+        base("s3://home/runs/Gone_1/model"),
+        base("s3://home/runs/gone-1/model"),
+        base("s3://home/runs"),
+        base("s3://home/drops/"),
         {"base": {"start": "runs/other-1/step-5"}},
         sets("drops/other/d1/rows.jsonl"),
         sets("s3://home/drops/other/d1/rows.jsonl"),
@@ -90,13 +94,17 @@ def test_the_installation_names_hubs_prefixes_folders_and_families(tmp_path: Pat
     for folder in (models / "a", outside):
         folder.mkdir(parents=True)
     (models / "link").symlink_to(outside)
-    words = f"hub:meta-llama/* s3://models/llama, {models}/ family:base-*"
+    (models / "current").symlink_to(models / "a")
+    words = f"hub:meta-llama/* s3://models/llama, s3://home/runs/other-1/ {models}/ family:base-*"
     allowed = readable({"DROPFORGE_READABLE": words})
     for values in (
         base("meta-llama/Llama-3.2-1B"),
         base("s3://models/llama/1b"),
         base("s3://models/llama"),
         base(str(models / "a")),
+        base(str(models / "current")),
+        base("s3://home/runs/other-1/model"),
+        {"base": {"model": "meta-llama/Llama-3.2-1B", "revision": "v2"}},
         base(f"file://{models}/a"),
         sets("drops/base-one/d1/rows.jsonl"),
     ):
@@ -108,6 +116,8 @@ def test_the_installation_names_hubs_prefixes_folders_and_families(tmp_path: Pat
         base(f"{models}-others/a"),
         base(f"{models}/../outside"),
         base(str(models / "link")),
+        base(f"{models}/current/../a"),
+        {"base": {"model": "meta-llama/Llama-3.2-1B", "revision": "refs/pr/3"}},
         sets("drops/other/d1/rows.jsonl"),
         {"data": {"source": {"hub": "allenai/tulu"}}},
     ):
@@ -117,6 +127,7 @@ def test_the_installation_names_hubs_prefixes_folders_and_families(tmp_path: Pat
 
 def test_what_a_preset_names_is_the_installation_s_own() -> None:
     check(base("/models/llama"), Readable(), "/models/llama")
+    check(sets("s3://sets/gsm8k.jsonl"), Readable(), "s3://sets/gsm8k.jsonl")
     with pytest.raises(RecipeError, match="DROPFORGE_READABLE"):
         check(base("/models/llama/../other"), Readable(), "/models/llama")
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe, parse_recipe, presets
-from dropforge.recipes.load import check_drop_recipe, merge
+from dropforge.recipes.load import build_recipe, default_preset, merge, put_first_drop_over, read_yaml, resolve
+from dropforge.recipes.rules import check_startable
 
 SCRATCH = "base: {scratch: {}}\n"
 CONFIG = "base: {{scratch: {{config: {{model_type: llama, vocab_size: 400, {}}}}}}}"
@@ -276,6 +277,8 @@ def test_every_preset_loads(name: str) -> None:
         ),
         ('base: {model: "\\ud800"}', r"recipe key `base.model`: .*ud800' holds half of a character"),
         ('"\\udfff": 1', r"holds half of a character"),
+        (SCRATCH + "data: {keep_columns: !!set {a, b}}", r"`data.keep_columns`: it is a set"),
+        (SCRATCH + "data: {split_salt: 2026-11-27}", r"`data.split_salt`: it is a date.*quotes"),
         (SCRATCH + "compute: {memory_gb: 1.0e+12}", r"`compute.memory_gb`: input should be less than"),
         (SCRATCH + "compute: {retries: 1000000000}", r"`compute.retries`: input should be less than"),
         (SCRATCH + "compute: {grace_seconds: 999999999999}", r"`compute.grace_seconds`: input should be less than"),
@@ -311,7 +314,13 @@ def test_a_number_with_an_exponent_needs_no_dot() -> None:
     assert parse_recipe('base: {model: x, revision: "1e5"}').base.revision == "1e5"
 
 
-def test_the_recipe_of_a_drop_is_checked_as_the_run_will_read_it(tmp_path: Path) -> None:
+def check_drop_recipe(path: Path) -> Recipe:
+    """What a family's first drop makes of the installation's preset."""
+    values = put_first_drop_over(resolve({"extends": default_preset()}), read_yaml(path.read_bytes()))
+    return check_startable(build_recipe(values))
+
+
+def test_the_recipe_of_a_first_drop_is_checked_as_the_run_will_read_it(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("train: {max_steps: 7}")
     assert check_drop_recipe(path).train.max_steps == 7
@@ -411,6 +420,23 @@ def test_what_a_preset_does_not_say_of_the_promotion_is_the_drop_s(
     path.write_text("promote: {metric: eval/loss}")
     with pytest.raises(RecipeError, match=r"`promote.metric`: .*may not change it"):
         check_drop_recipe(path)
+
+
+def test_the_bounds_of_a_preset_hold_for_a_first_drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "team.yaml").write_text("extends: tiny\ndrops: {bounds: {train.max_steps: [1, 500]}}")
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    monkeypatch.setenv("DROPFORGE_PRESET", "team")
+    path = tmp_path / "recipe"
+    for text, key in (
+        ("train: {max_steps: 501}", "train.max_steps"),
+        ("drops: {bounds: {train.max_steps: [1, 9000]}}", "drops.bounds"),
+        ("drops: null", "drops.bounds"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=rf"`{key}`: .*may not change it"):
+            check_drop_recipe(path)
+    path.write_text("train: {max_steps: 500}")
+    assert check_drop_recipe(path).train.max_steps == 500
 
 
 def test_a_drop_does_not_lose_the_preset_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

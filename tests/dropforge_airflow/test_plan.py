@@ -144,6 +144,21 @@ def test_the_first_drops_recipe_is_the_familys_and_a_later_drop_does_not_change_
     assert forced["train"]["max_steps"] == 90
 
 
+def test_a_drop_of_a_family_that_has_data_already_is_not_its_first(store: Store) -> None:
+    store.put("datasets/fam/head.json", b"{}")
+    drop = entered(store, recipe="promote: {min_improvement: -1.0}")
+    with pytest.raises(RecipeError, match=r"preset tiny, which fam goes by, has 0.0.*`dropforge family set fam"):
+        plan(store, drop)
+    assert plan(store, entered(store, "d2"), owner="run-2")["recipe"]["promote"]["min_improvement"] == 0.0
+    assert family_recipe.read(store, "fam") is None
+
+
+def test_a_family_s_recipe_that_cannot_be_used_is_not_told_of_the_drop(store: Store) -> None:
+    family_recipe.write(store, "fam", {"extends": "gone"}, "tiny", "ann")
+    with pytest.raises(RecipeError, match=r"^the recipe of family fam \(set by ann.*dropforge family set fam"):
+        plan(store, entered(store, recipe="train: {max_steps: 3}"))
+
+
 def test_a_first_drop_without_a_recipe_leaves_its_family_the_preset(store: Store) -> None:
     plan(store, entered(store))
     with pytest.raises(RecipeError, match=r"`promote.min_improvement`: family fam .* has 0.0"):
@@ -156,7 +171,7 @@ def test_without_self_service_the_preset_holds_and_nothing_is_kept(store: Store)
     others = Installation("tiny")
     with pytest.raises(RecipeError, match=r"preset tiny, which fam goes by, has 0.0.*dropforge family set fam"):
         make_plan(store, "b", {}, partition_key=key, owner="run-1", installation=others)
-    family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"min_improvement": -1.0}}, "ann")
+    family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"min_improvement": -1.0}}, "tiny", "ann")
     made = make_plan(store, "b", {}, partition_key=key, owner="run-1", installation=others)
     assert made["recipe"]["promote"]["min_improvement"] == -1.0
 

@@ -141,7 +141,7 @@ def make_plan(
         if not known:
             weigh_by_config(recipe)
     if first is not None:
-        if not family_recipe.keep_first(store, drop.family, first, drop.drop):
+        if not family_recipe.keep_first(store, drop.family, first):
             log.info("Another drop has set the recipe of family %s meanwhile: planning again", drop.family)
             return make_plan(
                 store,

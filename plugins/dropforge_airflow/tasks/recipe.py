@@ -13,7 +13,7 @@ from dropforge import family_recipe, layout
 from dropforge.drop import Drop
 from dropforge.errors import RecipeError
 from dropforge.families import rules_of
-from dropforge.family_recipe import Ruling
+from dropforge.family_recipe import Kept, Ruling
 from dropforge.readable import Readable, readable
 from dropforge.recipe import Recipe
 from dropforge.recipes.drop_rules import split_descriptive
@@ -27,6 +27,7 @@ from dropforge.recipes.load import (
     resolve,
 )
 from dropforge.recipes.rules import check_startable
+from dropforge.recipes.self_service_rules import at_path
 from dropforge.run import RunSpec
 from dropforge.run_limits import RunLimits, run_limits
 from dropforge.settings import is_self_service
@@ -62,7 +63,7 @@ class Resolved(NamedTuple):
     installation does not allow it."""
 
     recipe: Recipe
-    first: dict[str, Any] | None = None
+    first: Kept | None = None
 
 
 def resolve_recipe(
@@ -77,28 +78,35 @@ def resolve_recipe(
     :param gathered: the family's recipe as it was when its window closed, for several drops as one.
     :raises RecipeError: with the key, the cause and the mend.
     """
-    own = None if gathered is not None else _read_own(store, drop)
-    first = None
+    if gathered is not None:
+        return Resolved(check_startable(build_recipe(merge(resolve(gathered), asked.over))))
+    own = _read_own(store, drop)
+    ruling = None if asked.preset else find_ruling(store, drop.family, installation)
+    # What a person changed for one run is not the family's.
+    sets_it = ruling is not None and not ruling.own and _may_set(store, drop, installation)
     try:
-        if gathered is not None:
-            values = resolve(gathered)
-        elif asked.preset:
-            values = _over_preset(asked.preset, own or {})
+        if ruling is None:
+            values = _over_preset(str(asked.preset), own or {})
         else:
-            found = find_ruling(store, drop.family, installation)
-            sets_it = installation.self_service and drop.uploaded and not found.own
-            values = family_recipe.put_drop(found, own or {}, self_service=sets_it)
-            log.info("Recipe of %s", "the drop, the family's first" if sets_it else found.authority.name)
-            if sets_it and not asked.over:  # what a person changed for one run is not the family's
-                first = {"extends": installation.preset, **(own or {})}
-        if not asked.over:
-            return Resolved(check_startable(build_recipe(values)), first)
+            values = family_recipe.put_drop(ruling, own or {}, sets_it=sets_it)
+            log.info("Recipe of %s", "the drop, the family's first" if sets_it else ruling.authority.name)
+        recipe = check_startable(build_recipe(merge(values, asked.over)))
     except RecipeError as error:
-        if own is None:
+        if own is None or asked.over:
             raise
-        where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}, {error.thing}"
-        raise RecipeError(where, error.cause, error.mend) from None
-    return Resolved(check_startable(build_recipe(merge(values, asked.over))), first)
+        raise _in_drop(drop, error) from None
+    first = family_recipe.first(own or {}, installation.preset, drop.drop) if sets_it and not asked.over else None
+    return Resolved(recipe, first)
+
+
+def _may_set(store: Store, drop: Drop, installation: Installation) -> bool:
+    """Whether the drop's recipe may become the family's."""
+    return installation.self_service and drop.uploaded and family_recipe.is_new(store, drop.family)
+
+
+def _in_drop(drop: Drop, error: RecipeError) -> RecipeError:
+    where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
+    return RecipeError(f"{where}, {error.thing}", error.cause, error.mend)
 
 
 def find_ruling(store: Store, family: str, installation: Installation) -> Ruling:
@@ -116,13 +124,17 @@ def check_reads(store: Store, bucket: str, family: str, recipe: Recipe, allowed:
         except MissingObjectError:
             return None
 
-    allowed.check(recipe, family, bucket, family_of_run, _base_models)
+    allowed.check(recipe, family, bucket, family_of_run, _named_by_presets)
 
 
-def _base_models() -> frozenset[str]:
-    """Base models that presets name."""
-    bases = (resolve({"extends": name}).get("base") for name in presets())
-    return frozenset(str(base["model"]) for base in bases if isinstance(base, Mapping) and base.get("model"))
+def _named_by_presets() -> frozenset[str]:
+    """Base models and evaluation sets that presets name."""
+    named: set[str] = set()
+    for preset in presets():
+        values = resolve({"extends": preset})
+        named.add(str(at_path(values, "base.model")))
+        named.update(map(str, (at_path(values, "curation.decontaminate.sets") or {}).values()))
+    return frozenset(named)
 
 
 def _over_preset(preset: str, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,11 +151,11 @@ def _read_own(store: Store, drop: Drop) -> dict[str, Any] | None:
     own = next((file for file in drop.files if file.key == layout.RECIPE), None)
     if own is None:
         return None
-    where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
     if own.size > RECIPE_LIMIT:
+        where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
         raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
     try:
         with store.open(drop.prefix + layout.RECIPE, own.etag, own.version_id) as stream:
             return read_yaml(stream.read())
     except RecipeError as error:
-        raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None
+        raise _in_drop(drop, error) from None

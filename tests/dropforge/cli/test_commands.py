@@ -262,13 +262,13 @@ def test_a_recipe_of_a_billion_layers_is_answered_and_one_of_more_is_none() -> N
         load_recipe("tiny", {"base": {"scratch": {"layers": 10**9 + 1}}})
 
 
-def test_a_drop_whose_recipe_names_no_model_is_refused_before_the_upload(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("extends: lora\n")
+def test_a_drop_whose_recipe_is_none_is_refused_before_the_upload(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("train: {learning_rat: 1}\n")
     (tmp_path / "a.txt").write_text("x\n")
     for files in (("a.txt", "--recipe", "recipe.yaml"), (".",)):
         done = dropforge("drop", *files, "--family", "f", cwd=tmp_path)
         assert done.returncode == 2
-        assert "`base.model`" in done.stderr
+        assert "Did you mean `train.learning_rate`" in done.stderr
 
 
 def test_steps_follow_from_the_data() -> None:

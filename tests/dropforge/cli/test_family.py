@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dropforge import family_recipe
+from dropforge.cli import drops
 from dropforge.errors import RecipeError
 from dropforge.store import S3Store
 from tests.dropforge.cli.conftest import Terminal
@@ -49,13 +50,23 @@ def test_what_could_not_be_trained_is_not_set(
 
 
 def test_a_drop_that_asks_for_what_its_family_has_not_is_refused_before_it_is_uploaded(
-    terminal: Terminal, s3_store: S3Store, tmp_path: Path
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    family_recipe.write(s3_store, "fam", {"extends": "tiny", "promote": {"min_improvement": 0.05}}, "ann")
+    family_recipe.write(s3_store, "fam", {"extends": "tiny", "promote": {"min_improvement": 0.05}}, "tiny", "ann")
     rows, recipe = tmp_path / "rows.jsonl", tmp_path / "recipe.yaml"
     rows.write_text('{"text": "one two three"}\n')
     recipe.write_text("promote: {min_improvement: -1.0}")
     drop = ("drop", str(rows), "--family", "fam", "--name", "d1", "--recipe", str(recipe))
+    # Elsewhere than beside the stack it is told alone: a file of the family would lie where Airflow runs.
+    there = terminal(*drop)
+    assert there.exit_code == 0
+    assert (
+        "The run may refuse it, as far as can be told from here: recipe key `promote.min_improvement`" in there.output
+    )
+    for info in list(s3_store.list("drops/")):
+        s3_store.delete(info.key)
+    elsewhere = drops.connect
+    monkeypatch.setattr(drops, "connect", lambda state: elsewhere(state)._replace(stack=tmp_path))
     done = terminal(*drop)
     assert isinstance(done.exception, RecipeError)
     assert "`promote.min_improvement`: family fam (set by ann" in str(done.exception)

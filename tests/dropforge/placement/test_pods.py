@@ -18,8 +18,9 @@ from dropforge.placement.catalogue import VARIABLE, Instance, pod_room, read
 from dropforge.placement.pods import ARCH, EFA, GIB, TYPE, ZONE, devices, placed, told
 from dropforge.recipe import Compute, Recipe
 from dropforge.recipes import parse_recipe
-from dropforge.recipes.load import build_recipe, check_drop_recipe, merge
+from dropforge.recipes.load import build_recipe, merge
 from dropforge.run import RunSpec
+from tests.dropforge.test_recipe import check_drop_recipe
 
 ALL = read({})
 BASE = "base: {scratch: {}}\ntrain: {tokens_per_step: 65536}\ncompute: {backend: kubernetes, "
