@@ -17,7 +17,7 @@ from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
 from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
 from kubeflow_training.jobs.local import lock
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources, never_fits
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
 from kubeflow_training.jobs.local.standing import MOST, Standing, Waiting, Working
@@ -57,7 +57,6 @@ class LocalCluster:
         manifest = without_nulls(manifest)
         require_valid(manifest)
         _require_runnable(manifest)
-        _require_room(manifest, self.offers())
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         self.layout.prepare()
         folder = self.layout.job(namespace, name)
@@ -265,14 +264,6 @@ def _require_runnable(manifest: Mapping[str, Any]) -> None:
         name = f"job {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
         cause = f"the local cluster cannot do this: {', '.join(f'`{what}`' for what, _ in wrong)}"
         raise JobRefusedError(name, cause, " ".join(f"{mend}." for _, mend in wrong))
-
-
-def _require_room(manifest: Mapping[str, Any], total: Resources | None) -> None:
-    """:raises JobRefusedError: if the machine never has room for the gang, however long it waits."""
-    why = never_fits(gang_resources(manifest, node_range(manifest)[0]), total) if total is not None else ""
-    if why:
-        cause, _, mend = why.partition(". ")
-        raise JobRefusedError(f"job {manifest['metadata']['namespace']}/{manifest['metadata']['name']}", cause, mend)
 
 
 def _extended(container: Mapping[str, Any]) -> list[str]:
