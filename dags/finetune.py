@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,11 +24,12 @@ from dropforge_airflow.retries import WAITING_TASK
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.retries import RetryByCause, SharedBudget
 
+from dropforge.recipes.load import default_preset
 from dropforge.settings import families_folder
 
 # The recipe says how many failures a run may have; preemption and eviction, an orderly `dropforge down` too, are none.
 RETRIES = RetryByCause(shared=SharedBudget("open_run", "retries", at_most=20, name="compute.retries"))
-FIELDS = form_fields(os.environ.get("DROPFORGE_PRESET", "sample"))
+FIELDS = form_fields(default_preset())
 FAMILIES = families_folder(Path(__file__).parent)
 
 

@@ -14,12 +14,21 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from dropforge import layout
+from dropforge.drop import Drop
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import ENDING, Family
 from dropforge.recipes.drop_rules import Authority
-from dropforge.recipes.load import build_recipe, merge, put_drop_over, put_first_drop_over, resolve
+from dropforge.recipes.load import (
+    RECIPE_LIMIT,
+    build_recipe,
+    merge,
+    put_drop_over,
+    put_first_drop_over,
+    read_yaml,
+    resolve,
+)
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
-from dropforge.store import MissingObjectError, Store
+from dropforge.store import MissingObjectError, Store, TooLargeError, read_bounded
 
 _LIMIT: Final = 256 * 1024  # bytes of the object; a recipe's text has 64 KiB at most
 _TRIES: Final = 5
@@ -91,6 +100,29 @@ def rule(store: Store, family: str, preset: str, file: Family | None = None) -> 
         raise RecipeError(f"the recipe of family {family} ({kept.told}), {error.thing}", error.cause, mend) from None
 
 
+def read_own(store: Store, drop: Drop, below: str = "") -> dict[str, Any] | None:
+    """Read what the drop's own recipe says, `extends` not resolved; None if it has none.
+
+    :param below: prefix that the store's keys lack. :raises RecipeError: if it is no recipe.
+    """
+    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
+    if own is None:
+        return None
+    if own.size > RECIPE_LIMIT:
+        cause = f"it has {own.size} bytes"
+        raise RecipeError(of_drop(drop), cause, "A recipe holds settings, not data: at most 64 KiB")
+    try:
+        with store.open((drop.prefix + own.key).removeprefix(below), own.etag, own.version_id) as stream:
+            return read_yaml(stream.read())
+    except RecipeError as error:
+        raise RecipeError(f"{of_drop(drop)}, {error.thing}", error.cause, error.mend) from None
+
+
+def of_drop(drop: Drop) -> str:
+    """The drop's own recipe, by name."""
+    return f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
+
+
 def put_drop(ruling: Ruling, own: Mapping[str, Any], *, sets_it: bool) -> dict[str, Any]:
     """The values of what holds with those of a drop's own recipe over them.
 
@@ -107,9 +139,12 @@ def read(store: Store, family: str) -> Kept | None:
     return _read(store, family)[0]
 
 
-def is_new(store: Store, family: str) -> bool:
-    """Tell whether no drop of the family has become a dataset version: then the next one may be its first."""
-    return next(iter(store.sizes(layout.datasets_prefix(family))), None) is None
+def sets_recipe(store: Store, family: str, ruling: Ruling, *, self_service: bool) -> bool:
+    """Tell whether the recipe of the family's next drop becomes the family's.
+
+    A family with a dataset version has had its first drop, whether or not that one set a recipe.
+    """
+    return self_service and not ruling.own and not store.times(layout.datasets_prefix(family), most=1)
 
 
 def keep_first(store: Store, family: str, kept: Kept) -> bool:
@@ -146,17 +181,16 @@ def _read(store: Store, family: str) -> tuple[Kept | None, str | None]:
     if info is None:
         return None, None
     thing, mend = f"the recipe of family {family} ({key})", f"Set it: `dropforge family set {family} --recipe FILE`"
-    if info.size > _LIMIT:
-        raise RecipeError(thing, f"it has {info.size} bytes", mend)
     try:
-        with store.open(key, info.etag) as stream:
-            values = json.loads(stream.read(_LIMIT + 1))
+        values = json.loads(read_bounded(store, key, _LIMIT))
         if not isinstance(values["recipe"], dict) or values["origin"] not in {"drop", "person"}:
             raise ValueError("a part has another type")
         kept = Kept(values["recipe"], str(values["preset"]), values["origin"], str(values["by"]), str(values["at"]))
         return kept, info.etag
     except MissingObjectError:
-        raise RecipeError(thing, "it changed while it was read", "Try again") from None
+        raise RecipeError(thing, "it went while it was read", "Try again") from None
+    except TooLargeError as error:
+        raise RecipeError(thing, error.cause, mend) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecipeError(thing, f"it cannot be read ({error!r})", mend) from None
 

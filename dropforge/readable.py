@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -62,32 +63,24 @@ class Readable:
         """
         look = _Look(self, family, bucket, family_of_run)
         model, source = recipe.base.model, recipe.data.source
-        try:
-            self._check_base(look, model, recipe.base.revision)
-        except RecipeError:
-            if model not in of_presets():
-                raise
+        if model is not None:
+            with _unless_named(model, of_presets):
+                if is_hub_id(model):
+                    look.at_hub("base.model", model, recipe.base.revision)
+                else:
+                    look.at_place("base.model", model)
         if recipe.base.start.startswith(layout.RUNS):
             look.at_key("base.start", recipe.base.start)
         for name, place in (recipe.curation.decontaminate.sets if recipe.curation.decontaminate else {}).items():
-            try:
-                look.at_place(f"curation.decontaminate.sets.{name}", place)
-            except RecipeError:
-                if place not in of_presets():
-                    raise
+            with _unless_named(place, of_presets):
+                at = look.at_place if place.startswith(("s3://", "file://", "/")) else look.at_key
+                at(f"curation.decontaminate.sets.{name}", place)
         if source is not None and source.prefix is not None:
             look.at_key("data.source.prefix", source.prefix)
         if source is not None and source.dataset is not None:
             look.at_key("data.source.dataset", f"datasets/{source.dataset}")
         if source is not None and source.hub is not None:
             look.at_hub("data.source.hub", source.hub, source.revision)
-
-    @staticmethod
-    def _check_base(look: _Look, model: str | None, revision: str | None) -> None:
-        if model is not None and is_hub_id(model):
-            look.at_hub("base.model", model, revision)
-        elif model is not None:
-            look.at_place("base.model", model)
 
 
 @dataclass(frozen=True)
@@ -100,10 +93,8 @@ class _Look:
     family_of_run: FamilyOfRun
 
     def at_place(self, key: str, place: str) -> None:
-        """:param place: an address, a folder, or for a set a key of the bucket."""
-        if key != "base.model" and not place.startswith(("s3://", "file://", "/")):
-            self.at_key(key, place)
-        elif place.startswith(f"s3://{self.bucket}/"):
+        """:param place: an address or a folder."""
+        if place.startswith(f"s3://{self.bucket}/"):
             self.at_key(key, place.removeprefix(f"s3://{self.bucket}/"))
         elif place.startswith("s3://"):
             if _odd(place.removeprefix("s3://")) or not f"{place}/".startswith(self.allowed.prefixes):
@@ -182,6 +173,16 @@ def readable(env: Mapping[str, str] = os.environ) -> Readable:
                 "Write hub:OWNER/NAME with stars as you need, s3://BUCKET/PREFIX/, a folder from / on, or family:NAME",
             )
     return Readable(tuple(hub), tuple(prefixes), tuple(folders), tuple(families))
+
+
+@contextmanager
+def _unless_named(place: str, of_presets: Callable[[], Container[str]]) -> Iterator[None]:
+    """Let pass what a preset names."""
+    try:
+        yield
+    except RecipeError:
+        if place not in of_presets():
+            raise
 
 
 def _odd(place: str) -> bool:

@@ -201,7 +201,7 @@ class S3Store:
         try:
             self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data, **cast(Any, condition))
         except ClientError as error:
-            if _code(error) in {
+            if error_code(error) in {
                 "PreconditionFailed",
                 "ConditionalRequestConflict",
                 "NoSuchKey",
@@ -227,7 +227,7 @@ class S3Store:
         try:
             head = self.client.head_object(**self._at(key), ChecksumMode="ENABLED")
         except ClientError as error:
-            if _code(error) in {"404", "NoSuchKey", "NotFound"}:
+            if error_code(error) in {"404", "NoSuchKey", "NotFound"}:
                 return None
             raise
         return ObjectInfo(
@@ -279,8 +279,8 @@ class S3Store:
         try:
             return self._opened(key, condition)
         except ClientError as error:
-            absent = _code(error) in {"404", "NoSuchKey", "NotFound"}
-            if not absent and _code(error) not in {"412", "PreconditionFailed"}:
+            absent = error_code(error) in {"404", "NoSuchKey", "NotFound"}
+            if not absent and error_code(error) not in {"412", "PreconditionFailed"}:
                 raise
         if version is not None:
             try:
@@ -438,7 +438,8 @@ def of_client(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("botocore", "boto3", "s3transfer", "urllib3")
 
 
-def _code(error: Any) -> str:
+def error_code(error: Any) -> str:
+    """What S3 calls an error of boto3's, as `NoSuchBucket`; empty if it does not say."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 

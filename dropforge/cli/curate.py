@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
-from dropforge import family_recipe, layout
+from dropforge import family_recipe
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.recipes import RecipeOption
 from dropforge.drop import Drop, read_drop
-from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
-from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, default_preset, read_yaml
+from dropforge.recipes.load import build_recipe, default_preset
 from dropforge.store import FolderStore, Store, open_store
 from dropforge.terminal import Console, Text
 
@@ -122,14 +122,11 @@ def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -
         return load_recipe(given)
     prefix, store = under[0]
     ruling = family_recipe.rule(store, drop.family, default_preset())
-    new = not ruling.own and family_recipe.is_new(store, drop.family)
-    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
+    own = family_recipe.read_own(store, drop, prefix)
     if own is None:
         return build_recipe(ruling.values)
-    if own.size > RECIPE_LIMIT:
-        raise RecipeError(layout.RECIPE, f"it has {own.size} bytes", "A recipe holds settings, not data")
-    with store.open((drop.prefix + own.key).removeprefix(prefix), own.etag, own.version_id) as stream:
-        return build_recipe(family_recipe.put_drop(ruling, read_yaml(stream.read()), sets_it=new))
+    sets_it = family_recipe.sets_recipe(store, drop.family, ruling, self_service=True)
+    return build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it))
 
 
 def _tell_skipped(path: Path, why: str) -> None:

@@ -69,8 +69,8 @@ def _check_recipe(connection: Connection, family: str, own: Mapping[str, Any]) -
     try:
         file = rules_of(families_folder(source_root() / "dags"), family) if embedded else None
         ruling = family_recipe.rule(connection.store, family, default_preset(), file)
-        new = not ruling.own and family_recipe.is_new(connection.store, family)
-        sets_it = new and (connection.settings.self_service or not embedded)
+        may = connection.settings.self_service or not embedded
+        sets_it = family_recipe.sets_recipe(connection.store, family, ruling, self_service=may)
         check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
     except RecipeError as error:
         if embedded:

@@ -17,7 +17,7 @@ from torch import nn
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import check_pickles, is_hub_id
-from dropforge.store import ObjectInfo, Store, open_store
+from dropforge.store import ObjectInfo, Store, error_code, open_store
 from trainer.config import Task
 from trainer.data.hub import Through, fetch_from_hub
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
@@ -88,7 +88,7 @@ def _of_the_user(uri: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
+        code = error_code(error)
         if code not in _LASTING:
             raise
         raise RecipeError(

@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
 from kubeflow_training.jobs.local import LocalCluster
-from kubeflow_training.jobs.local.capacity import Resources, never_fits
+from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources, never_fits
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE
 
 from dropforge import family_recipe, intake_ledger, layout, ledger, sweeps
@@ -180,8 +180,7 @@ def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:
     )
     total = LocalCluster(home).offers()
     if total is not None and (why := never_fits(wants, total)):
-        cause, _, mend = why.partition(". ")
-        raise RecipeError("recipe section `compute`", cause, mend)
+        raise RecipeError("recipe section `compute`", why, NEVER_FITS_MEND)
 
 
 def weigh(recipe: Recipe) -> bool:

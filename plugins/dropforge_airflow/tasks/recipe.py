@@ -18,12 +18,10 @@ from dropforge.readable import Readable, readable
 from dropforge.recipe import Recipe
 from dropforge.recipes.drop_rules import split_descriptive
 from dropforge.recipes.load import (
-    RECIPE_LIMIT,
     build_recipe,
     default_preset,
     merge,
     presets,
-    read_yaml,
     resolve,
 )
 from dropforge.recipes.rules import check_startable
@@ -80,10 +78,10 @@ def resolve_recipe(
     """
     if gathered is not None:
         return Resolved(check_startable(build_recipe(merge(resolve(gathered), asked.over))))
-    own = _read_own(store, drop)
+    own = family_recipe.read_own(store, drop)
     ruling = None if asked.preset else find_ruling(store, drop.family, installation)
-    # What a person changed for one run is not the family's.
-    sets_it = ruling is not None and not ruling.own and _may_set(store, drop, installation)
+    may = installation.self_service and drop.uploaded
+    sets_it = ruling is not None and family_recipe.sets_recipe(store, drop.family, ruling, self_service=may)
     try:
         if ruling is None:
             values = _over_preset(str(asked.preset), own or {})
@@ -94,19 +92,10 @@ def resolve_recipe(
     except RecipeError as error:
         if own is None or asked.over:
             raise
-        raise _in_drop(drop, error) from None
+        raise RecipeError(f"{family_recipe.of_drop(drop)}, {error.thing}", error.cause, error.mend) from None
+    # What a person changed for one run is not the family's.
     first = family_recipe.first(own or {}, installation.preset, drop.drop) if sets_it and not asked.over else None
     return Resolved(recipe, first)
-
-
-def _may_set(store: Store, drop: Drop, installation: Installation) -> bool:
-    """Whether the drop's recipe may become the family's."""
-    return installation.self_service and drop.uploaded and family_recipe.is_new(store, drop.family)
-
-
-def _in_drop(drop: Drop, error: RecipeError) -> RecipeError:
-    where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
-    return RecipeError(f"{where}, {error.thing}", error.cause, error.mend)
 
 
 def find_ruling(store: Store, family: str, installation: Installation) -> Ruling:
@@ -144,18 +133,3 @@ def _over_preset(preset: str, own: Mapping[str, Any]) -> dict[str, Any]:
     if others:
         log.warning("Preset %s was chosen: of the drop's %s these do not count: %s", preset, layout.RECIPE, others)
     return merge(under, described)
-
-
-def _read_own(store: Store, drop: Drop) -> dict[str, Any] | None:
-    """What the drop's own recipe says; None if it has none."""
-    own = next((file for file in drop.files if file.key == layout.RECIPE), None)
-    if own is None:
-        return None
-    if own.size > RECIPE_LIMIT:
-        where = f"{layout.RECIPE} of drop {drop.family}/{drop.drop}"
-        raise RecipeError(where, f"it has {own.size} bytes", "A recipe holds settings, not data: at most 64 KiB")
-    try:
-        with store.open(drop.prefix + layout.RECIPE, own.etag, own.version_id) as stream:
-            return read_yaml(stream.read())
-    except RecipeError as error:
-        raise _in_drop(drop, error) from None

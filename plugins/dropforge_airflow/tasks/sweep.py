@@ -15,11 +15,9 @@ from dropforge.errors import DataError
 from dropforge.hub import pin_base
 from dropforge.mlflow_pages import run_page
 from dropforge.promotion import direction_of
-from dropforge.readable import readable
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import merge
 from dropforge.rest import DeniedError, RefusedError
-from dropforge.run_limits import run_limits
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded
 from dropforge.stopping import behind
@@ -137,7 +135,8 @@ def settle(
         {"preset": sweep.preset, "family": family, "drop": named, "again": True, "overrides": sweep.overrides(trial)}
         for trial in trials
     ]
-    drop = finetune.find_source(store, bucket, filled(confs[0], bucket), Installation(reads=readable()))
+    installation = Installation.here()
+    drop = finetune.find_source(store, bucket, filled(confs[0], bucket), installation)
     if drop is None and named is None:
         raise DataError("sweep", "it has no data", "Name a drop (`--drop FAMILY/DROP`), or `data.source` in its recipe")
     pinned = {"data": {"source": {"id": drop.id}}} if drop is not None else {}
@@ -148,7 +147,7 @@ def settle(
         if drop is None:
             conf["drop"] = found.id
         conf["overrides"] = merge(conf["overrides"], pinned)
-        recipe = resolve_recipe(store, found, filled(conf, bucket), Installation()).recipe
+        recipe = resolve_recipe(store, found, filled(conf, bucket), installation).recipe
         base = (recipe.base.model, recipe.base.revision)
         if base not in commits:  # asked once: a branch may move between two questions
             commits[base] = _commit(recipe)
@@ -159,13 +158,13 @@ def settle(
 
 def check_recipes(store: Store, bucket: str, sweep: Sweep, drop: Drop, confs: list[dict[str, Any]]) -> list[Recipe]:
     """Each trial's recipe as its run will read it. :raises DropforgeError: naming the trial that cannot work."""
-    recipes = []
+    recipes, installation = [], Installation.here()
     for conf in confs:
-        recipe = resolve_recipe(store, drop, filled(conf, bucket), Installation()).recipe
+        recipe = resolve_recipe(store, drop, filled(conf, bucket), installation).recipe
         if drop.uploaded:
             check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
-        check_reads(store, bucket, drop.family, recipe, readable())
-        finetune.check_amounts(drop, recipe, run_limits())
+        check_reads(store, bucket, drop.family, recipe, installation.reads)
+        finetune.check_amounts(drop, recipe, installation.limits)
         finetune.weigh(recipe)
         recipes.append(recipe)
     check_trials(sweep, recipes)

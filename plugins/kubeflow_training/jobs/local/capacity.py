@@ -15,6 +15,7 @@ from kubeflow_training.jobs.manifest.words import CONTAINER
 
 CPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_CPUS"
 MEMORY_VARIABLE: Final = "KUBEFLOW_TRAINING_MEMORY_GB"
+NEVER_FITS_MEND: Final = "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more"
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,7 @@ def size_that_fits(manifest: Mapping[str, Any], free: Resources) -> int:
 def never_fits(wants: Resources, total: Resources) -> str:
     """Why a gang that wants this much can never start; empty if it can."""
     short = wants.missing(total)
-    return short and (
-        f"the job asks for {wants}, and this machine offers {total}: {short} too few, for ever. "
-        "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more"
-    )
+    return short and f"the job asks for {wants}, and this machine offers {total}: {short} too few, for ever"
 
 
 def machine(env: Mapping[str, str] = os.environ) -> Resources:

@@ -18,7 +18,7 @@ from typing import Final
 
 from kubeflow_training.jobs.errors import JobError
 from kubeflow_training.jobs.local import lock, processes
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources, machine, never_fits
+from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources, gang_resources, machine, never_fits
 from kubeflow_training.jobs.local.devices import devices
 from kubeflow_training.jobs.local.gang import Gang
 from kubeflow_training.jobs.local.layout import Layout, timestamp, write_json
@@ -116,7 +116,7 @@ class Supervisor:
         ahead = 0
         for gang, standing in sorted(queued, key=lambda item: item[1].turn(item[0].order, item[0].uid)):
             if why := never_fits(gang.least, self.total):
-                gang.refuse("NeverFits", why)
+                gang.refuse("NeverFits", f"{why}. {NEVER_FITS_MEND}")
             elif standing.held:
                 gang.wait(HELD)
             elif ahead:
