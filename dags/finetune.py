@@ -21,6 +21,7 @@ from dropforge_airflow.operators import (
     TrainOperator,
 )
 from dropforge_airflow.retries import WAITING_TASK
+from dropforge_airflow.run_ended import RUN_ENDED
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.retries import RetryByCause, SharedBudget
 
@@ -56,7 +57,7 @@ with DAG(
         "retry_delay": timedelta(seconds=10),
         "on_failure_callback": TASK_FAILED,
     },
-    on_failure_callback=RUN_FAILED,
+    on_failure_callback=[RUN_FAILED, RUN_ENDED],
 ):
     planned = step(plan.plan)(str(FAMILIES))
     curated = CurateOperator(task_id="curate", planned=planned, **WAITING_TASK).output

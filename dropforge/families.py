@@ -56,7 +56,7 @@ class Family(Section):
     `extends: PRESET`."""
     alert: Alert = Alert()
     intake: Intake | None = None
-    """What becomes of its drops before they have a run: `rate`, `window`, `latest_only`."""
+    """What becomes of its drops before they have a run: `rate`, `window`, `latest_only`, `max_active_runs`."""
 
     @field_validator("cron")
     @classmethod

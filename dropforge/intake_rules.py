@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from dropforge.errors import RecipeError
 from dropforge.section import Section
@@ -37,6 +37,8 @@ class Intake(Section):
     """Drops that come within it, from the first on, become one run over all of them, as `30 minutes`."""
     latest_only: bool = False
     """A drop that no run has taken when a newer one comes is passed over, and told in the ledger."""
+    max_active_runs: int | None = Field(default=None, ge=1, le=1000)
+    """So many runs of its drops are in flight at most; `DROPFORGE_MAX_ACTIVE_RUNS_PER_FAMILY` else."""
 
     @field_validator("rate")
     @classmethod
@@ -67,8 +69,9 @@ class Intake(Section):
 
 def check_rules(rules: Intake) -> None:
     """:raises RecipeError: for rules that cannot work together."""
-    if rules.rate is None and rules.window is None and not rules.latest_only:
-        raise RecipeError("key `intake`", "it says nothing", "Give `rate`, `window` or `latest_only: true`")
+    if not (rules.rate or rules.window or rules.latest_only or rules.max_active_runs):
+        mend = "Give `rate`, `window`, `latest_only: true` or `max_active_runs`"
+        raise RecipeError("key `intake`", "it says nothing", mend)
     if rules.window is not None and rules.latest_only:
         raise RecipeError(
             "key `intake.latest_only`",

@@ -6,6 +6,7 @@
     ledger/inbox/DIGEST.json                 a queue message that intake has not worked through yet
     ledger/drops/FAMILY/ID.json              one object per complete drop, or data named by a recipe: the truth
     ledger/pending/FAMILY/ID.json            the drop is waiting for a run
+    ledger/in-flight/FAMILY/ID.json          the drop's event was sent, and its run has not ended
     ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
     ledger/batches/FAMILY/ID.json            several drops that became one run by the family's window, and its recipe
     ledger/superseded/FAMILY/ID.json         a drop that gets no run because of a newer one, and why
@@ -73,6 +74,7 @@ RECIPE = "recipe.yaml"
 INBOX = "ledger/inbox/"
 ENTRIES = "ledger/drops/"
 PENDING = "ledger/pending/"
+IN_FLIGHT = "ledger/in-flight/"
 CLAIMS = "ledger/claims/"
 REFUSED = "ledger/refused/"
 MESSAGES = "ledger/messages/"
@@ -187,6 +189,10 @@ def ledger_key(family: str, drop_id: str) -> str:
 
 def pending_key(family: str, drop_id: str) -> str:
     return f"{PENDING}{family}/{drop_id}.json"
+
+
+def in_flight_key(family: str, drop_id: str) -> str:
+    return f"{IN_FLIGHT}{family}/{drop_id}.json"
 
 
 def batch_key(family: str, drop_id: str) -> str:

@@ -36,6 +36,10 @@ class Backlog:
                 self._due[key] = (now + pause, pause)
         return late
 
+    def look_soon(self, now: float) -> None:
+        """Begin with the short pauses again: something has changed for what waits."""
+        self._due = dict.fromkeys(self._due, (now + self.after, self.after))
+
 
 @dataclass(frozen=True)
 class Nudged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from dropforge_airflow.assets import FINETUNE_DAG
 from dropforge_airflow.tasks.announce import Line
 from dropforge_airflow.tasks.intake import Intake, run_intake, take_in
 
-from dropforge import inbox, layout, ledger
+from dropforge import in_flight, inbox, layout, ledger
+from dropforge.errors import DropforgeError
 from dropforge.store import FolderStore, Store
 
 from .conftest import Yard
@@ -184,20 +186,26 @@ def test_a_drop_whose_run_stands_in_line_is_not_announced_again(store: Store) ->
 
 
 class Airflow:
-    """What a task may ask Airflow: a fine-tune DAG with so many queued runs, and the states of the others' `plan`."""
+    """What a task may ask Airflow: a fine-tune DAG with so many queued runs, and the states of the others' `plan`.
+
+    :param going: those of its runs that have not ended.
+    """
 
     is_paused = False
 
-    def __init__(self, queued: int, *plans: str) -> None:
-        self.queued, self.plans = queued, plans
+    def __init__(self, queued: int, *plans: str, going: Set[str] = frozenset()) -> None:
+        self.queued, self.plans, self.going = queued, plans, going
 
     def get_dag(self, dag_id: str) -> Airflow:
         assert dag_id == FINETUNE_DAG
         return self
 
-    def get_dr_count(self, dag_id: str, *, states: list[str]) -> int:
-        assert (dag_id, states) == (FINETUNE_DAG, ["queued"])
-        return self.queued
+    def get_dr_count(self, dag_id: str, *, states: list[str], run_ids: list[str] | None = None) -> int:
+        assert dag_id == FINETUNE_DAG
+        if run_ids is not None:
+            assert set(states) == {"queued", "running"}
+            return len(self.going & set(run_ids))
+        return self.queued if states == ["queued"] else self.queued + len(self.plans)
 
     def get_ti_count(self, dag_id: str, *, task_ids: list[str], states: list[str]) -> int:
         assert (dag_id, task_ids) == (FINETUNE_DAG, ["plan"])
@@ -217,6 +225,22 @@ def test_runs_that_have_begun_and_not_claimed_yet_stand_in_line_too(yard: Yard, 
     assert keys(1, "running", "scheduled", "success", "failed") == 0
     assert keys(0, "up_for_retry", "queued", "running") == 0
     assert keys(1, "running", "success", "failed", "skipped") == 3  # one run is missing: nothing may be lost
+
+
+def test_a_family_has_half_of_airflow_s_runs_unless_the_environment_says_otherwise(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        arrive(yard.store, upload(yard.store, "fam", f"d{number}", f'{{"text": "{number}"}}'), bucket=yard.bucket)
+    assert len(run_intake(Airflow(0), FINETUNE_DAG, tmp_path).keys) == 8
+    for number, (family, drop_id) in enumerate(in_flight.entries(yard.store)):
+        ledger.claim(yard.store, family, drop_id, f"run-{number}")
+    runs = [f"run-{number}" for number in range(8)]
+    assert run_intake(Airflow(0, *["success"] * 8, going=set(runs)), FINETUNE_DAG, tmp_path).keys == []
+    assert len(run_intake(Airflow(0, *["success"] * 5, going=set(runs[:5])), FINETUNE_DAG, tmp_path).keys) == 3
+    monkeypatch.setenv("DROPFORGE_MAX_ACTIVE_RUNS_PER_FAMILY", "many")
+    with pytest.raises(DropforgeError, match="DROPFORGE_MAX_ACTIVE_RUNS_PER_FAMILY"):
+        run_intake(Airflow(0), FINETUNE_DAG, tmp_path)
 
 
 def test_a_paused_dag_gets_no_event_and_nothing_is_forgotten(store: Store) -> None:

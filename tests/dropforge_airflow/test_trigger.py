@@ -17,7 +17,7 @@ from airflow.triggers.shared_stream import SharedStreamManager
 from dropforge_airflow.events import read_message
 from dropforge_airflow.triggers.drops import DropTrigger
 
-from dropforge import layout
+from dropforge import in_flight, layout
 from dropforge.inbox import digest, found_body
 from dropforge.store import S3Store
 
@@ -390,3 +390,21 @@ def test_the_stored_trigger_holds_no_address_and_no_secret() -> None:
 def _event(bucket: str) -> str:
     entry = {"bucket": {"name": bucket}, "object": {"key": "drops/fam/d1/_SUCCESS"}}
     return json.dumps({"Records": [{"eventSource": "aws:s3", "eventName": "ObjectCreated:Put", "s3": entry}]})
+
+
+def test_a_run_that_ends_while_drops_wait_wakes_at_once(yard: Yard) -> None:
+    async def test() -> None:
+        for number in range(2):
+            in_flight.enter(yard.store, "fam", f"{number}")
+        yard.store.put(layout.pending_key("fam", "waits"), b"{}")
+        async with running(DropTrigger(poll_every=0.1, nudge_after=2)) as runner:
+            await until(lambda: {"waiting": 1} in runner.events)
+            in_flight.enter(yard.store, "fam", "2")  # a run that begins wakes nobody
+            in_flight.leave(yard.store, "fam", "0")
+            await until(lambda: {"ended": 1} in runner.events)
+            seen = len(runner.events)
+            await until(lambda: len(runner.events) > seen)  # and soon after, in case that Airflow was behind
+        assert runner.events.count({"ended": 1}) == 1
+        assert runner.events[-1] == {"waiting": 1}
+
+    do(test)

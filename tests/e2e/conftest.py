@@ -24,6 +24,14 @@ GATHERED = """
 intake: {window: 1 minute, rate: 1 per minute}
 recipe: {extends: tiny, evaluate: {max_rows: 40}}
 """
+# Each of its runs waits for a person's word before it takes anything; nobody knows what it would cost.
+CROWDED = """
+intake: {max_active_runs: 1}
+recipe:
+  extends: tiny
+  evaluate: {max_rows: 40}
+  compute: {price: {core_hour: 100, currency: EUR}, limits: {ask_above: {cost: 0.001}}}
+"""
 
 # Only what names data and models: an event costs each task a tenth of a second.
 NAMING = [
@@ -54,6 +62,7 @@ def stack(
     if any(item.get_closest_marker("matrix") for item in request.session.items):
         faults.install(folder)
     (folder / "families" / "gathered.yaml").write_text(GATHERED)
+    (folder / "families" / "crowded.yaml").write_text(CROWDED)
     (folder / "lineage").mkdir()
     lineage = {"type": "file", "log_file_path": str(folder / "lineage" / "event")}
     env = {

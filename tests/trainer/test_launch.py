@@ -355,7 +355,7 @@ def test_a_log_that_cannot_be_written_neither_stops_nor_fails_a_run(toy: Toy, tm
 
 @pytest.mark.dist
 def test_divergence_ends_the_run_with_its_own_code(toy: Toy, start: Any, tmp_path: Path) -> None:
-    uri = toy.run("bad", train={"max_steps": 200, "learning_rate": 1e30, "clip": 1e30})
+    uri = toy.run("bad", train={"max_steps": 200, "learning_rate": 1e3, "clip": 1e3})
     finish(start(uri, 1, **ONE), ExitCode.DIVERGED)
     message = termination(tmp_path)
     assert kept(toy, "bad")[-1] == f"[pod {POD}] run failed with exit code 12: {message['message']}"

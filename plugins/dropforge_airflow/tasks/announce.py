@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from dropforge import intake_ledger, layout, ledger
+from dropforge import fair_share, in_flight, intake_ledger, layout, ledger
 from dropforge.drop import partition_key
 from dropforge.errors import DropforgeError
+from dropforge.fair_share import RunSlots
 from dropforge.families import Family
 from dropforge.intake_ledger import State
 from dropforge.intake_rules import Waiting, decide, remember
@@ -31,10 +33,16 @@ _ASLEEP = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Line:
-    """What the fine-tune DAG has before it: whether it is paused, and how many of its runs have yet to claim a drop."""
+    """What the fine-tune DAG has before it.
+
+    :param unclaimed: how many of its runs have yet to claim a drop. :param active: how many have not ended.
+    :param going: which of some of its runs have not ended.
+    """
 
     paused: bool = False
     unclaimed: int = 0
+    active: int = 0
+    going: Callable[[Sequence[str]], Set[str]] = frozenset
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,16 @@ class Marker:
 
 
 def events_to_send(
-    store: Store, aliases: Mapping[str, str], line: Callable[[], Line], rules: Rules, pool: ThreadPoolExecutor
+    store: Store,
+    aliases: Mapping[str, str],
+    line: Callable[[], Line],
+    rules: Rules,
+    slots: RunSlots,
+    pool: ThreadPoolExecutor,
 ) -> list[str]:
     """The partition keys to send now; each is noted in its drop's marker before.
 
-    :param aliases: of the buckets. :param line: asked only when a drop waits.
+    :param aliases: of the buckets. :param line: asked only when a drop waits. :param slots: for runs.
     """
     if not list(store.list(layout.PENDING)):
         return []
@@ -77,12 +90,53 @@ def events_to_send(
         number = len(store.sizes(layout.PENDING))
         log.warning("%d drops wait: the fine-tune DAG is paused. Once it runs, they start within a minute", number)
         return []
-    markers = _allowed(store, _markers(store, layout.PENDING, pool), rules, now, pool)
-    sent = sum(1 for marker in markers if marker.nudged.times)
+    markers, limits = _allowed(store, _markers(store, layout.PENDING, pool), rules, now, pool)
+    sent = [marker for marker in markers if marker.nudged.times]
+    fresh = [marker for marker in markers if not marker.nudged.times]
     # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
-    in_line = ahead.unclaimed >= sent
-    due = [marker for marker in markers if not (marker.nudged.times and in_line) and deserves_event(marker.nudged, now)]
+    in_line = ahead.unclaimed >= len(sent)
+    due = [] if in_line else [marker for marker in sent if deserves_event(marker.nudged, now)]
+    # Events that have no run yet will have one.
+    taken = ahead.active + max(0, len(sent) - ahead.unclaimed)
+    due += _shared(store, fresh, sent, limits, slots, taken, ahead, pool) if fresh else []
     return list(filter(None, pool.map(lambda marker: _announce(store, marker, now, aliases), due)))
+
+
+def _shared(
+    store: Store,
+    fresh: Sequence[Marker],
+    sent: Sequence[Marker],
+    limits: Mapping[str, int],
+    slots: RunSlots,
+    taken: int,
+    ahead: Line,
+    pool: ThreadPoolExecutor,
+) -> list[Marker]:
+    """The drops that get a slot now; the others are told why they wait."""
+    flying = _flying(store, sent, ahead, pool)
+    by_id = {(marker.family, marker.id): marker for marker in fresh}
+    families = {
+        name: fair_share.FamilyLoad(
+            [intake_ledger.waiting(marker.id, marker.note) for marker in fresh if marker.family == name],
+            flying[name],
+            limits.get(name),
+        )
+        for name in {marker.family for marker in fresh}
+    }
+    shared = fair_share.share(families, slots, taken)
+    list(pool.map(lambda one: _hold(store, by_id[one[0]], one[1]), shared.held.items()))
+    return [by_id[one] for one in shared.go]
+
+
+def _flying(store: Store, sent: Sequence[Marker], ahead: Line, pool: ThreadPoolExecutor) -> Counter[str]:
+    """How many runs of each family are in flight; what is noted of others that have ended is taken away."""
+    unclaimed = {(marker.family, marker.id) for marker in sent}
+    noted = [one for one in in_flight.entries(store) if one not in unclaimed]
+    owners = dict(zip(noted, pool.map(lambda one: ledger.owner_of(store, *one), noted), strict=True))
+    going = ahead.going(sorted({owner for owner in owners.values() if owner}))
+    ended = [one for one, owner in owners.items() if owner not in going]
+    list(pool.map(lambda one: in_flight.leave(store, *one), ended))
+    return Counter(family for family, _ in unclaimed | (owners.keys() - set(ended)))
 
 
 def _markers(store: Store, prefix: str, pool: ThreadPoolExecutor) -> list[Marker]:
@@ -102,12 +156,13 @@ def _read(store: Store, info: ObjectInfo) -> Marker | None:
 
 def _allowed(
     store: Store, markers: Sequence[Marker], rules: Rules, now: datetime, pool: ThreadPoolExecutor
-) -> list[Marker]:
-    """The drops whose events may be sent, by the rules of their families."""
+) -> tuple[list[Marker], dict[str, int]]:
+    """The drops whose events may be sent, by the rules of their families; and how many runs of some may be in flight"""
     families: dict[str, list[Marker]] = {}
     for marker in markers:
         families.setdefault(marker.family, []).append(marker)
     found: list[Marker] = []
+    limits: dict[str, int] = {}
     for name, its in families.items():
         try:
             family = rules(name)
@@ -116,8 +171,13 @@ def _allowed(
             log.error("Drops of family %s wait until its file is mended. %s", name, error)
             found += [marker for marker in its if marker.nudged.times]
             continue
-        found += its if family is None or family.intake is None else _ruled(store, name, family, its, now, pool)
-    return found
+        if family is None or family.intake is None:
+            found += its
+            continue
+        if family.intake.max_active_runs is not None:
+            limits[name] = family.intake.max_active_runs
+        found += _ruled(store, name, family, its, now, pool)
+    return found, limits
 
 
 def _ruled(
@@ -188,6 +248,8 @@ def _announce(store: Store, marker: Marker, now: datetime, aliases: Mapping[str,
         drop = ledger.read(store, marker.family, marker.id)
     except MissingObjectError:
         return None  # its entry in the inbox, which is still there, will bring it again
+    # First: a run that nobody knows of would take its family's slot twice.
+    in_flight.enter(store, drop.family, drop.id)
     before = {key: value for key, value in marker.note.items() if key != "held"}
     note = {**before, "drop": drop.drop, "times": marker.nudged.times + 1, "last": now.isoformat()}
     # Conditional, so that a claim which removes the marker at this moment is not undone.

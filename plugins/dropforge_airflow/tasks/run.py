@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dropforge import confirmation, gangs, layout, provenance, sweep_tracking, sweeps
+from dropforge import confirmation, gangs, in_flight, layout, provenance, sweep_tracking, sweeps
 from dropforge.forecast import Forecast
 from dropforge.mlflow_pages import run_page
 from dropforge.recipe import Recipe
@@ -138,8 +138,9 @@ def refused(store: Store, run: str) -> bool:
     return word is not None and not word.start
 
 
-def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
-    """The teardown: end what still runs, and the MLflow run by what happened; give the family's turn to the next run.
+def close_run(opened: Opened, ti: Any = None, run_id: str | None = None, partition_key: str | None = None) -> str:
+    """The teardown: end what still runs, and the MLflow run by what happened; give the family's turn, and the slot in
+    flight, to the next run.
 
     :raises AirflowFailException: if there is no model. Airflow would call a run that a person ended a success, because
         its last tasks are merely skipped.
@@ -159,6 +160,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None) -> str:
     tags |= {tracking.TAG_ENDED_BY: task, tracking.TAG_REASON: _reason(store, opened, task)} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(store, opened["family"], run_id or "")
+    in_flight.leave_by_event(store, partition_key)
     log.info("Run %s: %s%s; %s", opened["run"], status, f" ({task})" if task else "", taken)
     if status != "FINISHED":
         raise AirflowFailException(f"Run {opened['run']} ended at task {task}, whose log says why: {status.lower()}")

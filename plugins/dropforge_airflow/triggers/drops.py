@@ -43,7 +43,8 @@ class DropTrigger(BaseEventTrigger):
     :param bucket: S3 bucket of the ledger, and of the drops if it is given.
     :param aws_conn_id: Airflow connection for S3 and SQS; credentials live there, never here.
     :param nudge_after: seconds after which something that still waits is woken again; the pause doubles to a minute.
-    :param poll_every: seconds between two looks at `drops/` where there is no queue.
+    :param poll_every: seconds between two looks at `drops/` where there is no queue, and at the runs that must end
+        before what waits may go on.
     """
 
     def __init__(
@@ -149,17 +150,24 @@ class DropProducer(SharedStreamProducer):
     async def _watch(self, post: Post, news: asyncio.Queue[tuple[dict[str, int], Receipts]]) -> None:
         """Look at what waits in the ledger, and at `drops/` where there is no queue."""
         patience, backlog = Patience("Drop intake's look at the bucket", log), Backlog(after=self._nudge_after)
+        flying: set[str] = set()
         while True:
             try:
                 found = 0 if post.queue_url else await in_thread(post.look)
+                waiting = await in_thread(post.waiting)
+                before, flying = flying, set(await in_thread(post.in_flight)) if waiting else set()
+                late, ended = backlog.overdue(waiting, time.monotonic()), len(before - flying) if waiting else 0
                 if found:
                     await news.put(({"found": found}, _NOTHING))
-                late = backlog.overdue(await in_thread(post.waiting), time.monotonic())
-                if late and not found:
+                elif ended:
+                    log.info("%d runs have ended while drops wait: waking intake", ended)
+                    backlog.look_soon(time.monotonic())  # Airflow may count these runs a moment longer
+                    await news.put(({"ended": ended}, _NOTHING))
+                elif late:
                     log.info("%d waiting in the ledger: waking intake again", late)
                     await news.put(({"waiting": late}, _NOTHING))
                 patience.over()
-                await asyncio.sleep(self._nudge_after / 2 if post.queue_url else self._poll_every)
+                await asyncio.sleep(self._nudge_after / 2 if post.queue_url and not flying else self._poll_every)
             except Exception as error:
                 await asyncio.sleep(patience.pause(error))
 

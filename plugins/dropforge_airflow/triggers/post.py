@@ -178,6 +178,10 @@ class Post:
         asleep = intake_ledger.asleep(self._store, datetime.now(UTC)) if unclaimed else frozenset()
         return unread + [key for key in unclaimed if key.removeprefix(layout.PENDING).partition("/")[0] not in asleep]
 
+    def in_flight(self) -> list[str]:
+        """Keys of the drops that have a run in flight."""
+        return [info.key for info in self._store.list(layout.IN_FLIGHT)]
+
     def look(self) -> int:
         """Look for `_SUCCESS` objects that were never seen and put them into the inbox; their number.
 

@@ -1,0 +1,102 @@
+"""Whose drop goes next: of the families that wait, the one with the fewest runs in flight, and none beyond its limit.
+
+Pure. A run is in flight from the moment when its drop's event is sent until it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dropforge.errors import DropforgeError
+from dropforge.intake_rules import Waiting
+
+VARIABLE: Final = "DROPFORGE_MAX_ACTIVE_RUNS_PER_FAMILY"
+_MOST: Final = 1000
+_NUMBER: Final = re.compile(r"[0-9]{1,4}")
+
+
+@dataclass(frozen=True)
+class RunSlots:
+    """How many runs there may be at once; None for any number.
+
+    :param total: of all families, as Airflow has it. :param per_family: of one family, unless its file says otherwise.
+    """
+
+    total: int | None = None
+    per_family: int | None = None
+
+
+@dataclass(frozen=True)
+class FamilyLoad:
+    """What is known of a family's share.
+
+    :param waiting: its drops whose event was never sent. :param in_flight: its runs.
+    :param limit: `intake.max_active_runs` of its file; None if the file does not say.
+    """
+
+    waiting: Sequence[Waiting] = ()
+    in_flight: int = 0
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """:param go: ids by family and in their order. :param held: id to the reason, by family."""
+
+    go: tuple[tuple[str, str], ...] = ()
+    held: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+def share(families: Mapping[str, FamilyLoad], slots: RunSlots, taken: int) -> Share:
+    """Hand out what is free, one run at a time. :param taken: runs of all kinds that have a slot, or wait for one."""
+    queues = {name: sorted(one.waiting, key=lambda drop: drop.age) for name, one in families.items()}
+    flying = {name: one.in_flight for name, one in families.items()}
+    go: list[tuple[str, str]] = []
+    while slots.total is None or taken + len(go) < slots.total:
+        able = [name for name, queue in queues.items() if queue and not _full(families[name], flying[name], slots)]
+        if not able:
+            break
+        # Of two with as many, the one whose drop has waited longer.
+        name = min(able, key=lambda name: (flying[name], queues[name][0].age))
+        go.append((name, queues[name].pop(0).id))
+        flying[name] += 1
+    held = {
+        (name, drop.id): _reason(families[name], _full(families[name], flying[name], slots), slots)
+        for name, queue in queues.items()
+        for drop in queue
+    }
+    return Share(tuple(go), held)
+
+
+def slots_of(total: int, env: Mapping[str, str] = os.environ) -> RunSlots:
+    """The installation's slots. :param total: Airflow's limit of active runs; below 1 there is none.
+
+    :raises DropforgeError: if the limit of a family is no number.
+    """
+    text = env.get(VARIABLE, "").strip()
+    if text and not (_NUMBER.fullmatch(text) and int(text) <= _MOST):
+        raise DropforgeError(
+            f"environment variable {VARIABLE}",
+            f"{text!r:.60} is no whole number up to {_MOST}",
+            "Write how many runs of one family there may be at once, as 4; 0 for any number",
+        )
+    if text:
+        return RunSlots(total if total > 0 else None, int(text) or None)
+    # By half of the slots no family can take them all.
+    return RunSlots(total, max(1, total // 2)) if total > 0 else RunSlots()
+
+
+def _full(family: FamilyLoad, flying: int, slots: RunSlots) -> bool:
+    limit = family.limit or slots.per_family
+    return limit is not None and flying >= limit
+
+
+def _reason(family: FamilyLoad, full: bool, slots: RunSlots) -> str:
+    if not full:
+        return f"all {slots.total} runs that Airflow has at once are taken; the family with the fewest of them is next"
+    limit, where = (family.limit, "intake.max_active_runs") if family.limit else (slots.per_family, VARIABLE)
+    return f"its family has as many runs as it may at once ({where}: {limit}); the next begins when one ends"

@@ -1,0 +1,38 @@
+"""Which drops have a run in flight: one small object each, from the sending of its event until the run has ended.
+
+They only say of which runs Airflow is to be asked: an object that is left behind, or lost, costs a look, never a drop.
+"""
+
+from __future__ import annotations
+
+from dropforge import layout
+from dropforge.drop import parse_partition_key
+from dropforge.errors import DropforgeError
+from dropforge.store import Store
+
+
+def enter(store: Store, family: str, drop_id: str) -> None:
+    """A run of the drop is asked for."""
+    store.put(layout.in_flight_key(family, drop_id), b"{}")
+
+
+def leave(store: Store, family: str, drop_id: str) -> None:
+    """The drop's run has ended."""
+    store.delete(layout.in_flight_key(family, drop_id))
+
+
+def leave_by_event(store: Store, partition_key: str | None) -> None:
+    """The run that an event began has ended; nothing for a run that none did. :param partition_key: of the event."""
+    if not partition_key:
+        return
+    try:
+        named = parse_partition_key(partition_key)
+    except DropforgeError:
+        return
+    leave(store, named["family"], named["id"])
+
+
+def entries(store: Store) -> tuple[tuple[str, str], ...]:
+    """(family, drop id) of each."""
+    found = (info.key.removeprefix(layout.IN_FLIGHT).partition("/") for info in store.list(layout.IN_FLIGHT))
+    return tuple((family, name.removesuffix(".json")) for family, _, name in found)
