@@ -224,6 +224,7 @@ def better(name: str) -> Direction | None:
     group, _, rest = name.partition("/")
     if group in ("candidate", "champion"):
         group, rest = ("gen", rest.removeprefix("gen/")) if rest.startswith("gen/") else ("eval", rest)
+        rest = rest.removeprefix("holdout/")
     if group == "gen":
         return None if rest in ("tokens", "ended") else "higher"
     if group not in ("eval", "train"):

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from dropforge import holdout
 from dropforge.slices import named
 
 Direction = Literal["lower", "higher"]
 
 SLICE: Final = "slice"  # a line that tells a slice's figures, and judges nothing
-_HIGHER: Final = ("eval/accuracy", "eval/macro_f1", "model/rows_per_second")
+_HIGHER: Final = ("eval/accuracy", "eval/macro_f1", "holdout/accuracy", "holdout/macro_f1", "model/rows_per_second")
 LEAST_ROWS: Final = 20  # of fewer rows, draws from them say little about rows that were not there
 
 
@@ -140,7 +141,9 @@ class Verdict:
         return "\n".join([head, *rows])
 
 
-def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "causal-lm") -> Policy:
+def policy_of(
+    promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "causal-lm", held_out: bool = False
+) -> Policy:
     """The policy that a recipe's `promote` section asks for.
 
     Losses and accuracies of language models count tokens, so between different tokenizers they say nothing: bits per
@@ -148,11 +151,14 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "
     classifiers count rows, whatever the tokens.
 
     :param task: the recipe's.
+    :param held_out: whether the recipe names a `holdout`: without a guard that says otherwise, the candidate may be no
+        worse than the champion there, by the deciding metric; by the loss where generated answers decide.
     """
 
     def comparable(metric: str) -> str:
-        counts_tokens = metric.startswith("eval/") and task != "classification"
-        return "eval/bits_per_byte" if counts_tokens and not same_tokenizer else metric
+        group = metric.partition("/")[0]
+        counts_tokens = group in ("eval", "holdout") and task != "classification"
+        return f"{group}/bits_per_byte" if counts_tokens and not same_tokenizer else metric
 
     def guards_of(section: Mapping[str, Any]) -> tuple[Guard, ...]:
         guards: list[Guard] = []
@@ -167,12 +173,18 @@ def policy_of(promote: Mapping[str, Any], *, same_tokenizer: bool, task: str = "
 
     metric = comparable(str(promote["metric"]))
     stale = promote.get("stale")
+    guards = guards_of(promote)
+    if held_out and not any(
+        guard.metric.startswith(holdout.PREFIX) and guard.max_regression is not None for guard in guards
+    ):
+        there = comparable(holdout.named_as(metric if metric.startswith("eval/") else "eval/loss"))
+        guards += (Guard(there, direction_of(there), max_regression=0.0),)
     return Policy(
         metric=metric,
         direction=direction_of(metric),
         min_improvement=float(promote["min_improvement"]),
         better_than_base=bool(promote["better_than_base"]),
-        guards=guards_of(promote),
+        guards=guards,
         slices=tuple(SliceGuards(str(part["by"]), guards_of(part)) for part in promote.get("slices") or ()),
         stale=None if stale is None else Stale(float(stale["after_days"]), float(stale["min_improvement"])),
         confidence=promote.get("confidence"),  # runs of before have none

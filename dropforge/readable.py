@@ -79,6 +79,9 @@ class Readable:
             look.at_key("data.source.prefix", source.prefix)
         if source is not None and source.dataset is not None:
             look.at_key("data.source.dataset", f"datasets/{source.dataset}")
+        if recipe.evaluate.holdout is not None:
+            with _unless_named(recipe.evaluate.holdout, of_presets):
+                look.at_key("evaluate.holdout", f"datasets/{recipe.evaluate.holdout}")
         if source is not None and source.hub is not None:
             look.at_hub("data.source.hub", source.hub, source.revision)
 

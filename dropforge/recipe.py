@@ -408,6 +408,10 @@ class Evaluate(Section):
     """Most forward passes of an evaluation while training: for smoke runs. Candidate and champion get all rows."""
     generation: Generation | None = None
     """Have the model answer some rows in each evaluation; `{}` takes the defaults."""
+    holdout: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?/[0-9a-f]{64}$")
+    """A dataset version outside the drops, as `FAMILY/DIGEST`. Candidate and champion are measured on it as well
+    (`holdout/...`, up to `max_rows`, without those that the candidate was trained on), and the candidate may be no
+    worse than the champion there; a guard of `holdout/...` says otherwise."""
 
 
 class Code(Section):

@@ -35,15 +35,20 @@ Measured = Literal[
 ]
 
 
+#: On the rows of `evaluate.holdout`.
+HeldOut = Literal["holdout/loss", "holdout/perplexity", "holdout/accuracy", "holdout/bits_per_byte", "holdout/macro_f1"]
+
+
 Limit = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 
 class Guard(Section):
     """A metric that does not decide, but that no champion may fall behind with."""
 
-    metric: Metric | Measured
-    """As in `promote.metric`; or the model's size and speed, which the evaluation measures of both models
-    (`model/...`), or what the run has used up to the verdict (`cost/...`, which has limits only)."""
+    metric: Metric | Measured | HeldOut
+    """As in `promote.metric`; of the rows of `evaluate.holdout` (`holdout/...`); the model's size and speed, which the
+    evaluation measures of both models (`model/...`); or what the run has used up to the verdict (`cost/...`, which has
+    limits only)."""
     at_least: Limit | None = None
     """The lowest value that is let pass."""
     at_most: Limit | None = None

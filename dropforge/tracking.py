@@ -257,7 +257,7 @@ def log_evaluation(
         Metric(f"{side}/{name.removeprefix('eval/')}", float(value), now, step)
         for side in ("candidate", "champion")
         for name, value in (evaluation.get(side) or {}).items()
-        if name.startswith(("eval/", "gen/", "model/"))
+        if name.startswith(("eval/", "gen/", "holdout/", "model/"))
     ]
     metrics += [
         Metric(slices.metric_name(side, one["by"], one["name"], name), float(value), now, step)

@@ -13,6 +13,10 @@ What each row adds to the figures of both is `evaluation-rows.json` (`trainer.ro
 which has its SHA-256; `slices` are the figures of parts of them, as `promote.slices` asks; with `promote.confidence`
 the gain's interval that follows from it is `gain` of the result.
 
+With `evaluate.holdout` both are measured on that dataset version's rows as well (`holdout/...`): on the first
+`evaluate.max_rows` in the order of their content keys, without those that the candidate was trained on. `holdout` of
+the result says how many.
+
 Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
 their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
 `problem` in the place of its figures.
@@ -28,14 +32,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dropforge.errors import DropforgeError, RecipeError
+from dropforge.dataset import SPLITS
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
 from dropforge.promotion import Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.slices import OWN, cuts_of
@@ -55,10 +61,12 @@ from trainer.row_sums import NAME, Columns, answered_columns, figure, measured_c
 from trainer.state.stop import StopSignal
 
 if TYPE_CHECKING:
+    from trainer.data.tokens import Tokens
     from trainer.generate import Answers
+    from trainer.measure import Measured
 
 RESULT = "evaluation.json"
-_KEPT: Final = ("eval/", "gen/", "model/")  # figures that are told of the champion, too
+_KEPT: Final = ("eval/", "gen/", "holdout/", "model/")  # figures that are told of the champion, too
 _KINDS: Final = {
     "causal-lm": "a causal language model",
     "classification": "a classifier",
@@ -84,9 +92,13 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
 def _compare(
     spec: RunSpec, settings: Settings, order: Mapping[str, Any], code: UserCode, stop: StopSignal, console: Console
 ) -> dict[str, Any]:
-    rows = evaluation_rows(spec, settings, code)
+    held = holdout_rows(spec, settings, code)
+    rows = evaluation_rows(spec, settings, code, held)
     stop.check()
-    measured = measure_model("candidate", order["candidate"], rows, settings, stop, console, code)
+    if held is not None:
+        console.say(str(held))
+    own = None if held is None else held.rows
+    measured = measure_model("candidate", order["candidate"], rows, settings, stop, console, code, own)
     candidate, tables = measured.figures, {"candidate": measured.answers}
     columns: dict[str, Columns] = {"candidate": measured.columns}
     champion: dict[str, Any] | None = None
@@ -95,8 +107,9 @@ def _compare(
         known = measured.labels
         places = [place for place, row in enumerate(rows) if known is None or row.label in known]
         shared = [rows[place] for place in places]
+        own = None if own is None else [row for row in own if known is None or row.label in known]
         try:
-            other = measure_model("champion", order["champion"]["model"], shared, settings, stop, console, code)
+            other = measure_model("champion", order["champion"]["model"], shared, settings, stop, console, code, own)
             champion, same = other.figures, measured.tokenizer == other.tokenizer
             tables["champion"] = other.answers
             columns["champion"] = placed(other.columns, places, len(rows))
@@ -104,6 +117,9 @@ def _compare(
             champion = {"problem": str(error)}
         if champion.get("unseen_labels"):
             champion = {"problem": f"it does not know the labels of {champion['unseen_labels']} of the rows"}
+        if champion.get("holdout/unseen_labels"):
+            console.say("the champion does not know all labels of the holdout: it has no figures there")
+            champion = {key: value for key, value in champion.items() if not key.startswith(PREFIX)}
         if "problem" in champion:
             console.say(f"the champion has no figures: {champion['problem']}")
             columns.pop("champion", None)
@@ -125,6 +141,7 @@ def _compare(
         "same_tokenizer": same,
         "metric_note": "" if same or settings.task == "classification" else note,
         "gain": None if gain is None else vars(gain),
+        "holdout": None if held is None else held.told(),
         "slices": sliced(cuts_of(spec.recipe.get("promote") or {}), rows, columns),
     }
     found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
@@ -187,8 +204,61 @@ def read_order(uri: str) -> dict[str, Any]:
         raise RecipeError(uri, f"it is no evaluate.json ({error!r})", "Write it with this version") from error
 
 
-def evaluation_rows(spec: RunSpec, settings: Settings, code: UserCode | None = None) -> list[Row]:
-    """The rows to measure on, checked against the dataset's manifest. :param code: the user's, which changes them."""
+@dataclass
+class Holdout:
+    """The family's own evaluation rows. :param rows: to measure on. :param trained_on: how many the candidate knows."""
+
+    named: str
+    rows: list[Row]
+    trained_on: int = 0
+
+    def without(self, keys: Set[bytes]) -> None:
+        """Leave out what the candidate was trained on. :raises DataError: if nothing is left."""
+        left = [row for row in self.rows if row.key not in keys]
+        self.trained_on = len(self.rows) - len(left)
+        self.rows = left
+        if not left:
+            raise DataError(
+                f"recipe key `evaluate.holdout`, dataset version {self.named}",
+                f"all its {self.trained_on} rows are among the training rows",
+                "Name rows that no drop holds, or name the set in `curation.decontaminate.sets` too",
+            )
+
+    def told(self) -> dict[str, Any]:
+        return {"named": self.named, "rows": len(self.rows), "trained_on": self.trained_on}
+
+    def __str__(self) -> str:
+        known = f", without {self.trained_on} that the candidate was trained on" if self.trained_on else ""
+        return f"holdout {self.named[:54]}: {len(self.rows)} rows{known}"
+
+
+def holdout_rows(spec: RunSpec, settings: Settings, code: UserCode | None = None) -> Holdout | None:
+    """The rows of `evaluate.holdout`, checked against their manifest; None without. See `evaluation_rows`."""
+    named = holdout_of(spec.recipe)
+    if named is None:
+        return None
+    store = open_store(spec.data_root)
+    manifest = find_holdout(store, named)
+    keys = {split: bytearray() for split in SPLITS}
+
+    def read() -> Iterator[Row]:
+        for split in SPLITS:
+            for row in read_rows(store, manifest, split):
+                keys[split] += row.key
+                yield row
+
+    rows = heapq.nsmallest(settings.eval_rows, read(), key=lambda row: row.key)
+    check_keys(manifest, {split: np.frombuffer(found, dtype="V16") for split, found in keys.items()})
+    return Holdout(named, rows if code is None or code.rows is None else [code.rows(row) for row in rows])
+
+
+def evaluation_rows(
+    spec: RunSpec, settings: Settings, code: UserCode | None = None, held: Holdout | None = None
+) -> list[Row]:
+    """The rows to measure on, checked against the dataset's manifest.
+
+    :param code: the user's, which changes them. :param held: loses what is among the training rows.
+    """
     manifest = load_manifest(spec)
     store = open_store(spec.data_root)
     keys = {split: bytearray() for split in ("train", "eval")}  # 16 bytes of each row are all that stays of it
@@ -201,8 +271,10 @@ def evaluation_rows(spec: RunSpec, settings: Settings, code: UserCode | None = N
             yield row
 
     rows = heapq.nsmallest(settings.eval_rows, read("eval"), key=lambda row: row.key)
-    for _ in read("train"):
-        pass
+    asked = frozenset(row.key for row in held.rows) if held is not None else frozenset()
+    known = {row.key for row in read("train") if row.key in asked}
+    if held is not None:
+        held.without(known)
     check_keys(manifest, {split: np.frombuffer(found, dtype="V16") for split, found in keys.items()})
     return rows if code is None or code.rows is None else [code.rows(row) for row in rows]
 
@@ -215,11 +287,13 @@ def measure_model(
     stop: StopSignal,
     console: Console,
     code: UserCode | None = None,
+    held: list[Row] | None = None,
 ) -> MeasuredModel:
     """Measure one model. Without a finite loss, `problem` is in the place of figures.
 
     :param name: what it is called in messages. :param uri: its folder.
     :param code: the user's own, for its metrics; `rows` were changed by it.
+    :param held: rows of the family's own, to be measured besides.
     :raises OtherTaskError: if it is not for the task of `settings`.
     """
     from trainer.assembly import examine, pad_id
@@ -288,23 +362,28 @@ def measure_model(
         if done == count or done % max(1, count // 10) == 0:
             console.progress(done, steps=count, text=f"measuring the {name}")
 
+    def measured(tokens: Tokens, *, alone: bool) -> Measured:
+        """:param alone: what each row adds, and the user's own metrics, too."""
+        found = measure(
+            loss,
+            tokens,
+            gang,
+            size=length,
+            micro=settings.train.micro_batch,
+            pad=pad,
+            precision=settings.eval_precision,
+            stop=lambda: stop.asked,
+            tell=tell,
+            own=code.figures if alone else None,
+            each_document=alone,
+        )
+        if found is None:
+            stop.check()
+        assert found is not None
+        return found
+
     began = time.monotonic()
-    found = measure(
-        loss,
-        tokens,
-        gang,
-        size=length,
-        micro=settings.train.micro_batch,
-        pad=pad,
-        precision=settings.eval_precision,
-        stop=lambda: stop.asked,
-        tell=tell,
-        own=code.figures,
-        each_document=True,
-    )
-    if found is None:
-        stop.check()
-    assert found is not None
+    found = measured(tokens, alone=True)
     figures = {**found.plain(), **_size(folder_bytes, built.model), "model/rows_per_second": _speed(found.rows, began)}
     digest = hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
     if labels is not None:
@@ -318,6 +397,14 @@ def measure_model(
         return MeasuredModel(figures, digest, labels=labels)
     assert found.each is not None
     columns = measured_columns(tokens, found.each, len(rows))
+    if held is not None:
+        others = encode_eval(tokenizer, held, settings, labels)
+        if not len(others):
+            raise RecipeError(f"{name} {uri}", "no row of `evaluate.holdout` has a target for it", "Name other rows")
+        check_vocabulary(built.model, int(others.ids.max()))
+        told = _held_out(measured(others, alone=False), int(others.facts.get("unseen_labels") or 0))
+        console.say(f"{name}, holdout: " + "  ".join(f"{key} {value:.4f}" for key, value in told.items()))
+        figures |= told
     if settings.generation is None:
         return MeasuredModel(figures, digest, labels=labels, columns=columns)
     console.phase(f"the {name} answers")
@@ -339,6 +426,15 @@ def measure_model(
     console.say(f"{name}: {answers}")
     columns |= answered_columns(answers, rows)
     return MeasuredModel({**figures, **answers.plain()}, digest, answers, columns=columns)
+
+
+def _held_out(found: Measured, unseen: int) -> dict[str, float]:
+    """Figures on the family's own rows; none without a finite loss. :param unseen: rows left out for their label."""
+    if not math.isfinite(found.loss):
+        return {}
+    return {named_as(name): value for name, value in found.metrics().items()} | (
+        {"holdout/unseen_labels": unseen} if found.macro_f1 is not None else {}
+    )
 
 
 def _size(stored: int, model: Any) -> dict[str, int]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
+from dropforge import holdout
 from dropforge.errors import RecipeError
 from dropforge.promotion import LEAST_ROWS
 from dropforge.recipe import Recipe
 from dropforge.slices import OWN
 
-WHOLE: Final = ("model/", "cost/")  # metrics of a model or a run, and of no rows
+WHOLE: Final = ("model/", "cost/", holdout.PREFIX)  # metrics of no rows of the drop's
 
 
 def check_promotion(recipe: Recipe) -> None:
     """:raises RecipeError: if the section `promote` asks for what no evaluation could show."""
     _check_slices(recipe)
     _check_costs(recipe)
+    _check_holdout(recipe)
     generation = recipe.evaluate.generation
     by_answers = generation is not None and recipe.promote.metric.startswith("gen/")
     key, rows = "evaluate.max_rows", recipe.evaluate.max_rows
@@ -49,6 +51,22 @@ def _check_slices(recipe: Recipe) -> None:
                 f"{key}.min_rows`",
                 f"{part.min_rows} are more than the {recipe.evaluate.max_rows} rows of `evaluate.max_rows`",
                 "Lower it, or raise `evaluate.max_rows`",
+            )
+
+
+def _check_holdout(recipe: Recipe) -> None:
+    named, labels = recipe.evaluate.holdout, recipe.task == "classification"
+    for number, guard in enumerate(recipe.promote.guards):
+        if not guard.metric.startswith(holdout.PREFIX):
+            continue
+        key = f"recipe key `promote.guards[{number}].metric`"
+        if named is None:
+            raise RecipeError(key, f"no rows are there to measure `{guard.metric}`", "Name them in `evaluate.holdout`")
+        if labels != (guard.metric == "holdout/macro_f1") and guard.metric not in ("holdout/loss", "holdout/accuracy"):
+            raise RecipeError(
+                key,
+                f"`{guard.metric}` says nothing of {'a classifier' if labels else 'a language model'}",
+                "Use `holdout/loss` or `holdout/accuracy`",
             )
 
 

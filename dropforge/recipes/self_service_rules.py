@@ -58,6 +58,7 @@ KEPT: Final = (
     "curation.pii",
     "curation.decontaminate",
     _METRIC,
+    "evaluate.holdout",
     "promote.guards",
     "promote.slices",
     "promote.approval",

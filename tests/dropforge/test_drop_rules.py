@@ -36,6 +36,7 @@ def ask(text: str, **more: object) -> Recipe:
         ("promote: {metric: eval/accuracy}", "promote.metric"),
         ("promote: {alias: production}", "promote.alias"),
         ("evaluate: {max_rows: 1}", "evaluate.max_rows"),
+        (f"evaluate: {{holdout: mine/{'0' * 64}}}", "evaluate.holdout"),
         ("data: {eval_fraction: 0.001}", "data.eval_fraction"),
         ("data: {split_salt: mine}", "data.split_salt"),
         ("data: {source: {prefix: lake/}}", "data.source"),

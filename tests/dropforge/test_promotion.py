@@ -219,3 +219,50 @@ def test_a_verdict_is_plain_values() -> None:
     verdict = decide(loss(2.0), loss(2.5), None, policy, Gain(LOSS, 0.95, 40, 0.2, 0.1, 0.3))
     (check,) = [check for check in verdict_as_dict(verdict)["checks"] if check["name"] == "gain is sure"]
     assert (check["candidate"], check["reference"], check["passed"]) == (0.1, 0.0, True)
+
+
+PROMOTE = {"metric": "eval/loss", "min_improvement": 0.1, "better_than_base": False}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "guards", "promote", "told"),
+    [
+        ({"loss": 2.0}, {"loss": 2.0}, [], True, ""),
+        ({"loss": 2.01}, {"loss": 2.0}, [], False, "holdout/loss is worse than the champion's by 0.50%"),
+        ({"loss": 2.01}, {"loss": 2.0}, [{"metric": "holdout/loss", "max_regression": 0.01}], True, ""),
+        ({"loss": 2.01}, {"loss": 2.0}, [{"metric": "holdout/loss", "at_most": 3.0}], False, "holdout/loss is worse"),
+        ({"loss": 2.0}, {"loss": 2.0}, [{"metric": "holdout/loss", "at_most": 1.5}], False, "must be at most 1.5"),
+        ({}, {"loss": 2.0}, [], False, "no finite holdout/loss, which is guarded"),
+        ({"loss": 2.0}, {}, [], True, ""),
+    ],
+)
+def test_on_the_family_s_own_rows_a_candidate_may_be_no_worse(
+    mine: dict[str, float], theirs: dict[str, float], guards: list[dict[str, object]], promote: bool, told: str
+) -> None:
+    """However much better it is on those of the drop."""
+    policy = policy_of({**PROMOTE, "guards": guards}, same_tokenizer=True, held_out=True)
+    candidate, champion = (
+        {LOSS: value, **{f"holdout/{name}": figure for name, figure in found.items()}}
+        for value, found in ((1.0, mine), (2.0, theirs))
+    )
+    verdict = decide(candidate, champion, None, policy)
+    assert verdict.promote is promote, verdict.reason
+    assert told in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "same", "task", "there"),
+    [
+        ("eval/accuracy", True, "causal-lm", "holdout/accuracy"),
+        ("eval/accuracy", False, "causal-lm", "holdout/bits_per_byte"),
+        ("gen/rouge-l", True, "causal-lm", "holdout/loss"),
+        ("gen/rouge-l", False, "causal-lm", "holdout/bits_per_byte"),
+        ("eval/macro_f1", False, "classification", "holdout/macro_f1"),
+    ],
+)
+def test_they_are_compared_by_what_decides_and_can_be_compared(metric: str, same: bool, task: str, there: str) -> None:
+    promote = {**PROMOTE, "metric": metric}
+    (guard,) = policy_of(promote, same_tokenizer=same, task=task, held_out=True).guards
+    assert (guard.metric, guard.max_regression) == (there, 0.0)
+    assert guard.direction == ("higher" if there in ("holdout/accuracy", "holdout/macro_f1") else "lower")
+    assert policy_of(promote, same_tokenizer=same, task=task).guards == ()

@@ -59,6 +59,7 @@ def sets(place: str) -> dict[str, Any]:
         sets("s3://elsewhere/rows.jsonl"),
         sets("x/../drops/other/d1/rows.jsonl"),
         {"data": {"source": {"dataset": f"other/{'a' * 64}"}}},
+        {"evaluate": {"holdout": f"other/{'a' * 64}"}},
     ],
 )
 def test_what_is_of_others_or_of_the_machine_is_not_read(values: dict[str, Any]) -> None:
@@ -81,6 +82,7 @@ def test_what_is_of_others_or_of_the_machine_is_not_read(values: dict[str, Any])
         sets("eval-sets/gsm8k.jsonl"),
         sets("drops/mine/d1/rows.jsonl"),
         {"data": {"source": {"dataset": f"mine/{'a' * 64}"}}},
+        {"evaluate": {"holdout": f"mine/{'a' * 64}"}},
         {"data": {"source": {"prefix": "lake/chats/"}}},
         {"data": {"source": {"hub": "allenai/tulu"}}},
     ],
@@ -107,6 +109,7 @@ def test_the_installation_names_hubs_prefixes_folders_and_families(tmp_path: Pat
         {"base": {"model": "meta-llama/Llama-3.2-1B", "revision": "v2"}},
         base(f"file://{models}/a"),
         sets("drops/base-one/d1/rows.jsonl"),
+        {"evaluate": {"holdout": f"base-one/{'a' * 64}"}},
     ):
         check(values, allowed)
     for values in (
@@ -128,6 +131,7 @@ def test_the_installation_names_hubs_prefixes_folders_and_families(tmp_path: Pat
 def test_what_a_preset_names_is_the_installation_s_own() -> None:
     check(base("/models/llama"), Readable(), "/models/llama")
     check(sets("s3://sets/gsm8k.jsonl"), Readable(), "s3://sets/gsm8k.jsonl")
+    check({"evaluate": {"holdout": f"other/{'a' * 64}"}}, Readable(), f"other/{'a' * 64}")
     with pytest.raises(RecipeError, match="DROPFORGE_READABLE"):
         check(base("/models/llama/../other"), Readable(), "/models/llama")
 

@@ -143,6 +143,9 @@ def test_figures_of_slices_with_hostile_names_stand_in_mlflow_as_in_the_verdict(
     assert len(verdict.as_markdown().splitlines()) == len(verdict.checks) + 2
 
 
+HELD = f"evaluate: {{holdout: own/{'a' * 64}}}\n"
+
+
 def build(text: str) -> None:
     build_recipe(merge(resolve(read_yaml("extends: tiny")), read_yaml(text)))
 
@@ -158,6 +161,11 @@ def build(text: str) -> None:
         ("promote: {slices: [{guards: [{metric: model/bytes, at_most: 5}]}]}", "the same in each slice"),
         ("promote: {guards: [{metric: cost/gpu_hours, max_regression: 0.1}]}", "other data and machines"),
         ("promote: {guards: [{metric: cost/total, at_most: 3}]}", "no price makes a cost known"),
+        ("promote: {guards: [{metric: holdout/loss, at_most: 3}]}", "Name them in `evaluate.holdout`"),
+        (f"{HELD}promote: {{guards: [{{metric: holdout/macro_f1, at_least: 0.5}}]}}", "nothing of a language model"),
+        (f"{HELD}promote: {{slices: [{{guards: [{{metric: holdout/loss, at_most: 3}}]}}]}}", "the same in each slice"),
+        ("evaluate: {holdout: fam/latest}", "evaluate.holdout"),
+        ("promote: {metric: holdout/loss}", "promote.metric"),
         ("promote: {stale: {after_days: 0, min_improvement: 0}}", "after_days"),
     ],
 )

@@ -244,6 +244,9 @@ def test_what_the_installation_does_not_let_be_read_is_refused_before_anything_i
             plan(store, owner=f"run-{number}", overrides=over, **asked)
     with pytest.raises(RecipeError, match=r"`data.source.dataset`: .*of family other.*DROPFORGE_READABLE"):
         plan(store, owner="run-9", family="fam", data=f"dataset:other/{'a' * 64}")
+    over = {"evaluate": {"holdout": f"fam/{'a' * 64}"}}
+    with pytest.raises(DataError, match=r"`evaluate.holdout`, dataset version fam/aaa.*it is not there"):
+        plan(store, owner="run-10", overrides=over, **asked)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,24 @@ def test_models_of_different_tokenizers_are_compared_by_bits_per_byte(store: Sto
     assert not promote.judge(store, run_name)[3].promote  # although its loss per token is lower
 
 
+def test_a_family_s_own_rows_are_judged_and_told(store: Store) -> None:
+    run_name = measured(store)
+    spec = json.loads(store.get(layout.run_key(run_name)))
+    spec["recipe"]["evaluate"]["holdout"] = f"own/{'a' * 64}"
+    store.put(layout.run_key(run_name), json.dumps(spec).encode())
+    evaluation = json.loads(store.get(layout.evaluation_key(run_name)))
+    evaluation["candidate"]["holdout/loss"], evaluation["champion"]["holdout/loss"] = 3.0, 2.0
+    evaluation["holdout"] = {"named": f"own/{'a' * 64}", "rows": 40, "trained_on": 2}
+    store.put(layout.evaluation_key(run_name), json.dumps(evaluation).encode())
+    judged = promote.judge(store, run_name)
+    assert not judged[3].promote
+    assert "holdout/loss is worse than the champion's by 50.00%" in judged[3].reason
+    listed = promote.Listed(version="4", promoted=False, previous=None)
+    text = promote.summary(judged[0], judged[1], judged[2], judged[3], listed, {})
+    assert "And on 40 rows of `own/aaaa" in text
+    assert "2 more are among the training rows" in text
+
+
 def test_the_summary_tells_what_happened(store: Store) -> None:
     spec, evaluation, report, verdict = promote.judge(store, measured(store))
     listed = promote.Listed(version="4", promoted=True, previous="3")

@@ -244,7 +244,9 @@ def _figures(measured: Any) -> dict[str, float]:
     return {
         str(name)[:100]: float(value)
         for name, value in measured.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and str(name).startswith(("eval/", "gen/"))
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and str(name).startswith(("eval/", "gen/", "holdout/"))
     }
 
 

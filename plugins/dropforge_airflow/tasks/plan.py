@@ -21,6 +21,7 @@ from dropforge.data_names import SYNTAX
 from dropforge.drop import Drop, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
+from dropforge.holdout import find_holdout
 from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, resolve
@@ -126,6 +127,8 @@ def make_plan(
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
         log.info("Curation will run on %s", find_spark())
     check_reads(store, bucket, drop.family, recipe, installation.reads)
+    if recipe.evaluate.holdout is not None:
+        find_holdout(store, recipe.evaluate.holdout)
     check_amounts(drop, recipe, installation.limits)
     known = weigh(recipe)
     if recipe.code is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from dropforge import approval, gangs, layout, promotion
 from dropforge.costs import Tariff
 from dropforge.gangs import Gang
+from dropforge.holdout import holdout_of
 from dropforge.moves import moving
 from dropforge.recipe_approval import Approval
 from dropforge.recipes.load import build_recipe
@@ -78,6 +79,7 @@ def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict
         spec.recipe["promote"],
         same_tokenizer=evaluation.get("same_tokenizer") is not False,
         task=spec.recipe.get("task", "causal-lm"),
+        held_out=holdout_of(spec.recipe) is not None,
     )
     base = (report.get("eval") or {}).get("before")
     gain = promotion.gain_from(evaluation.get("gain"))
@@ -218,6 +220,7 @@ def summary(
         *([f"- Training {health}"] if health else []),
         f"- Evaluation loss {_number(before.get(LOSS))} before training, {_number(after.get(LOSS))} after",
         f"- Measured on {evaluation.get('rows', '?')} rows of this drop's evaluation split",
+        *_held_out(spec, evaluation.get("holdout") or {}),
     ]
     if spec.start is not None:
         lines.append(f"- Began with {spec.start}")
@@ -232,6 +235,14 @@ def summary(
     if link:
         lines.append(f"- [Candidate and champion side by side]({link})")
     return "\n".join([*lines, "", verdict.as_markdown(), *(["", *wall_lines(wall)] if wall else []), ""])
+
+
+def _held_out(spec: RunSpec, told: Mapping[str, Any]) -> list[str]:
+    """What is said of the family's own evaluation rows, if it has some."""
+    if not told:
+        return []
+    left = f"; {told['trained_on']} more are among the training rows" if told.get("trained_on") else ""
+    return [f"- And on {told['rows']} rows of `{holdout_of(spec.recipe)!s:.54}`, the family's own{left}"]
 
 
 def _number(value: Any) -> str:

@@ -121,7 +121,7 @@ def _named_by_presets() -> frozenset[str]:
     named: set[str] = set()
     for preset in presets():
         values = resolve({"extends": preset})
-        named.add(str(at_path(values, "base.model")))
+        named |= {str(at_path(values, key)) for key in ("base.model", "evaluate.holdout")}
         named.update(map(str, (at_path(values, "curation.decontaminate.sets") or {}).values()))
     return frozenset(named)
 

@@ -1,0 +1,160 @@
+"""A family's own evaluation rows: measured as any others are, without those that the candidate was trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropforge.errors import DataError
+from dropforge.layout import manifest_key
+from dropforge.promotion import decide, policy_of
+from dropforge.store import open_store
+from trainer import evaluate
+from trainer.data.rows import read_rows
+from trainer.report.console import Console
+from trainer.state.stop import StopSignal
+
+from .classes import classifier_base, labelled_rows, labelled_toy
+from .test_whole import train
+from .toy import Toy, chat, sample_rows, write_dataset
+
+MOST = 12
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Runs `less` and `more` on one dataset."""
+    root = str(tmp_path_factory.mktemp("bucket"))
+    toy = Toy(root, write_dataset(open_store(root), {"train": sample_rows(60), "eval": sample_rows(20, seed=1)}))
+    for name, steps in (("less", 1), ("more", 8)):
+        train(toy.run(name, train={"max_steps": steps}))
+    return toy
+
+
+def compared(toy: Toy, name: str, **asked: Any) -> dict[str, Any]:
+    """`more` against `less`, as a recipe with this evaluation has it."""
+    uri = toy.run(name, evaluate={"max_rows": MOST, **asked})
+    files, models = toy.files(name), {which: f"{toy.files(which).uri}/model" for which in ("less", "more")}
+    champion = {"version": "3", "model": models["less"]}
+    files.put("evaluate.json", json.dumps({"run": uri, "candidate": models["more"], "champion": champion}).encode())
+    result = evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+    assert json.loads(files.get("evaluation.json")) == result
+    return result
+
+
+def held(toy: Toy, rows: list[dict[str, Any]], family: str = "own") -> str:
+    """A dataset version of these rows, half of them as its evaluation rows."""
+    half = len(rows) // 2
+    return f"{family}/{write_dataset(toy.store, {'train': rows[:half], 'eval': rows[half:]}, family)}"
+
+
+def keys(toy: Toy, named: str) -> list[bytes]:
+    manifest = evaluate.find_holdout(toy.store, named)
+    return sorted(row.key for split in ("train", "eval") for row in read_rows(toy.store, manifest, split))
+
+
+def figures(side: dict[str, Any], group: str) -> dict[str, Any]:
+    return {name.partition("/")[2]: value for name, value in side.items() if name.startswith(f"{group}/")}
+
+
+def test_its_rows_are_measured_as_if_they_were_the_drop_s_own(trained: Toy) -> None:
+    named = held(trained, sample_rows(30, seed=2))
+    found = compared(trained, "both", holdout=named)
+    assert found["holdout"] == {"named": named, "rows": MOST, "trained_on": 0}
+    assert found["rows"] == MOST
+    chosen = set(keys(trained, named)[:MOST])
+    manifest = evaluate.find_holdout(trained.store, named)
+    there = [row for split in ("train", "eval") for row in read_rows(trained.store, manifest, split)]
+    own = [
+        {"key": row.key, "messages": [{"role": role, "content": text} for role, text in row.messages or ()]}
+        for row in there
+        if row.key in chosen
+    ]
+    alone = Toy(trained.root, write_dataset(trained.store, {"train": sample_rows(4, seed=3), "eval": own}))
+    other = compared(alone, "alone")
+    for side in ("candidate", "champion"):
+        assert figures(found[side], "holdout") == pytest.approx(figures(other[side], "eval"), abs=1e-5)
+        assert figures(found[side], "holdout").keys() == {"loss", "perplexity", "accuracy", "bits_per_byte"}
+    assert other["holdout"] is None
+    assert figures(other["candidate"], "holdout") == {}
+
+
+def test_rows_that_the_candidate_was_trained_on_are_left_out_for_both(trained: Toy) -> None:
+    known = list(read_rows(trained.store, evaluate.find_holdout(trained.store, f"toy/{trained.digest}"), "train"))[:5]
+    low = [{**row, "key": one.key} for row, one in zip(sample_rows(5), known, strict=True)]
+    high = [{**row, "key": b"\xff" * 15 + bytes([n])} for n, row in enumerate(sample_rows(9, seed=2))]
+    found = compared(trained, "known", holdout=held(trained, low + high))
+    assert (found["holdout"]["rows"], found["holdout"]["trained_on"]) == (MOST - 5, 5)
+    alone = compared(trained, "unknown", holdout=held(trained, high[: MOST - 5]))
+    assert figures(found["candidate"], "holdout") == pytest.approx(figures(alone["candidate"], "holdout"), abs=1e-5)
+
+
+def test_a_set_that_says_nothing_is_refused(trained: Toy) -> None:
+    everything = f"toy/{trained.digest}"
+    most = len(keys(trained, everything))
+    assert compared(trained, "most", holdout=everything, max_rows=most)["holdout"]["rows"] == 20  # its evaluation rows
+    known = list(read_rows(trained.store, evaluate.find_holdout(trained.store, everything), "train"))[:4]
+    only = held(trained, [{**row, "key": one.key} for row, one in zip(sample_rows(4), known, strict=True)])
+    with pytest.raises(DataError, match=r"`evaluate.holdout`.*all its 4 rows are among the training rows"):
+        compared(trained, "only", holdout=only)
+    with pytest.raises(DataError, match=r"`evaluate.holdout`.*it is not there"):
+        compared(trained, "gone", holdout=f"own/{'0' * 64}")
+    moved = f"own/{'1' * 64}"
+    trained.store.put(manifest_key(*moved.split("/")), trained.store.get(manifest_key(*only.split("/"))))
+    with pytest.raises(DataError, match=r"`evaluate.holdout`.*its manifest is that of own/"):
+        compared(trained, "moved", holdout=moved)
+    family, _, digest = held(trained, sample_rows(6, seed=4)).partition("/")
+    values = json.loads(trained.store.get(manifest_key(family, digest)))
+    values["shards"] = values["shards"][:1]
+    trained.store.put(manifest_key(family, digest), json.dumps(values).encode())
+    with pytest.raises(DataError, match="rows are missing"):
+        compared(trained, "torn", holdout=f"{family}/{digest}")
+
+
+def test_a_promotion_that_its_own_rows_would_buy_is_refused_by_the_family_s(trained: Toy) -> None:
+    """The rows of the drop are all alike, and what the model knew before is lost over them."""
+    same = [{**chat("#" * 8, "@" * 40), "key": bytes([n]) * 16} for n in range(70)]
+    bought = Toy(trained.root, write_dataset(trained.store, {"train": same[:60], "eval": same[60:]}))
+    more = f"{trained.files('more').uri}/model"
+    uri = bought.run(
+        "bought",
+        base={"model": more, "scratch": None},
+        train={"max_steps": 40, "learning_rate": 2e-2},
+        evaluate={"max_rows": MOST, "holdout": held(trained, sample_rows(30, seed=2))},
+    )
+    train(uri)
+    files = bought.files("bought")
+    order = {"run": uri, "candidate": f"{files.uri}/model", "champion": {"version": "4", "model": more}}
+    files.put("evaluate.json", json.dumps(order).encode())
+    found = evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+    promote = {"metric": "eval/loss", "min_improvement": 0.05, "better_than_base": False}
+    policies = [policy_of(promote, same_tokenizer=True, held_out=held_out) for held_out in (False, True)]
+    bought_it, verdict = (decide(found["candidate"], found["champion"], None, policy) for policy in policies)
+    assert bought_it.promote
+    assert not verdict.promote
+    assert "holdout/loss is worse than the champion's by" in verdict.reason
+
+
+def test_classifiers_are_measured_on_the_labels_that_they_know(tmp_path: Path) -> None:
+    toy = labelled_toy(str(tmp_path / "bucket"), held=20)
+    rows = labelled_rows(20, 1)
+    strange = {**rows[0], "label": "never seen"}
+    named = held(toy, [strange, *rows])
+    base = {"model": classifier_base(tmp_path / "base", "distilbert"), "scratch": None}
+    asked: dict[str, Any] = {"task": "classification", "base": base, "promote": {"metric": "eval/macro_f1"}}
+    steps = {"rows_per_step": 8, "tokens_per_step": None, "max_steps": 2}
+    uri = toy.run("classes", train=steps, evaluate={"max_rows": 21, "holdout": named}, **asked)
+    train(uri)
+    files = toy.files("classes")
+    model = f"{files.uri}/model"
+    order = {"run": uri, "candidate": model, "champion": {"version": "1", "model": model}}
+    files.put("evaluate.json", json.dumps(order).encode())
+    found = evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+    told = figures(found["candidate"], "holdout")
+    assert told.pop("unseen_labels") == 1
+    assert told == pytest.approx(figures(found["candidate"], "eval"), abs=1e-5)
+    assert told.keys() == {"loss", "accuracy", "macro_f1"}
+    assert figures(found["champion"], "holdout") == {**told, "unseen_labels": 0}
