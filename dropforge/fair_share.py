@@ -5,8 +5,10 @@ Pure. A run is in flight from the moment when its drop's event is sent until it 
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,23 +54,29 @@ class Share:
 
 
 def share(families: Mapping[str, FamilyLoad], slots: RunSlots, taken: int) -> Share:
-    """Hand out what is free, one run at a time. :param taken: runs of all kinds that have a slot, or wait for one."""
-    queues = {name: sorted(one.waiting, key=lambda drop: drop.age) for name, one in families.items()}
-    flying = {name: one.in_flight for name, one in families.items()}
+    """Hand out what is free, one run at a time; a family without any run gets one in any case.
+
+    So others' runs keep nobody out: what Airflow cannot begin yet stands in its queue, with one run of each family.
+
+    :param taken: runs of all kinds that have a slot, or wait for one.
+    """
+    queues = {name: deque(sorted(one.waiting, key=lambda drop: drop.age)) for name, one in families.items()}
+    # The family with the fewest runs is next; of two with as many, the one whose drop has waited longer.
+    order = [(families[name].in_flight, queue[0].age, name) for name, queue in queues.items() if queue]
+    heapq.heapify(order)
     go: list[tuple[str, str]] = []
-    while slots.total is None or taken + len(go) < slots.total:
-        able = [name for name, queue in queues.items() if queue and not _full(families[name], flying[name], slots)]
-        if not able:
-            break
-        # Of two with as many, the one whose drop has waited longer.
-        name = min(able, key=lambda name: (flying[name], queues[name][0].age))
-        go.append((name, queues[name].pop(0).id))
-        flying[name] += 1
-    held = {
-        (name, drop.id): _reason(families[name], _full(families[name], flying[name], slots), slots)
-        for name, queue in queues.items()
-        for drop in queue
-    }
+    while order:
+        flying, _, name = heapq.heappop(order)
+        full = slots.total is not None and taken + len(go) >= slots.total
+        if full and flying:
+            break  # the others have as many at least
+        limit = families[name].limit or slots.per_family
+        if limit is not None and flying >= limit:
+            continue
+        go.append((name, queues[name].popleft().id))
+        if queues[name]:
+            heapq.heappush(order, (flying + 1, queues[name][0].age, name))
+    held = {(name, drop.id): _reason(families[name].limit, slots) for name, queue in queues.items() for drop in queue}
     return Share(tuple(go), held)
 
 
@@ -90,13 +98,9 @@ def slots_of(total: int, env: Mapping[str, str] = os.environ) -> RunSlots:
     return RunSlots(total, max(1, total // 2)) if total > 0 else RunSlots()
 
 
-def _full(family: FamilyLoad, flying: int, slots: RunSlots) -> bool:
-    limit = family.limit or slots.per_family
-    return limit is not None and flying >= limit
-
-
-def _reason(family: FamilyLoad, full: bool, slots: RunSlots) -> str:
-    if not full:
-        return f"all {slots.total} runs that Airflow has at once are taken; the family with the fewest of them is next"
-    limit, where = (family.limit, "intake.max_active_runs") if family.limit else (slots.per_family, VARIABLE)
-    return f"its family has as many runs as it may at once ({where}: {limit}); the next begins when one ends"
+def _reason(limit: int | None, slots: RunSlots) -> str:
+    """The same as long as the limits are, so that a drop is told once."""
+    own, where = (limit, "intake.max_active_runs") if limit else (slots.per_family, VARIABLE)
+    limits = [f"{own} of its family ({where})"] if own else []
+    limits += [f"{slots.total} of all (Airflow's max_active_runs_per_dag)"] if slots.total else []
+    return f"it waits until a run has ended: there are at most {' and '.join(limits)} at once"

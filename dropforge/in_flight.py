@@ -5,7 +5,7 @@ They only say of which runs Airflow is to be asked: an object that is left behin
 
 from __future__ import annotations
 
-from dropforge import layout
+from dropforge import layout, ledger
 from dropforge.drop import parse_partition_key
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
@@ -21,15 +21,19 @@ def leave(store: Store, family: str, drop_id: str) -> None:
     store.delete(layout.in_flight_key(family, drop_id))
 
 
-def leave_by_event(store: Store, partition_key: str | None) -> None:
-    """The run that an event began has ended; nothing for a run that none did. :param partition_key: of the event."""
+def run_ended(store: Store, partition_key: str | None, run: str) -> None:
+    """The run that an event began has ended; nothing for one that none did, or that does not have the drop.
+
+    :param partition_key: of the event. :param run: its id in Airflow.
+    """
     if not partition_key:
         return
     try:
         named = parse_partition_key(partition_key)
     except DropforgeError:
         return
-    leave(store, named["family"], named["id"])
+    if ledger.owner_of(store, named["family"], named["id"]) == run:
+        leave(store, named["family"], named["id"])
 
 
 def entries(store: Store) -> tuple[tuple[str, str], ...]:

@@ -38,7 +38,7 @@ def waiting(drop_id: str, note: Mapping[str, Any]) -> Waiting:
         drop_id,
         str(note.get("drop", "")),
         _time(note.get("at")),
-        float(note.get("completed") or 0.0),
+        _number(note.get("completed")),
         str(note.get("bucket", "")),
         announced=bool(note.get("times")),
         batch=bool(note.get("batch")),
@@ -173,6 +173,13 @@ def asleep(store: Store, now: datetime) -> frozenset[str]:
     """Families of which nothing can go on yet."""
     names = [info.key.removeprefix(layout.RULES).removesuffix(".json") for info in store.list(layout.RULES)]
     return frozenset(name for name in names if (until := read_state(store, name).until) is not None and until > now)
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value)) if value is not None else 0.0
+    except ValueError:
+        return 0.0
 
 
 def _time(text: object) -> datetime:

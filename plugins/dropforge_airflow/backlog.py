@@ -25,16 +25,16 @@ class Backlog:
 
     def overdue(self, keys: Iterable[str], now: float) -> int:
         """Note which keys wait at `now` (any clock that only goes forward); the number that deserve a nudge."""
-        waiting = set(keys)
-        self._due = {key: value for key, value in self._due.items() if key in waiting}
-        late = 0
-        for key in waiting:
-            due, pause = self._due.setdefault(key, (now + self.after, self.after))
-            if now >= due:
-                late += 1
-                pause = min(2 * pause, self.longest)
-                self._due[key] = (now + pause, pause)
-        return late
+        known = self._due
+        self._due = {key: known.get(key, (now + self.after, self.after)) for key in set(keys)}
+        late = {key for key, (due, _) in self._due.items() if now >= due}
+        if late:
+            # A nudge has everything looked at, so that many keys have no more of them than one.
+            pauses = {
+                key: min(2 * pause if key in late else pause, self.longest) for key, (_, pause) in self._due.items()
+            }
+            self._due = {key: (now + pause, pause) for key, pause in pauses.items()}
+        return len(late)
 
     def look_soon(self, now: float) -> None:
         """Begin with the short pauses again: something has changed for what waits."""

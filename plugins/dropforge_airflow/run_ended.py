@@ -25,7 +25,7 @@ class RunEnded(BaseNotifier):
             run: Any = context.get("dag_run")
             key = getattr(run, "partition_key", None)
             if key:
-                in_flight.leave_by_event(connection.open_store(from_env().bucket), key)
+                in_flight.run_ended(connection.open_store(from_env().bucket), key, run.run_id)
         except Exception as error:
             log.warning("That the run has ended is noted by intake only: %s", error)
 

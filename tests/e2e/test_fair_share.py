@@ -42,7 +42,7 @@ def test_drops_wait_for_their_own_family_s_runs_and_for_no_other_s(stack: Stack,
     run = wait_for_run(stack.connection, first)
     # Its recipe is refused by `plan`, so that its run ends without a teardown.
     refused = stack.drop(FAMILY, "refused", rows(tmp_path, "refused"), "promote: {min_improvement: -1}\n")
-    assert "(intake.max_active_runs: 1)" in str(wait("why it waits", lambda: waits(refused), 120))
+    assert "at most 1 of its family (intake.max_active_runs)" in str(wait("why it waits", lambda: waits(refused), 120))
     third = stack.drop(FAMILY, "third", rows(tmp_path, "third"), None)
     wait("that the third waits", lambda: waits(third), 120)
     other = stack.drop("uncrowded", "one", rows(tmp_path, "other"), "extends: nowhere\n")

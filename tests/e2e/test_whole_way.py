@@ -247,7 +247,9 @@ def formed(
     conf = {"preset": "tiny", "drop": f"{FAMILY}/two", "again": True, "train_max_steps": 3}
     conf |= {"train_learning_rate": 1e-5, "evaluate_max_rows": 40, **wheel}
     generation = {"rows": 2, "max_new_tokens": 4, "metrics": ["exact-match", "brief"]}
-    overrides = {"evaluate": {"generation": generation}, "compute": {"tokenize_ahead": True}}
+    (tracked,) = stack.tracked(first)
+    holdout = f"{FAMILY}/{tracked.data.tags[tracking.TAG_DATASET]}"
+    overrides = {"evaluate": {"generation": generation, "holdout": holdout}, "compute": {"tokenize_ahead": True}}
     return stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": overrides})
 
 
@@ -305,6 +307,9 @@ def test_the_form_starts_the_same_dag_with_another_preset(stack: Stack, formed: 
     (tracked,) = stack.tracked(formed)
     assert tracked.data.params["base.scratch.vocab_size"] == "1024"
     assert tracked.data.params["train.max_steps"] == "3"
+    # The rows of the first drop are the family's own here.
+    assert {f"{side}/holdout/loss" for side in ("candidate", "champion")} <= tracked.data.metrics.keys()
+    assert "holdout/loss is worse than the champion's" in tracked.data.tags[tracking.TAG_VERDICT]
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion")
     assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
 

@@ -15,10 +15,11 @@ from typing import Any
 from dropforge import fair_share, in_flight, intake_ledger, layout, ledger
 from dropforge.drop import partition_key
 from dropforge.errors import DropforgeError
-from dropforge.fair_share import RunSlots
+from dropforge.fair_share import FamilyLoad, RunSlots
 from dropforge.families import Family
 from dropforge.intake_ledger import State
-from dropforge.intake_rules import Waiting, decide, remember
+from dropforge.intake_rules import Intake as IntakeRules
+from dropforge.intake_rules import Known, Waiting, decide, remember
 from dropforge.store import MissingObjectError, ObjectInfo, Store
 from dropforge_airflow.backlog import Nudged, deserves_event
 
@@ -36,13 +37,14 @@ class Line:
     """What the fine-tune DAG has before it.
 
     :param unclaimed: how many of its runs have yet to claim a drop. :param active: how many have not ended.
-    :param going: which of some of its runs have not ended.
+    :param going: which of some of its runs have not ended. :param slots: how many there may be.
     """
 
     paused: bool = False
     unclaimed: int = 0
     active: int = 0
     going: Callable[[Sequence[str]], Set[str]] = frozenset
+    slots: RunSlots = field(default_factory=RunSlots)
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,11 @@ class Marker:
 
 
 def events_to_send(
-    store: Store,
-    aliases: Mapping[str, str],
-    line: Callable[[], Line],
-    rules: Rules,
-    slots: RunSlots,
-    pool: ThreadPoolExecutor,
+    store: Store, aliases: Mapping[str, str], line: Callable[[], Line], rules: Rules, pool: ThreadPoolExecutor
 ) -> list[str]:
     """The partition keys to send now; each is noted in its drop's marker before.
 
-    :param aliases: of the buckets. :param line: asked only when a drop waits. :param slots: for runs.
+    :param aliases: of the buckets. :param line: asked only when a drop waits.
     """
     if not list(store.list(layout.PENDING)):
         return []
@@ -90,53 +87,89 @@ def events_to_send(
         number = len(store.sizes(layout.PENDING))
         log.warning("%d drops wait: the fine-tune DAG is paused. Once it runs, they start within a minute", number)
         return []
-    markers, limits = _allowed(store, _markers(store, layout.PENDING, pool), rules, now, pool)
-    sent = [marker for marker in markers if marker.nudged.times]
-    fresh = [marker for marker in markers if not marker.nudged.times]
+    waiting = _markers(store, layout.PENDING, pool)
+    sent = [marker for marker in waiting if marker.nudged.times]
     # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
     in_line = ahead.unclaimed >= len(sent)
-    due = [] if in_line else [marker for marker in sent if deserves_event(marker.nudged, now)]
-    # Events that have no run yet will have one.
-    taken = ahead.active + max(0, len(sent) - ahead.unclaimed)
-    due += _shared(store, fresh, sent, limits, slots, taken, ahead, pool) if fresh else []
+    ruled = _allowed(store, waiting, rules, now, pool)
+    allowed = [marker for one in ruled for marker in one.markers]
+    due = [marker for marker in allowed if marker.nudged.times and not in_line and deserves_event(marker.nudged, now)]
+    fresh = [one for one in ruled if any(not marker.nudged.times for marker in one.markers)]
+    if fresh:
+        # Events that have no run yet will have one.
+        taken = ahead.active + max(0, len(sent) - ahead.unclaimed)
+        flying = _flying(store, sent, ahead, pool)
+        due += _shared(store, fresh, flying, ahead.slots, taken, now, pool)
     return list(filter(None, pool.map(lambda marker: _announce(store, marker, now, aliases), due)))
 
 
 def _shared(
     store: Store,
-    fresh: Sequence[Marker],
-    sent: Sequence[Marker],
-    limits: Mapping[str, int],
+    ruled: Sequence[Ruled],
+    flying: Set[tuple[str, str]],
     slots: RunSlots,
     taken: int,
-    ahead: Line,
+    now: datetime,
     pool: ThreadPoolExecutor,
 ) -> list[Marker]:
-    """The drops that get a slot now; the others are told why they wait."""
-    flying = _flying(store, sent, ahead, pool)
-    by_id = {(marker.family, marker.id): marker for marker in fresh}
-    families = {
-        name: fair_share.FamilyLoad(
-            [intake_ledger.waiting(marker.id, marker.note) for marker in fresh if marker.family == name],
-            flying[name],
-            limits.get(name),
-        )
-        for name in {marker.family for marker in fresh}
-    }
-    shared = fair_share.share(families, slots, taken)
+    """The drops that get a run now; the others are told why they wait."""
+    by_id = {(marker.family, marker.id): marker for one in ruled for marker in one.markers if not marker.nudged.times}
+    # An intake was cut off before it sent their events, or sends them now, which only one of two can.
+    begun = [by_id.pop(one) for one in flying & by_id.keys()]
+    counts = Counter(family for family, _ in flying)
+    while True:
+        families: dict[str, list[Waiting]] = {}
+        for (name, _), marker in by_id.items():
+            families.setdefault(name, []).append(intake_ledger.waiting(marker.id, marker.note))
+        loads = {one.family: FamilyLoad(families.get(one.family, ()), counts[one.family], one.limit) for one in ruled}
+        shared = fair_share.share(loads, slots, taken)
+        there = pool.map(lambda one: store.stat(layout.ledger_key(*one)) is not None, shared.go)
+        # A marker whose drop is not in the ledger yet takes nobody's place: its entry in the inbox brings it again.
+        if not (without := [one for one, found in zip(shared.go, there, strict=True) if not found]):
+            break
+        for one in without:
+            del by_id[one]
     list(pool.map(lambda one: _hold(store, by_id[one[0]], one[1]), shared.held.items()))
-    return [by_id[one] for one in shared.go]
+    refused = {one.family for one in ruled if not _turns_taken(store, one, shared.go, now)}
+    return begun + [by_id[one] for one in shared.go if one[0] not in refused]
 
 
-def _flying(store: Store, sent: Sequence[Marker], ahead: Line, pool: ThreadPoolExecutor) -> Counter[str]:
-    """How many runs of each family are in flight; what is noted of others that have ended is taken away."""
+def _turns_taken(store: Store, one: Ruled, go: Sequence[tuple[str, str]], now: datetime) -> bool:
+    """Count the turns of a family's rate for what goes; False if another intake has changed what was counted."""
+    ids = [drop_id for family, drop_id in go if family == one.family]
+    if one.rules is None or one.rules.limit is None or not ids:
+        return True
+    state = intake_ledger.read_state(store, one.family)
+    if state.known.announced != one.known.announced:
+        log.info("Another intake looks at family %s", one.family)
+        return False
+    waiting = [intake_ledger.waiting(marker.id, marker.note) for marker in one.markers]
+    announced = [drop.id for drop in waiting if drop.announced or drop.id in state.known.announced]
+    after = remember(one.rules, waiting, state.known, [*announced, *ids], now)
+    return intake_ledger.write_state(store, one.family, state, State(after))
+
+
+def _flying(store: Store, sent: Sequence[Marker], ahead: Line, pool: ThreadPoolExecutor) -> Set[tuple[str, str]]:
+    """Family and id of the drops whose run is in flight; what is noted of those that have ended is taken away.
+
+    :param sent: the drops whose event was sent and that no run has claimed.
+    """
     unclaimed = {(marker.family, marker.id) for marker in sent}
-    noted = [one for one in in_flight.entries(store) if one not in unclaimed]
-    owners = dict(zip(noted, pool.map(lambda one: ledger.owner_of(store, *one), noted), strict=True))
+    noted = frozenset(in_flight.entries(store))
+    list(pool.map(lambda one: in_flight.enter(store, *one), unclaimed - noted))
+    others = sorted(noted - unclaimed)
+    owners = dict(zip(others, pool.map(lambda one: ledger.owner_of(store, *one), others), strict=True))
     going = ahead.going(sorted({owner for owner in owners.values() if owner}))
-    ended = [one for one, owner in owners.items() if owner not in going]
-    list(pool.map(lambda one: in_flight.leave(store, *one), ended))
-    return Counter(family for family, _ in unclaimed | (owners.keys() - set(ended)))
+
+    def ended(one: tuple[str, str]) -> bool:
+        if owners[one] is not None:
+            return owners[one] not in going
+        # If its marker is there, its event is still to be sent, or was sent by another intake at this moment.
+        return store.stat(layout.pending_key(*one)) is None
+
+    gone = {one for one, found in zip(others, pool.map(ended, others), strict=True) if found}
+    list(pool.map(lambda one: in_flight.leave(store, *one), gone))
+    return unclaimed | (noted - gone)
 
 
 def _markers(store: Store, prefix: str, pool: ThreadPoolExecutor) -> list[Marker]:
@@ -154,48 +187,65 @@ def _read(store: Store, info: ObjectInfo) -> Marker | None:
     return Marker(info, note if isinstance(note, dict) else {})
 
 
+@dataclass(frozen=True)
+class Ruled:
+    """What a family's rules leave. :param markers: drops whose events may be sent. :param known: when that was decided.
+
+    :param rules: of its file; None without.
+    """
+
+    family: str
+    markers: Sequence[Marker]
+    rules: IntakeRules | None = None
+    known: Known = field(default_factory=Known)
+
+    @property
+    def limit(self) -> int | None:
+        """How many of its runs may be in flight, if its file says so."""
+        return None if self.rules is None else self.rules.max_active_runs
+
+
 def _allowed(
     store: Store, markers: Sequence[Marker], rules: Rules, now: datetime, pool: ThreadPoolExecutor
-) -> tuple[list[Marker], dict[str, int]]:
-    """The drops whose events may be sent, by the rules of their families; and how many runs of some may be in flight"""
+) -> list[Ruled]:
+    """The drops whose events may be sent, by the rules of their families."""
     families: dict[str, list[Marker]] = {}
     for marker in markers:
         families.setdefault(marker.family, []).append(marker)
-    found: list[Marker] = []
-    limits: dict[str, int] = {}
+    found: list[Ruled] = []
     for name, its in families.items():
         try:
             family = rules(name)
         except DropforgeError as error:
             # Whether there are rules nobody can tell, and a thousand runs cannot be taken back.
             log.error("Drops of family %s wait until its file is mended. %s", name, error)
-            found += [marker for marker in its if marker.nudged.times]
+            found.append(Ruled(name, [marker for marker in its if marker.nudged.times]))
             continue
         if family is None or family.intake is None:
-            found += its
-            continue
-        if family.intake.max_active_runs is not None:
-            limits[name] = family.intake.max_active_runs
-        found += _ruled(store, name, family, its, now, pool)
-    return found, limits
+            found.append(Ruled(name, its))
+        else:
+            found.append(_ruled(store, name, family, its, now, pool))
+    return found
 
 
 def _ruled(
     store: Store, name: str, family: Family, markers: Sequence[Marker], now: datetime, pool: ThreadPoolExecutor
-) -> list[Marker]:
+) -> Ruled:
     assert family.intake is not None
     state = intake_ledger.read_state(store, name)
     by_id = {marker.id: marker for marker in _settled(store, name, markers, pool)}
     waiting = [intake_ledger.waiting(one, marker.note) for one, marker in by_id.items()]
     decided = decide(family.intake, waiting, state.known, now)
-    after = remember(family.intake, waiting, state.known, decided.go, now)
+    # A turn of the rate is counted when the event is sent, which may be later.
+    announced = [one.id for one in waiting if one.announced or one.id in state.known.announced]
+    after = remember(family.intake, waiting, state.known, announced, now)
     until = None
     if by_id and len(decided.held) == len(by_id) and decided.until is not None:
         until = min(decided.until, now + _ASLEEP)
     # Before anything is done by it: who was faster has decided on the same drops.
     if not intake_ledger.write_state(store, name, state, State(after, until)):
         log.info("Another intake looks at family %s", name)
-        return []
+        return Ruled(name, ())
     for one, reason in decided.passed.items():
         if intake_ledger.supersede(store, name, one, str(by_id[one].note.get("drop", "")), reason):
             log.info("Drop %s/%s gets no run: %s", name, by_id[one].note.get("drop"), reason)
@@ -203,8 +253,8 @@ def _ruled(
         _hold(store, by_id[one], reason)
     made = [_gather(store, name, family, [one for one in waiting if one.id in ids]) for ids in decided.batches]
     if not any(made):
-        return [by_id[one] for one in decided.go]
-    # The batches wait now in the place of their drops, and take the turns that were counted for them.
+        return Ruled(name, [by_id[one] for one in decided.go], family.intake, after)
+    # The batches wait now in the place of their drops, and take the turns that were free for them.
     return _ruled(store, name, family, _markers(store, f"{layout.PENDING}{name}/", pool), now, pool)
 
 

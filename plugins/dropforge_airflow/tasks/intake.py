@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from dropforge import inbox, layout, ledger
 from dropforge.drop import Drop, IncompleteError, elsewhere, read_drop
 from dropforge.errors import DropforgeError
-from dropforge.fair_share import RunSlots, slots_of
+from dropforge.fair_share import slots_of
 from dropforge.families import rules_of
 from dropforge.layout import DropName
 from dropforge.settings import from_env
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 # Of the task that claims, in runs that have begun. Not "null": a run that a person ended may keep such a task for ever.
 _CLAIMING = ["scheduled", "queued", "running", "restarting", "up_for_retry"]
 _ACTIVE = ["queued", "running"]
+_ASKED = 50  # runs in one question, whose ids stand in an address
 
 _AT_ONCE = 8  # drops; each takes some ten requests to S3, one after another
 _OPEN = 10.0  # seconds in which what comes in meanwhile is taken along
@@ -82,10 +83,18 @@ def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
 
     settings = from_env()
 
-    def going(runs: Sequence[str]) -> frozenset[str]:
-        if not runs or ti.get_dr_count(finetune_dag, run_ids=list(runs), states=_ACTIVE) == len(runs):
-            return frozenset(runs)
-        return frozenset(run for run in runs if ti.get_dr_count(finetune_dag, run_ids=[run], states=_ACTIVE))
+    def going(runs: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        for some in (runs[start : start + _ASKED] for start in range(0, len(runs), _ASKED)):
+            try:
+                if ti.get_dr_count(finetune_dag, run_ids=list(some), states=_ACTIVE) == len(some):
+                    found |= set(some)
+                    continue
+                found |= {run for run in some if ti.get_dr_count(finetune_dag, run_ids=[run], states=_ACTIVE)}
+            except AirflowRuntimeError as error:
+                log.warning("Which runs of DAG %s have ended cannot be asked: %s", finetune_dag, error)
+                found |= set(some)
+        return found
 
     def line() -> Line:
         try:
@@ -93,11 +102,13 @@ def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
             # In this order a run that starts in between is counted twice, which costs one pause, and not missed.
             queued = ti.get_dr_count(finetune_dag, states=["queued"])
             unclaimed = queued + ti.get_ti_count(finetune_dag, task_ids=["plan"], states=_CLAIMING)
-            return Line(paused, unclaimed, ti.get_dr_count(finetune_dag, states=_ACTIVE), going)
+            active = ti.get_dr_count(finetune_dag, states=_ACTIVE)
         except AirflowRuntimeError as error:
             # A DAG that Airflow does not know (its file is broken, say) hears no event, as a paused one.
             log.warning("DAG %s cannot be asked: %s", finetune_dag, error)
             return Line(paused=True)
+        slots = slots_of(conf.getint("core", "max_active_runs_per_dag", fallback=16))
+        return Line(paused, unclaimed, active, going, slots)
 
     patience = timedelta(minutes=settings.drop_patience)
     done = take_in(
@@ -109,7 +120,6 @@ def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
         partial(rules_of, families),
         {bucket: Place(alias, connection.open_store(bucket)) for bucket, alias in settings.drop_buckets.items()},
         _tell_refused,
-        slots_of(conf.getint("core", "max_active_runs_per_dag", fallback=16)),
     )
     log.info("Intake: %s", done.summary())
     return done
@@ -128,7 +138,6 @@ def take_in(
     rules: Rules = lambda _: None,
     others: Mapping[str, Place] = MappingProxyType({}),
     on_refusal: Callable[[DropName, str, DropforgeError], None] = lambda *_: None,
-    slots: RunSlots = RunSlots(),  # noqa: B008 - frozen
 ) -> Intake:
     """Work through the inbox, then collect the partition keys whose events are to be sent.
 
@@ -136,7 +145,6 @@ def take_in(
     :param patience: how long a drop may wait for files that its `_SUCCESS` lists.
     :param rules: of intake, by family. :param others: buckets that drops come from besides that of the ledger.
     :param on_refusal: told of a drop that is refused, the key of the entry that named it, and why.
-    :param slots: for runs.
     """
     done = Intake()
     places = {bucket: Place(bucket_alias, store), **others}
@@ -167,7 +175,7 @@ def take_in(
             if time.monotonic() > closes:
                 break
         done.keys = events_to_send(
-            store, {its_bucket: place.alias for its_bucket, place in places.items()}, line, rules, slots, pool
+            store, {its_bucket: place.alias for its_bucket, place in places.items()}, line, rules, pool
         )
     return done
 

@@ -160,7 +160,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None, partiti
     tags |= {tracking.TAG_ENDED_BY: task, tracking.TAG_REASON: _reason(store, opened, task)} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(store, opened["family"], run_id or "")
-    in_flight.leave_by_event(store, partition_key)
+    in_flight.run_ended(store, partition_key, run_id or "")
     log.info("Run %s: %s%s; %s", opened["run"], status, f" ({task})" if task else "", taken)
     if status != "FINISHED":
         raise AirflowFailException(f"Run {opened['run']} ended at task {task}, whose log says why: {status.lower()}")
