@@ -31,7 +31,7 @@ from dropforge.store import Store
 DAGS = {"intake.py": REPOSITORY / "dags/intake.py", "finetune.py": REPOSITORY / "bench/dags/burst.py"}
 KILLS = {1 / 3: "airflow-triggerer", 2 / 3: "airflow-scheduler"}
 MARKS = "burst/"
-FAMILY = "bench-burst"
+FAMILIES = 4  # that drop in turns
 
 
 def main(
@@ -90,7 +90,8 @@ class Burst:
         self._say("all uploaded")
 
     def _drop(self, name: str) -> None:
-        store, prefix = self.connection.store, layout.drop_prefix(FAMILY, name)
+        store, family = self.connection.store, f"bench-burst-{int(name[1:]) % FAMILIES}"
+        prefix = layout.drop_prefix(family, name)
         store.put(f"{prefix}rows.jsonl", f'{{"text": "{name}"}}\n'.encode())
         store.put(prefix + layout.SUCCESS, b"")
         self.uploaded[name] = time.time()

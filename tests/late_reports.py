@@ -3,7 +3,8 @@
 A copy of this file is an Airflow's `airflow_local_settings.py`, which its scheduler, and so each of its workers, reads.
 The executor keeps its report that a task's worker has exited, after which the task waits, until the task was resumed:
 
-- `queued`: until the resumed part is queued, which no worker takes before the scheduler has read the report;
+- `queued`: until the resumed part is queued, which no worker takes before the scheduler has read the report, and which
+  one has been refused before the next try is queued;
 - `begun`: until the resumed part runs, which does nothing before the scheduler has read the report;
 - `done`: until the resumed part has done all it does, whose result is told after the scheduler has read the report.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -61,10 +63,12 @@ def _order_of(dag: str, run: str, task: str) -> Order | None:
 
 def _install() -> None:
     from airflow.executors.local_executor import LocalExecutor
+    from airflow.models.taskinstance import TaskInstance
     from airflow.models.taskinstancekey import TaskInstanceKey
     from airflow.sdk.execution_time import task_runner
     from airflow.utils.state import TaskInstanceState
 
+    when = TaskInstance.next_retry_datetime
     submit, run = LocalExecutor._process_workloads, task_runner._run_execute_callable
     kept: dict[TaskInstanceKey, tuple[Order, Any]] = {}  # reports that are late
     resumed: dict[TaskInstanceKey, Any] = {}  # workloads that no worker may take yet
@@ -93,7 +97,10 @@ def _install() -> None:
             submit(self, [workload])
         while not self.result_queue.empty():
             key, state, _ = self.result_queue.get()
-            late = of(key) if state == TaskInstanceState.SUCCESS else None
+            again = of(key)
+            if again is not None and again.point == "queued" and again.marked("read"):
+                again.mark("refused")
+            late = again if state == TaskInstanceState.SUCCESS else None
             if late is not None and not late.marked("late"):
                 late.mark("late")
                 kept[key] = late, state
@@ -118,6 +125,13 @@ def _install() -> None:
         finally:
             _hold(late)
 
+    def next_retry_datetime(ti: Any) -> Any:
+        late = _order_of(ti.dag_id, ti.run_id, ti.task_id)
+        if late is not None and late.point == "queued" and not late.marked("refused"):
+            return datetime.now(UTC) + timedelta(seconds=1)  # else the worker would take the next try for its own
+        return when(ti)
+
+    TaskInstance.next_retry_datetime = next_retry_datetime  # type: ignore[method-assign]
     LocalExecutor._process_workloads = process_workloads  # type: ignore[method-assign]
     LocalExecutor._read_results = read_results  # type: ignore[method-assign]
     task_runner._run_execute_callable = run_execute_callable

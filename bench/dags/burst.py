@@ -14,7 +14,7 @@ with DAG(FINETUNE_DAG, schedule=PartitionedAssetTimetable(assets=DROPS), catchup
     def plan(partition_key: str | None = None, run_id: str | None = None) -> None:
         from dropforge_airflow import connection
 
-        from dropforge import ledger
+        from dropforge import in_flight, ledger
         from dropforge.drop import parse_partition_key
         from dropforge.settings import from_env
 
@@ -25,5 +25,6 @@ with DAG(FINETUNE_DAG, schedule=PartitionedAssetTimetable(assets=DROPS), catchup
             raise AirflowSkipException("another run has it")
         # A try that is repeated writes the same mark; another run would leave a second one.
         store.put(f"burst/{named['drop']}/{run_id.replace('/', '_')}", str(time.time()).encode())
+        in_flight.run_ended(store, partition_key, run_id)  # as the teardown of a run does
 
     plan()

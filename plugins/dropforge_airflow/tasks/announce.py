@@ -8,28 +8,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any
+from datetime import UTC, datetime
+from typing import Final
 
 from dropforge import fair_share, in_flight, intake_ledger, layout, ledger
 from dropforge.drop import partition_key
-from dropforge.errors import DropforgeError
 from dropforge.fair_share import FamilyLoad, RunSlots
-from dropforge.families import Family
 from dropforge.intake_ledger import State
-from dropforge.intake_rules import Intake as IntakeRules
-from dropforge.intake_rules import Known, Waiting, decide, remember
-from dropforge.store import MissingObjectError, ObjectInfo, Store
-from dropforge_airflow.backlog import Nudged, deserves_event
+from dropforge.intake_rules import Waiting, remember
+from dropforge.store import MissingObjectError, Store
+from dropforge_airflow.backlog import deserves_event
+from dropforge_airflow.tasks.markers import Marker, hold, read_markers
+from dropforge_airflow.tasks.ruled import Ruled, Rules, by_rules
 
 log = logging.getLogger(__name__)
 
-Rules = Callable[[str], Family | None]
-"""The file of a family; raises `DropforgeError` for one that is broken."""
-
-# So late a family's rules that were changed come into force, if no drop comes before.
-_ASLEEP = timedelta(minutes=10)
+_WAITS: Final = ""  # in the place of a run that has the drop
 
 
 @dataclass(frozen=True)
@@ -45,30 +39,6 @@ class Line:
     active: int = 0
     going: Callable[[Sequence[str]], Set[str]] = frozenset
     slots: RunSlots = field(default_factory=RunSlots)
-
-
-@dataclass(frozen=True)
-class Marker:
-    """A drop that waits for a run. :param note: what its object says."""
-
-    info: ObjectInfo
-    note: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def family(self) -> str:
-        return self.info.key.removeprefix(layout.PENDING).partition("/")[0]
-
-    @property
-    def id(self) -> str:
-        return self.info.key.rpartition("/")[2].removesuffix(".json")
-
-    @property
-    def nudged(self) -> Nudged:
-        try:
-            times, last = int(self.note.get("times", 0)), self.note.get("last")
-            return Nudged(times, datetime.fromisoformat(last) if last is not None else None)
-        except (ValueError, TypeError):
-            return Nudged()  # an unreadable marker counts as never announced
 
 
 def events_to_send(
@@ -87,13 +57,13 @@ def events_to_send(
         number = len(store.sizes(layout.PENDING))
         log.warning("%d drops wait: the fine-tune DAG is paused. Once it runs, they start within a minute", number)
         return []
-    waiting = _markers(store, layout.PENDING, pool)
+    waiting = read_markers(store, layout.PENDING, pool)
     sent = [marker for marker in waiting if marker.nudged.times]
     # As many runs have yet to claim as drops were announced: no event was lost, they only wait their turn.
     in_line = ahead.unclaimed >= len(sent)
-    ruled = _allowed(store, waiting, rules, now, pool)
-    allowed = [marker for one in ruled for marker in one.markers]
-    due = [marker for marker in allowed if marker.nudged.times and not in_line and deserves_event(marker.nudged, now)]
+    ruled = by_rules(store, waiting, rules, now, pool)
+    again = [marker for one in ruled for marker in one.markers if marker.nudged.times and not in_line]
+    due = [marker for marker in again if deserves_event(marker.nudged, now)]
     fresh = [one for one in ruled if any(not marker.nudged.times for marker in one.markers)]
     if fresh:
         # Events that have no run yet will have one.
@@ -129,15 +99,17 @@ def _shared(
             break
         for one in without:
             del by_id[one]
-    list(pool.map(lambda one: _hold(store, by_id[one[0]], one[1]), shared.held.items()))
+    list(pool.map(lambda one: hold(store, by_id[one[0]], one[1]), shared.held.items()))
     refused = {one.family for one in ruled if not _turns_taken(store, one, shared.go, now)}
     return begun + [by_id[one] for one in shared.go if one[0] not in refused]
 
 
 def _turns_taken(store: Store, one: Ruled, go: Sequence[tuple[str, str]], now: datetime) -> bool:
     """Count the turns of a family's rate for what goes; False if another intake has changed what was counted."""
+    if one.rules is None or one.rules.limit is None:
+        return True
     ids = [drop_id for family, drop_id in go if family == one.family]
-    if one.rules is None or one.rules.limit is None or not ids:
+    if not ids:
         return True
     state = intake_ledger.read_state(store, one.family)
     if state.known.announced != one.known.announced:
@@ -157,139 +129,18 @@ def _flying(store: Store, sent: Sequence[Marker], ahead: Line, pool: ThreadPoolE
     unclaimed = {(marker.family, marker.id) for marker in sent}
     noted = frozenset(in_flight.entries(store))
     list(pool.map(lambda one: in_flight.enter(store, *one), unclaimed - noted))
+
+    def owner(one: tuple[str, str]) -> str | None:
+        # First the marker: with it the event is still to be sent, or was by another intake at this moment.
+        waits = store.stat(layout.pending_key(*one)) is not None
+        return _WAITS if waits else ledger.owner_of(store, *one)
+
     others = sorted(noted - unclaimed)
-    owners = dict(zip(others, pool.map(lambda one: ledger.owner_of(store, *one), others), strict=True))
-    going = ahead.going(sorted({owner for owner in owners.values() if owner}))
-
-    def ended(one: tuple[str, str]) -> bool:
-        if owners[one] is not None:
-            return owners[one] not in going
-        # If its marker is there, its event is still to be sent, or was sent by another intake at this moment.
-        return store.stat(layout.pending_key(*one)) is None
-
-    gone = {one for one, found in zip(others, pool.map(ended, others), strict=True) if found}
+    owners = dict(zip(others, pool.map(owner, others), strict=True))
+    going = ahead.going(sorted({run for run in owners.values() if run and run != _WAITS})) | {_WAITS}
+    gone = {one for one, run in owners.items() if run not in going}
     list(pool.map(lambda one: in_flight.leave(store, *one), gone))
     return unclaimed | (noted - gone)
-
-
-def _markers(store: Store, prefix: str, pool: ThreadPoolExecutor) -> list[Marker]:
-    return list(filter(None, pool.map(partial(_read, store), store.list(prefix))))
-
-
-def _read(store: Store, info: ObjectInfo) -> Marker | None:
-    """A marker; None if its drop was claimed meanwhile."""
-    try:
-        note = json.loads(store.get(info.key))
-    except MissingObjectError:
-        return None
-    except ValueError:
-        note = {}
-    return Marker(info, note if isinstance(note, dict) else {})
-
-
-@dataclass(frozen=True)
-class Ruled:
-    """What a family's rules leave. :param markers: drops whose events may be sent. :param known: when that was decided.
-
-    :param rules: of its file; None without.
-    """
-
-    family: str
-    markers: Sequence[Marker]
-    rules: IntakeRules | None = None
-    known: Known = field(default_factory=Known)
-
-    @property
-    def limit(self) -> int | None:
-        """How many of its runs may be in flight, if its file says so."""
-        return None if self.rules is None else self.rules.max_active_runs
-
-
-def _allowed(
-    store: Store, markers: Sequence[Marker], rules: Rules, now: datetime, pool: ThreadPoolExecutor
-) -> list[Ruled]:
-    """The drops whose events may be sent, by the rules of their families."""
-    families: dict[str, list[Marker]] = {}
-    for marker in markers:
-        families.setdefault(marker.family, []).append(marker)
-    found: list[Ruled] = []
-    for name, its in families.items():
-        try:
-            family = rules(name)
-        except DropforgeError as error:
-            # Whether there are rules nobody can tell, and a thousand runs cannot be taken back.
-            log.error("Drops of family %s wait until its file is mended. %s", name, error)
-            found.append(Ruled(name, [marker for marker in its if marker.nudged.times]))
-            continue
-        if family is None or family.intake is None:
-            found.append(Ruled(name, its))
-        else:
-            found.append(_ruled(store, name, family, its, now, pool))
-    return found
-
-
-def _ruled(
-    store: Store, name: str, family: Family, markers: Sequence[Marker], now: datetime, pool: ThreadPoolExecutor
-) -> Ruled:
-    assert family.intake is not None
-    state = intake_ledger.read_state(store, name)
-    by_id = {marker.id: marker for marker in _settled(store, name, markers, pool)}
-    waiting = [intake_ledger.waiting(one, marker.note) for one, marker in by_id.items()]
-    decided = decide(family.intake, waiting, state.known, now)
-    # A turn of the rate is counted when the event is sent, which may be later.
-    announced = [one.id for one in waiting if one.announced or one.id in state.known.announced]
-    after = remember(family.intake, waiting, state.known, announced, now)
-    until = None
-    if by_id and len(decided.held) == len(by_id) and decided.until is not None:
-        until = min(decided.until, now + _ASLEEP)
-    # Before anything is done by it: who was faster has decided on the same drops.
-    if not intake_ledger.write_state(store, name, state, State(after, until)):
-        log.info("Another intake looks at family %s", name)
-        return Ruled(name, ())
-    for one, reason in decided.passed.items():
-        if intake_ledger.supersede(store, name, one, str(by_id[one].note.get("drop", "")), reason):
-            log.info("Drop %s/%s gets no run: %s", name, by_id[one].note.get("drop"), reason)
-    for one, reason in decided.held.items():
-        _hold(store, by_id[one], reason)
-    made = [_gather(store, name, family, [one for one in waiting if one.id in ids]) for ids in decided.batches]
-    if not any(made):
-        return Ruled(name, [by_id[one] for one in decided.go], family.intake, after)
-    # The batches wait now in the place of their drops, and take the turns that were free for them.
-    return _ruled(store, name, family, _markers(store, f"{layout.PENDING}{name}/", pool), now, pool)
-
-
-def _settled(store: Store, name: str, markers: Sequence[Marker], pool: ThreadPoolExecutor) -> list[Marker]:
-    """The markers with an entry in the ledger, less the drops of batches, which an intake that was cut off left."""
-    entries = store.sizes(layout.entries_prefix(name))
-    known = [marker for marker in markers if layout.ledger_key(name, marker.id) in entries]
-    batches = [marker for marker in known if marker.note.get("batch")]
-    gone: set[str] = set()
-    for batch in pool.map(lambda marker: ledger.read(store, name, marker.id), batches):
-        left = {part.id for part in batch.parts} & {marker.id for marker in known}
-        if left:
-            intake_ledger.leave(store, batch)
-        gone |= left
-    return [marker for marker in known if marker.id not in gone]
-
-
-def _gather(store: Store, name: str, family: Family, drops: Sequence[Waiting]) -> bool:
-    """Make one of several drops; False if that cannot be done, and then they go on waiting."""
-    recipe = {**family.overrides(), "extends": family.preset}
-    try:
-        batch = intake_ledger.gather(store, name, drops, recipe)
-    except DropforgeError as error:
-        log.error("Drops of family %s cannot become one run: %s", name, error)
-        return False
-    log.info("Drops %s of family %s become one run, as batch %s", [one.drop for one in drops], name, batch.id)
-    return True
-
-
-def _hold(store: Store, marker: Marker, reason: str) -> None:
-    """Say in the marker why its drop waits."""
-    if marker.note.get("held") != reason:
-        note = {**marker.note, "held": reason}
-        if store.put_if_match(marker.info.key, json.dumps(note).encode(), marker.info.etag):
-            log.info("Drop %s/%s waits: %s", marker.family, marker.note.get("drop"), reason)
 
 
 def _announce(store: Store, marker: Marker, now: datetime, aliases: Mapping[str, str]) -> str | None:

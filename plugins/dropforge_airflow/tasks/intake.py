@@ -31,7 +31,8 @@ from dropforge.store import MissingObjectError, ObjectInfo, Store
 from dropforge_airflow import connection, events
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
-from dropforge_airflow.tasks.announce import Line, Rules, events_to_send
+from dropforge_airflow.tasks.announce import Line, events_to_send
+from dropforge_airflow.tasks.ruled import Rules
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,122 @@
+"""What the rules of intake of the families leave of the drops that wait."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from dropforge import intake_ledger, layout, ledger
+from dropforge.errors import DropforgeError
+from dropforge.families import Family
+from dropforge.intake_ledger import State
+from dropforge.intake_rules import Intake, Known, Waiting, decide, remember
+from dropforge.store import Store
+from dropforge_airflow.tasks.markers import Marker, hold, read_markers
+
+log = logging.getLogger(__name__)
+
+Rules = Callable[[str], Family | None]
+"""The file of a family; raises `DropforgeError` for one that is broken."""
+
+# So late a family's rules that were changed come into force, if no drop comes before.
+_ASLEEP = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """What a family's rules leave. :param markers: drops whose events may be sent. :param known: when that was decided.
+
+    :param rules: of its file; None without.
+    """
+
+    family: str
+    markers: Sequence[Marker]
+    rules: Intake | None = None
+    known: Known = field(default_factory=Known)
+
+    @property
+    def limit(self) -> int | None:
+        """How many of its runs may be in flight, if its file says so."""
+        return None if self.rules is None else self.rules.max_active_runs
+
+
+def by_rules(
+    store: Store, markers: Sequence[Marker], rules: Rules, now: datetime, pool: ThreadPoolExecutor
+) -> list[Ruled]:
+    """The drops whose events may be sent, by the rules of their families."""
+    families: dict[str, list[Marker]] = {}
+    for marker in markers:
+        families.setdefault(marker.family, []).append(marker)
+    found: list[Ruled] = []
+    for name, its in families.items():
+        try:
+            family = rules(name)
+        except DropforgeError as error:
+            # Whether there are rules nobody can tell, and a thousand runs cannot be taken back.
+            log.error("Drops of family %s wait until its file is mended. %s", name, error)
+            found.append(Ruled(name, [marker for marker in its if marker.nudged.times]))
+            continue
+        if family is None or family.intake is None:
+            found.append(Ruled(name, its))
+        else:
+            found.append(_ruled(store, name, family, its, now, pool))
+    return found
+
+
+def _ruled(
+    store: Store, name: str, family: Family, markers: Sequence[Marker], now: datetime, pool: ThreadPoolExecutor
+) -> Ruled:
+    assert family.intake is not None
+    state = intake_ledger.read_state(store, name)
+    by_id = {marker.id: marker for marker in _settled(store, name, markers, pool)}
+    waiting = [intake_ledger.waiting(one, marker.note) for one, marker in by_id.items()]
+    decided = decide(family.intake, waiting, state.known, now)
+    # A turn of the rate is counted when the event is sent, which may be later.
+    announced = [one.id for one in waiting if one.announced or one.id in state.known.announced]
+    after = remember(family.intake, waiting, state.known, announced, now)
+    until = None
+    if by_id and len(decided.held) == len(by_id) and decided.until is not None:
+        until = min(decided.until, now + _ASLEEP)
+    # Before anything is done by it: who was faster has decided on the same drops.
+    if not intake_ledger.write_state(store, name, state, State(after, until)):
+        log.info("Another intake looks at family %s", name)
+        return Ruled(name, ())
+    for one, reason in decided.passed.items():
+        if intake_ledger.supersede(store, name, one, str(by_id[one].note.get("drop", "")), reason):
+            log.info("Drop %s/%s gets no run: %s", name, by_id[one].note.get("drop"), reason)
+    for one, reason in decided.held.items():
+        hold(store, by_id[one], reason)
+    made = [_gather(store, name, family, [one for one in waiting if one.id in ids]) for ids in decided.batches]
+    if not any(made):
+        return Ruled(name, [by_id[one] for one in decided.go], family.intake, after)
+    # The batches wait now in the place of their drops, and take the turns that were free for them.
+    return _ruled(store, name, family, read_markers(store, f"{layout.PENDING}{name}/", pool), now, pool)
+
+
+def _settled(store: Store, name: str, markers: Sequence[Marker], pool: ThreadPoolExecutor) -> list[Marker]:
+    """The markers with an entry in the ledger, less the drops of batches, which an intake that was cut off left."""
+    entries = store.sizes(layout.entries_prefix(name))
+    known = [marker for marker in markers if layout.ledger_key(name, marker.id) in entries]
+    batches = [marker for marker in known if marker.note.get("batch")]
+    gone: set[str] = set()
+    for batch in pool.map(lambda marker: ledger.read(store, name, marker.id), batches):
+        left = {part.id for part in batch.parts} & {marker.id for marker in known}
+        if left:
+            intake_ledger.leave(store, batch)
+        gone |= left
+    return [marker for marker in known if marker.id not in gone]
+
+
+def _gather(store: Store, name: str, family: Family, drops: Sequence[Waiting]) -> bool:
+    """Make one of several drops; False if that cannot be done, and then they go on waiting."""
+    recipe = {**family.overrides(), "extends": family.preset}
+    try:
+        batch = intake_ledger.gather(store, name, drops, recipe)
+    except DropforgeError as error:
+        log.error("Drops of family %s cannot become one run: %s", name, error)
+        return False
+    log.info("Drops %s of family %s become one run, as batch %s", [one.drop for one in drops], name, batch.id)
+    return True
