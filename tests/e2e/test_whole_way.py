@@ -309,7 +309,7 @@ def test_the_form_starts_the_same_dag_with_another_preset(stack: Stack, formed: 
     assert tracked.data.params["train.max_steps"] == "3"
     # The rows of the first drop are the family's own here.
     assert {f"{side}/holdout/loss" for side in ("candidate", "champion")} <= tracked.data.metrics.keys()
-    assert "holdout/loss is worse than the champion's" in tracked.data.tags[tracking.TAG_VERDICT]
+    assert "holdout/bits_per_byte is worse than the champion's" in tracked.data.tags[tracking.TAG_VERDICT]
     assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion")
     assert stack.champion(FAMILY) != tracked.data.tags[tracking.TAG_VERSION]
 
