@@ -22,7 +22,7 @@ from tests.e2e.pages import keep, logged_in
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), needs_browser]
 
-FAMILY = "watched"
+FAMILY = "tab"
 RECIPE = f"extends: tiny\n{EVALUATE}train: {{max_steps: 3000}}\ncompute: {{processes_per_node: 2}}\n"
 
 

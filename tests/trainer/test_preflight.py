@@ -177,9 +177,12 @@ def test_a_floor_that_three_nodes_do_not_reach_ends_all_and_names_the_slowest_li
     ranks = Ranks(tmp_path, 3, replace(HELD, gb_per_second=1e6))
     for rank in range(3):
         ranks.start(rank)
-    for code, text in ranks.ends().values():
-        assert code == ExitCode.HARDWARE
-        assert "1e+06 is the floor (node " in text
+    for rank, (code, text) in ranks.ends().items():
+        # On a busy machine one of them may be slow to both others, and is blamed for it.
+        blamed = f"Node {rank} is slow to all others" in text
+        assert code == (ExitCode.NODE if blamed else ExitCode.HARDWARE), text
+        assert "1e+06 is the floor" in text
+        assert "(node " in text
         assert "lower the floor in `compute.preflight`" in text
 
 
