@@ -72,7 +72,7 @@ def test_rules_of_intake_need_no_calendar() -> None:
             "data: last 2 drops\ncron: 0 3 * * *\nrecipe: {extends: tiny, curation: {scope: family}}",
             "with `curation.scope: family` a dataset version holds all drops of the family",
         ),
-        ("intake: {}", "key `intake`: it says nothing. Give `rate`, `window`, `latest_only: true` or `max_active_runs`"),
+        ("intake: {}", "key `intake`: it says nothing. Give `rate`, `window`, `latest_only: true` or"),
         ("intake: {latest: true}", "key `intake.latest`: it is unknown. Did you mean `intake.latest_only`?"),
         ("intake: {rate: 0 per day}", "key `intake.rate`: it is no rate as `4 per day`"),
         ("intake: {rate: 4 per fortnight}", "key `intake.rate`: it is no rate as `4 per day`"),
