@@ -70,13 +70,13 @@ def share(families: Mapping[str, FamilyLoad], slots: RunSlots, taken: int) -> Sh
         full = slots.total is not None and taken + len(go) >= slots.total
         if full and flying:
             break  # the others have as many at least
-        limit = families[name].limit or slots.per_family
+        limit, _ = _limit(families[name], slots)
         if limit is not None and flying >= limit:
             continue
         go.append((name, queues[name].popleft().id))
         if queues[name]:
             heapq.heappush(order, (flying + 1, queues[name][0].age, name))
-    held = {(name, drop.id): _reason(families[name].limit, slots) for name, queue in queues.items() for drop in queue}
+    held = {(name, drop.id): _reason(families[name], slots) for name, queue in queues.items() for drop in queue}
     return Share(tuple(go), held)
 
 
@@ -98,9 +98,14 @@ def slots_of(total: int, env: Mapping[str, str] = os.environ) -> RunSlots:
     return RunSlots(total, max(1, total // 2)) if total > 0 else RunSlots()
 
 
-def _reason(limit: int | None, slots: RunSlots) -> str:
+def _limit(family: FamilyLoad, slots: RunSlots) -> tuple[int | None, str]:
+    """How many runs of a family there may be, and where that is said."""
+    return (family.limit, "intake.max_active_runs") if family.limit else (slots.per_family, VARIABLE)
+
+
+def _reason(family: FamilyLoad, slots: RunSlots) -> str:
     """The same as long as the limits are, so that a drop is told once."""
-    own, where = (limit, "intake.max_active_runs") if limit else (slots.per_family, VARIABLE)
+    own, where = _limit(family, slots)
     limits = [f"{own} of its family ({where})"] if own else []
     limits += [f"{slots.total} of all (Airflow's max_active_runs_per_dag)"] if slots.total else []
     return f"it waits until a run has ended: there are at most {' and '.join(limits)} at once"

@@ -38,5 +38,4 @@ def run_ended(store: Store, partition_key: str | None, run: str) -> None:
 
 def entries(store: Store) -> tuple[tuple[str, str], ...]:
     """(family, drop id) of each."""
-    found = (info.key.removeprefix(layout.IN_FLIGHT).partition("/") for info in store.list(layout.IN_FLIGHT))
-    return tuple((family, name.removesuffix(".json")) for family, _, name in found)
+    return tuple(layout.family_and_id(layout.IN_FLIGHT, info.key) for info in store.list(layout.IN_FLIGHT))

@@ -90,8 +90,7 @@ def supersede(store: Store, family: str, drop_id: str, name: str, reason: str) -
 def superseded(store: Store) -> Iterator[Superseded]:
     """All drops that were superseded."""
     for info in store.list(layout.SUPERSEDED):
-        family, _, name = info.key.removeprefix(layout.SUPERSEDED).partition("/")
-        drop_id = name.removesuffix(".json")
+        family, drop_id = layout.family_and_id(layout.SUPERSEDED, info.key)
         try:
             note = json.loads(store.get(info.key))
             found = Superseded(family, str(note["drop"]), drop_id, str(note["reason"]), _time(note.get("at")))

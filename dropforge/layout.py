@@ -187,6 +187,12 @@ def ledger_key(family: str, drop_id: str) -> str:
     return f"{entries_prefix(family)}{drop_id}.json"
 
 
+def family_and_id(prefix: str, key: str) -> tuple[str, str]:
+    """Family and drop id of a key `PREFIX/FAMILY/ID.json` in the ledger."""
+    family, _, name = key.removeprefix(prefix).partition("/")
+    return family, name.removesuffix(".json")
+
+
 def pending_key(family: str, drop_id: str) -> str:
     return f"{PENDING}{family}/{drop_id}.json"
 

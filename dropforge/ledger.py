@@ -87,8 +87,7 @@ def arrived(store: Store, family: str) -> tuple[Drop, ...]:
 def pending(store: Store) -> Iterator[tuple[str, str]]:
     """(family, drop id) of every drop that no run has claimed."""
     for info in store.list(layout.PENDING):
-        family, _, name = info.key.removeprefix(layout.PENDING).partition("/")
-        yield family, name.removesuffix(".json")
+        yield layout.family_and_id(layout.PENDING, info.key)
 
 
 def claim(

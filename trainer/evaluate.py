@@ -32,20 +32,20 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dropforge.dataset import SPLITS
+from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
 from dropforge.promotion import Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.slices import OWN, cuts_of
-from dropforge.store import open_store, split_uri
+from dropforge.store import Store, open_store, split_uri
 from trainer import bootstrap
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import Settings, read_settings
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from trainer.measure import Measured
 
 RESULT = "evaluation.json"
-_KEPT: Final = ("eval/", "gen/", "holdout/", "model/")  # figures that are told of the champion, too
+_KEPT: Final = ("eval/", "gen/", PREFIX, "model/")  # figures that are told of the champion, too
 _KINDS: Final = {
     "causal-lm": "a causal language model",
     "classification": "a classifier",
@@ -238,18 +238,8 @@ def holdout_rows(spec: RunSpec, settings: Settings, code: UserCode | None = None
     if named is None:
         return None
     store = open_store(spec.data_root)
-    manifest = find_holdout(store, named)
-    keys = {split: bytearray() for split in SPLITS}
-
-    def read() -> Iterator[Row]:
-        for split in SPLITS:
-            for row in read_rows(store, manifest, split):
-                keys[split] += row.key
-                yield row
-
-    rows = heapq.nsmallest(settings.eval_rows, read(), key=lambda row: row.key)
-    check_keys(manifest, {split: np.frombuffer(found, dtype="V16") for split, found in keys.items()})
-    return Holdout(named, rows if code is None or code.rows is None else [code.rows(row) for row in rows])
+    rows, _ = _first_rows(store, find_holdout(store, named), settings.eval_rows, SPLITS)
+    return Holdout(named, _changed(rows, code))
 
 
 def evaluation_rows(
@@ -259,23 +249,46 @@ def evaluation_rows(
 
     :param code: the user's, which changes them. :param held: loses what is among the training rows.
     """
-    manifest = load_manifest(spec)
-    store = open_store(spec.data_root)
-    keys = {split: bytearray() for split in ("train", "eval")}  # 16 bytes of each row are all that stays of it
-
     kept = any(cut.by not in OWN for cut in cuts_of(spec.recipe.get("promote") or {}))
-
-    def read(split: str) -> Iterator[Row]:
-        for row in read_rows(store, manifest, split, None, kept and split == "eval"):
-            keys[split] += row.key
-            yield row
-
-    rows = heapq.nsmallest(settings.eval_rows, read("eval"), key=lambda row: row.key)
     asked = frozenset(row.key for row in held.rows) if held is not None else frozenset()
-    known = {row.key for row in read("train") if row.key in asked}
+    manifest, store = load_manifest(spec), open_store(spec.data_root)
+    rows, known = _first_rows(store, manifest, settings.eval_rows, ("eval",), extras=kept, asked=asked)
     if held is not None:
         held.without(known)
+    return _changed(rows, code)
+
+
+def _first_rows(
+    store: Store,
+    manifest: Manifest,
+    most: int,
+    splits: Sequence[str],
+    *,
+    extras: bool = False,
+    asked: Set[bytes] = frozenset(),
+) -> tuple[list[Row], set[bytes]]:
+    """The first rows of these splits in the order of their content keys; and which keys the other splits have.
+
+    :param extras: whether rows bring what is only kept. :param asked: keys that are looked for in the other splits.
+    :raises DataError: if the rows of the whole version are not those of its manifest.
+    """
+    keys = {split: bytearray() for split in SPLITS}  # 16 bytes of each row are all that stays of it
+
+    def read(those: Sequence[str], extras: bool) -> Iterator[Row]:
+        for split in those:
+            for row in read_rows(store, manifest, split, None, extras):
+                keys[split] += row.key
+                yield row
+
+    rows = heapq.nsmallest(most, read(splits, extras), key=lambda row: row.key)
+    others = [split for split in SPLITS if split not in splits]
+    known = {row.key for row in read(others, False) if row.key in asked}
     check_keys(manifest, {split: np.frombuffer(found, dtype="V16") for split, found in keys.items()})
+    return rows, known
+
+
+def _changed(rows: list[Row], code: UserCode | None) -> list[Row]:
+    """The rows as the user's own code makes them."""
     return rows if code is None or code.rows is None else [code.rows(row) for row in rows]
 
 

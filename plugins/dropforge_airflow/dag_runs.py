@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 log = logging.getLogger(__name__)
+
+ACTIVE: Final = ["queued", "running"]
+_ASKED: Final = 50  # runs in one question, whose ids stand in an address
 
 
 def state_of(ti: Any, dag: str, run: str) -> str | None:
@@ -25,6 +29,23 @@ def state_of(ti: Any, dag: str, run: str) -> str | None:
         return None
     # In a task it is an Enum, whose str() is not its value.
     return str(state.value if isinstance(state, Enum) else state)
+
+
+def going(ti: Any, dag: str, runs: Sequence[str]) -> set[str]:
+    """Which of some DAG runs have not ended; all of those of which Airflow cannot say it now."""
+    from airflow.sdk.exceptions import AirflowRuntimeError
+
+    found: set[str] = set()
+    for some in (runs[start : start + _ASKED] for start in range(0, len(runs), _ASKED)):
+        try:
+            if ti.get_dr_count(dag, run_ids=list(some), states=ACTIVE) == len(some):
+                found |= set(some)
+                continue
+            found |= {run for run in some if ti.get_dr_count(dag, run_ids=[run], states=ACTIVE)}
+        except AirflowRuntimeError as error:
+            log.warning("Which runs of DAG %s have ended cannot be asked: %s", dag, error)
+            found |= set(some)
+    return found
 
 
 def clear_number(dag: str, run: str) -> int:

@@ -79,6 +79,11 @@ def held(store: Store, family: str) -> set[str | None]:
     return {ledger.held(store, family, drop_id) for name, drop_id in ledger.pending(store) if name == family}
 
 
+def two_drops_and_one_slot(store: Store, airflow: Airflow) -> None:
+    airflow.slots = RunSlots(16, 1)
+    drop(store, "fam", 2)
+
+
 def test_thirty_drops_of_one_family_leave_room_for_two_others(store: Store, airflow: Airflow) -> None:
     drop(store, "many", 30)
     first = airflow.look()
@@ -112,8 +117,7 @@ def test_thirty_drops_of_one_family_leave_room_for_two_others(store: Store, airf
 
 
 def test_a_run_that_ended_without_its_teardown_makes_room_at_the_next_look(store: Store, airflow: Airflow) -> None:
-    airflow.slots = RunSlots(16, 1)
-    drop(store, "fam", 2)
+    two_drops_and_one_slot(store, airflow)
     (first,) = airflow.look()
     airflow.run([first])
     assert airflow.look() == []
@@ -202,8 +206,7 @@ def forget_turns(store: Store) -> None:
 def test_another_intake_that_announces_meanwhile_lets_no_family_beyond_its_limit(
     store: Store, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    airflow.slots = RunSlots(16, 1)
-    drop(store, "fam", 2)
+    two_drops_and_one_slot(store, airflow)
     enough = airflow.line
 
     def slow() -> Line:
@@ -218,8 +221,7 @@ def test_another_intake_that_announces_meanwhile_lets_no_family_beyond_its_limit
 
 
 def test_a_second_run_of_a_drop_that_ends_frees_nothing_of_the_first(store: Store, airflow: Airflow) -> None:
-    airflow.slots = RunSlots(16, 1)
-    drop(store, "fam", 2)
+    two_drops_and_one_slot(store, airflow)
     (first,) = airflow.look()
     airflow.run([first])
     in_flight.run_ended(store, f"alias/{first.replace('/', '/name/')}", "the event was sent twice")
@@ -243,8 +245,7 @@ def test_a_family_s_file_says_how_many_and_a_change_holds_at_once(store: Store, 
 def test_an_intake_that_dies_between_its_two_notes_hands_out_no_more_than_there_is(
     store: Store, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    airflow.slots = RunSlots(16, 1)
-    drop(store, "fam", 2)
+    two_drops_and_one_slot(store, airflow)
     kept = store.put_if_match
 
     def dies(key: str, data: bytes, etag: str) -> bool:
@@ -262,8 +263,7 @@ def test_an_intake_that_dies_between_its_two_notes_hands_out_no_more_than_there_
 
 
 def test_a_drop_that_a_person_s_run_took_meanwhile_counts_until_that_run_ends(store: Store, airflow: Airflow) -> None:
-    airflow.slots = RunSlots(16, 1)
-    drop(store, "fam", 2)
+    two_drops_and_one_slot(store, airflow)
     (sent,) = airflow.look()
     airflow.active.add("manual__1")
     assert ledger.claim(store, *sent.split("/"), "manual__1") is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,7 @@ from dropforge.store import MissingObjectError, ObjectInfo, Store
 from dropforge_airflow import connection, events
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
+from dropforge_airflow.dag_runs import ACTIVE, going
 from dropforge_airflow.tasks.announce import Line, events_to_send
 from dropforge_airflow.tasks.ruled import Rules
 
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 
 # Of the task that claims, in runs that have begun. Not "null": a run that a person ended may keep such a task for ever.
 _CLAIMING = ["scheduled", "queued", "running", "restarting", "up_for_retry"]
-_ACTIVE = ["queued", "running"]
-_ASKED = 50  # runs in one question, whose ids stand in an address
 
 _AT_ONCE = 8  # drops; each takes some ten requests to S3, one after another
 _OPEN = 10.0  # seconds in which what comes in meanwhile is taken along
@@ -84,32 +83,19 @@ def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
 
     settings = from_env()
 
-    def going(runs: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for some in (runs[start : start + _ASKED] for start in range(0, len(runs), _ASKED)):
-            try:
-                if ti.get_dr_count(finetune_dag, run_ids=list(some), states=_ACTIVE) == len(some):
-                    found |= set(some)
-                    continue
-                found |= {run for run in some if ti.get_dr_count(finetune_dag, run_ids=[run], states=_ACTIVE)}
-            except AirflowRuntimeError as error:
-                log.warning("Which runs of DAG %s have ended cannot be asked: %s", finetune_dag, error)
-                found |= set(some)
-        return found
-
     def line() -> Line:
         try:
             paused = ti.get_dag(finetune_dag).is_paused
             # In this order a run that starts in between is counted twice, which costs one pause, and not missed.
             queued = ti.get_dr_count(finetune_dag, states=["queued"])
             unclaimed = queued + ti.get_ti_count(finetune_dag, task_ids=["plan"], states=_CLAIMING)
-            active = ti.get_dr_count(finetune_dag, states=_ACTIVE)
+            active = ti.get_dr_count(finetune_dag, states=ACTIVE)
         except AirflowRuntimeError as error:
             # A DAG that Airflow does not know (its file is broken, say) hears no event, as a paused one.
             log.warning("DAG %s cannot be asked: %s", finetune_dag, error)
             return Line(paused=True)
         slots = slots_of(conf.getint("core", "max_active_runs_per_dag", fallback=16))
-        return Line(paused, unclaimed, active, going, slots)
+        return Line(paused, unclaimed, active, partial(going, ti, finetune_dag), slots)
 
     patience = timedelta(minutes=settings.drop_patience)
     done = take_in(

@@ -27,11 +27,11 @@ class Marker:
 
     @property
     def family(self) -> str:
-        return self.info.key.removeprefix(layout.PENDING).partition("/")[0]
+        return layout.family_and_id(layout.PENDING, self.info.key)[0]
 
     @property
     def id(self) -> str:
-        return self.info.key.rpartition("/")[2].removesuffix(".json")
+        return layout.family_and_id(layout.PENDING, self.info.key)[1]
 
     @property
     def nudged(self) -> Nudged:
