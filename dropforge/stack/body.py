@@ -6,11 +6,12 @@ moto is given an empty body: it would keep several copies of the bytes in memory
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from dropforge.stack.content import Spool, decode_checksum
+from dropforge.stack.bodies import Spool
 
 _BLOCK = 1 << 18
 _LINE = 16 << 10
@@ -142,3 +143,11 @@ def _check(environ: dict[str, Any], spool: Spool) -> None:
             raise BodyError("BadDigest", f"the bytes that came have another {official} than the client says")
         # moto keeps a checksum only if this header names it.
         environ["HTTP_X_AMZ_SDK_CHECKSUM_ALGORITHM"] = official
+
+
+def decode_checksum(value: str) -> bytes | None:
+    """The bytes of a base64 checksum header; None if it is none."""
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return None

@@ -1,26 +1,32 @@
-"""The embedded S3 and SQS: moto's server behind a layer that survives being killed.
+"""The embedded S3 and SQS: moto's server, and a layer around it that survives being killed.
 
-`python -m dropforge.stack.objects --state FOLDER --port PORT` serves both on 127.0.0.1. What a 200 answer
-acknowledges is on the disk. What moto could do but would forget on exit (versions, tags, policies, further queues) is
-refused. Requests must name this stack's access key, so other pages and programs on the machine cannot walk in.
+`python -m dropforge.stack.objects --state FOLDER --port PORT` serves both on 127.0.0.1. moto answers one request at a
+time; what a request changed is saved before the answer goes out, so what a 200 acknowledges is on the disk. Bytes on
+their way in and out are not moto's business: they are read and sent outside of its turn, from and to files.
+Requests must name this stack's access key, so other pages and programs on the machine cannot walk in.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import hashlib
 import io
+import json
 import logging
 import os
 import re
 import signal
+import sqlite3
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote_to_bytes
+from urllib.parse import parse_qs, parse_qsl, unquote, unquote_to_bytes, urlencode, urlsplit
 from xml.sax.saxutils import escape
 
 # Before moto is imported: it reads these when it is.
@@ -30,10 +36,12 @@ os.environ["S3_IGNORE_SUBDOMAIN_BUCKETNAME"] = "true"
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from dropforge.stack import buckets, queues
+from dropforge.errors import DropforgeError
+from dropforge.stack import previous_store
+from dropforge.stack.bodies import WHOLE, Content, cut
 from dropforge.stack.body import BodyError, read_body, wanted_digests
-from dropforge.stack.buckets import Change
-from dropforge.stack.content import ObjectFolder, is_full
+from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
+from dropforge.stack.persistence import Persistence, queue_models, s3, sqs_queues
 from dropforge.stack.secrets import read_secrets
 
 log = logging.getLogger("dropforge.objects")
@@ -45,14 +53,17 @@ MAX_RECEIVES = 5
 HEALTH = "/-/health"
 KEY_VARIABLE = "DROPFORGE_S3_ACCESS_KEY"
 
+_RETENTION = 14 * 86400
+_DOCUMENT = 8 << 20
+_FORM = 64 << 20
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/[^/,\s]+/[^/,\s]+/([^/,\s]+)/aws4_request")
-_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_SUBRESOURCES = {"acl", "tagging", "retention", "legal-hold", "restore", "select", "torrent", "versionId"}
-_QUEUE_ACTIONS = {
-    "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch",
+_READS = {"GET", "HEAD", "OPTIONS"}
+_SUBRESOURCES = {"acl", "tagging", "retention", "legal-hold", "restore", "select", "torrent"}
+_MESSAGE_ACTIONS = {
+    "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch", "PurgeQueue",
     "ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "GetQueueUrl", "GetQueueAttributes", "ListQueues",
-    "ListQueueTags", "ListDeadLetterSourceQueues", "PurgeQueue",
+    "ListQueueTags", "ListDeadLetterSourceQueues",
 }  # fmt: skip
 
 Environ = dict[str, Any]
@@ -72,44 +83,47 @@ class ServiceError(Exception):
         return _text(self.status, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', "application/xml")
 
 
-class Locks:
-    """A lock per key, out of a few; `all` holds every one of them."""
-
-    def __init__(self, count: int = 64) -> None:
-        self._locks = [threading.Lock() for _ in range(count)]
-
-    @contextlib.contextmanager
-    def one(self, bucket: str, key: str) -> Iterator[None]:
-        with self._locks[hash((bucket, key)) % len(self._locks)]:
-            yield
-
-    @contextlib.contextmanager
-    def all(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for lock in self._locks:
-                stack.enter_context(lock)
-            yield
-
-
 class ObjectServer:
     """The WSGI application."""
 
     def __init__(self, state: Path, access_key: str, pod_host: str | None = None) -> None:
-        queues.install()
-        buckets.install()
+        """:raises DropforgeError: if the folder is another server's, or cannot be read."""
+        install()
         self._access_key = access_key
         # Any other name may be a page that a browser was lured to.
         self._host = re.compile(_HOST.format(pods=f"|{re.escape(pod_host)}" if pod_host else ""))
-        self._folder = ObjectFolder(state / "objects")
-        self._locks = Locks()
+        # moto's turn: one request at a time is asked and saved; who waits for messages lends it to others meanwhile.
+        self._turn = threading.Condition(threading.RLock())
         self._s3 = create_backend_app("s3")
         self._sqs = create_backend_app("sqs")
-        queue = queues.open_queues(state / "queues", QUEUE, DEAD_QUEUE, MAX_RECEIVES)
-        self.count = buckets.load(self._folder, log.error)
-        if BUCKET not in buckets.backend().buckets:
-            self._folder.create_bucket(BUCKET)
-            buckets.backend().create_bucket(BUCKET, queues.REGION)
-        buckets.notify(BUCKET, queue, prefix="drops/", suffix="_SUCCESS")
+        self._folder = state / "objects"
+        self._store = Persistence(self._folder)
+        self.count = self._store.load()
+        self._make_own()
+        self.count += previous_store.take_over(state, self._store)
+
+    def _make_own(self) -> None:
+        """Make the stack's bucket, its queues and the notification of new drops, where they are not there yet."""
+        backend = queue_models.sqs_backends[ACCOUNT][REGION]
+        if DEAD_QUEUE not in backend.queues:
+            backend.create_queue(DEAD_QUEUE, MessageRetentionPeriod=_RETENTION)
+        if QUEUE not in backend.queues:
+            policy = {"deadLetterTargetArn": backend.queues[DEAD_QUEUE].queue_arn, "maxReceiveCount": MAX_RECEIVES}
+            backend.create_queue(QUEUE, MessageRetentionPeriod=_RETENTION, RedrivePolicy=policy)
+        if BUCKET not in s3().buckets:
+            s3().create_bucket(BUCKET, REGION)
+        if s3().buckets[BUCKET].notification_configuration is None:
+            rules = [{"Name": "prefix", "Value": "drops/"}, {"Name": "suffix", "Value": "_SUCCESS"}]
+            told = {
+                "Id": QUEUE,
+                "Queue": backend.queues[QUEUE].queue_arn,
+                "Event": ["s3:ObjectCreated:*"],
+                "Filter": {"S3Key": {"FilterRule": rules}},
+            }
+            s3().buckets[BUCKET].notification_configuration = models.NotificationConfiguration(queue=[told])
+        with self._store.commit():
+            self._store.save_bucket(BUCKET)
+            self._store.save_queues(attributes=True)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         try:
@@ -118,7 +132,7 @@ class ObjectServer:
             status, headers, body = error.answer()
         except BodyError as error:
             status, headers, body = ServiceError("400 Bad Request", error.code, error.message).answer()
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             status, headers, body = self._disk_error(error).answer()
         except Exception:
             log.error("%s %s failed:\n%s", environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc())
@@ -140,9 +154,10 @@ class ObjectServer:
             raise ServiceError("501 Not Implemented", "NotImplemented", f"The embedded stack has no {service}")
         bucket, _, raw_key = path.removeprefix("/").partition("/")
         query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-        if environ["REQUEST_METHOD"] in {"GET", "HEAD", "OPTIONS"}:
-            return self._read(environ)
-        return self._write(environ, bucket, _key(raw_key), query)
+        if environ["REQUEST_METHOD"] in _READS:
+            with self._moto(), Request(self._store.bodies).running():
+                return self._ask_s3(environ, unquote(bucket))
+        return self._write(environ, unquote(bucket), _key(raw_key), query)
 
     def _service(self, environ: Environ) -> str:
         """The service that the request is signed for; its access key must be ours."""
@@ -157,73 +172,211 @@ class ObjectServer:
             raise ServiceError("403 Forbidden", "InvalidAccessKeyId", "The access key is not this stack's")
         return match[2]
 
-    def _queue_answer(self, environ: Environ) -> Answer:
-        service, _, action = str(environ.get("HTTP_X_AMZ_TARGET", "")).partition(".")
-        if service != "AmazonSQS" or action not in _QUEUE_ACTIONS:
-            message = f"The embedded queue does not know {action or 'this protocol'}"
-            text = f'{{"__type": "com.amazonaws.sqs#UnsupportedOperation", "message": "{message}"}}'
-            return _text("400 Bad Request", text, "application/x-amz-json-1.0")
-        return _ask(self._sqs, environ)
-
-    def _read(self, environ: Environ) -> Answer:
-        for _ in range(20):
-            try:
-                return _ask(self._s3, environ)
-            except FileNotFoundError:
-                continue  # the object was replaced or deleted between look-up and opening: look again
-        raise ServiceError("503 Service Unavailable", "SlowDown", "The object changes faster than it can be read")
+    @contextlib.contextmanager
+    def _moto(self) -> Iterator[None]:
+        """Moto's turn. What was learnt in it may be told when it is synced, which others need not wait for."""
+        try:
+            with self._turn:
+                yield
+        finally:
+            with _or_end():
+                self._store.sync(self._store.sequence)
 
     def _write(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
         method = environ["REQUEST_METHOD"]
-        if not key:
-            return self._write_bucket(environ, method, bucket, query)
-        refused = _SUBRESOURCES & set(query)
-        if refused or "HTTP_X_AMZ_TAGGING" in environ:
-            raise _unsupported(f"object {min(refused, default='tagging')}")
+        if bucket == BUCKET and not key and method == "DELETE" and not set(query) - {"x-id"}:
+            raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
         body = None
-        if method == "PUT" and "HTTP_X_AMZ_COPY_SOURCE" not in environ:
-            body = self._folder.spool(wanted_digests(environ))
-        change = Change(self._folder, body)
-        with change.running():
+        if method == "PUT" and key and "HTTP_X_AMZ_COPY_SOURCE" not in environ and not _SUBRESOURCES & set(query):
+            body = self._store.bodies.spool(wanted_digests(environ))
+        request = Request(self._store.bodies, body)
+        with request.running():
             if body is not None:
                 read_body(environ, body)
             else:
-                _read_small(environ)
-            with self._locks.one(bucket, key):
-                _check_copy_condition(environ, bucket, key)
-                return self._ask_and_commit(environ, change)
+                _read_document(environ, _DOCUMENT if key or "delete" in query else _FORM)
+            self._hash_source(environ, request)
+            with self._moto():
+                _check_conditions(environ, bucket, key, query)
+                return self._ask_and_save(environ, bucket, key, query)
 
-    def _write_bucket(self, environ: Environ, method: str, bucket: str, query: dict[str, list[str]]) -> Answer:
-        if method == "POST" and "delete" in query:
-            change = Change(self._folder)
-            _read_small(environ)
-            with change.running(), self._locks.all():
-                return self._ask_and_commit(environ, change)
-        if set(query) - {"x-id"} or method not in {"PUT", "DELETE"} or not _BUCKET_NAME.fullmatch(bucket):
-            raise _unsupported(f"bucket {min(query, default=method)}")
-        if bucket == BUCKET and method == "DELETE":
-            raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
-        _read_small(environ)
-        with self._locks.all():
-            if method == "PUT":
-                self._folder.create_bucket(bucket)
-            answer = _ask(self._s3, environ)
-            if method == "DELETE" and answer[0].startswith("2"):
-                self._folder.delete_bucket(bucket)
-            return answer
-
-    def _ask_and_commit(self, environ: Environ, change: Change) -> Answer:
-        answer = _ask(self._s3, environ)
-        if answer[0].startswith("2"):
-            change.commit()
+    def _ask_and_save(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
+        uploads = set(query.get("uploadId", []))
+        try:
+            answer = self._ask_s3(environ, bucket)
+            if answer[0] >= "500":
+                raise _MotoError(answer)
+            if answer[0] >= "400":
+                return answer
+            if "uploads" in query:
+                uploads |= self._store.new_uploads(bucket)
+            self._store.tell_once()
+            told = self._store.queues_changed()
+            with self._store.commit():
+                if key:
+                    self._store.save_object(bucket, key)
+                else:
+                    self._store.save_bucket(bucket)
+                for upload in uploads:
+                    self._store.save_upload(bucket, upload)
+                if told:
+                    self._store.save_queues()
+        except BaseException as error:
+            with _or_end():
+                if not key:
+                    self._store.reload_bucket(bucket)
+                else:
+                    self._store.reload_object(bucket, key)
+                    for upload in uploads:
+                        self._store.reload_upload(bucket, upload)
+                if self._store.queues_changed():
+                    self._store.load_queues()
+            if isinstance(error, _MotoError):
+                return error.answer
+            raise
+        if told:
+            self._turn.notify_all()
         return answer
 
-    def _disk_error(self, error: OSError) -> ServiceError:
+    def _ask_s3(self, environ: Environ, name: str) -> Answer:
+        """Ask moto, and save what it wrote to the bucket that this bucket's accesses are logged to."""
+        bucket = s3().buckets.get(name)
+        target = str((bucket.logging or {}).get("TargetBucket")) if bucket is not None else ""
+        answer = _ask(self._s3, environ)
+        if target in s3().buckets:
+            with self._store.commit():
+                self._store.save_bucket(target)
+        return answer
+
+    def _hash_source(self, environ: Environ, request: Request) -> None:
+        """Compute the entity tag of what is to be copied before moto's turn: a large object takes seconds."""
+        found = urlsplit(environ.get("HTTP_X_AMZ_COPY_SOURCE", ""))
+        bucket, _, key = unquote(found.path).lstrip("/").partition("/")
+        if not key or bucket not in s3().buckets:
+            return
+        with self._turn:
+            source = s3().get_object(bucket, key, version_id=parse_qs(found.query).get("versionId", [None])[0])
+            if not isinstance(source, StoredObject) or source.contentsize <= WHOLE:
+                return
+            pieces, tag = source.pieces, source.etag.strip('"')
+            span = re.fullmatch(r"bytes=(\d{1,18})-(\d{1,18})", environ.get("HTTP_X_AMZ_COPY_SOURCE_RANGE", ""))
+            part = cut(pieces, int(span[1]), int(span[2]) + 1) if span else pieces
+            view = Content(request.bodies, part)
+        # moto computes this checksum of bytes in memory only.
+        environ.pop("HTTP_X_AMZ_CHECKSUM_ALGORITHM", None)
+        with contextlib.closing(view):
+            request.md5s[part] = tag if part == pieces and "-" not in tag else _md5(view)
+
+    def _queue_answer(self, environ: Environ) -> Answer:
+        _read_document(environ, _DOCUMENT)
+        body = environ["wsgi.input"].getvalue()
+        action, values = _queue_request(environ, body)
+        queue = str(values.get("QueueUrl", environ["PATH_INFO"])).rpartition("/")[2]
+        if action == "DeleteQueue" and queue in {QUEUE, DEAD_QUEUE}:
+            raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own queues stay")
+        with self._moto():
+            if action != "ReceiveMessage":
+                return self._ask_queue(environ, body, action)
+            until = time.monotonic() + self._wait(queue, values)
+            body = _without_wait(environ, body)
+            while True:
+                answer = self._ask_queue(environ, body, action)
+                left = until - time.monotonic()
+                if left <= 0 or not answer[0].startswith("200") or _has_messages(answer):
+                    return answer
+                # A message may also become visible again by itself, so look every second.
+                self._turn.wait(min(left, 1))
+
+    def _wait(self, name: str, values: dict[str, Any]) -> float:
+        """How many seconds a receiver waits for messages."""
+        told = values.get("WaitTimeSeconds")
+        if told is None:
+            found = [queue for queue in sqs_queues().values() if queue.name == name]
+            told = found[0].receive_message_wait_time_seconds if found else 0
+        seconds = int(told) if re.fullmatch(r"\d{1,3}", str(told)) else 0
+        return seconds if seconds <= 20 else 0
+
+    def _ask_queue(self, environ: Environ, body: bytes, action: str) -> Answer:
+        environ = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        try:
+            status, headers, parts = _ask(self._sqs, environ)
+            answer = status, headers, [b"".join(parts)]
+            if status < "500" and (action not in _MESSAGE_ACTIONS or self._store.queues_changed()):
+                with self._store.commit():
+                    self._store.save_queues(attributes=action not in _MESSAGE_ACTIONS)
+                self._turn.notify_all()
+        except BaseException:
+            with _or_end():
+                self._store.load_queues()
+            raise
+        return answer
+
+    def _disk_error(self, error: OSError | sqlite3.Error) -> ServiceError:
         log.error("cannot write: %s", error)
-        if is_full(error):
-            message = f"There is no room for this in {self._folder.root} ({error.strerror}); make room and try again"
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        if _is_full(error):
+            message = f"There is no room for this in {self._folder} ({reason}); make room and try again"
             return ServiceError("507 Insufficient Storage", "InsufficientStorage", message)
-        return ServiceError("500 Internal Server Error", "InternalError", f"{error.strerror}: {self._folder.root}")
+        return ServiceError("500 Internal Server Error", "InternalError", f"{reason}: {self._folder}")
+
+
+class _MotoError(Exception):
+    """moto failed at a request, and may have changed something before it did."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+@contextlib.contextmanager
+def _or_end() -> Iterator[None]:
+    """End the server if it cannot be known what the disk has: started again, it knows."""
+    try:
+        yield
+    except BaseException:
+        log.error("the disk failed; ending:\n%s", traceback.format_exc())
+        os._exit(70)
+
+
+def _is_full(error: OSError | sqlite3.Error) -> bool:
+    """Whether there is no room: disk, quota or file size limit."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    return error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}
+
+
+def _md5(view: Content) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    for block in view:
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _queue_request(environ: Environ, body: bytes) -> tuple[str, dict[str, Any]]:
+    """Action and parameters of a request to SQS, in its JSON protocol or the older one of forms."""
+    action = str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2]
+    if action:
+        try:
+            values = json.loads(body or b"{}")
+        except ValueError:
+            values = None
+        return action, values if isinstance(values, dict) else {}
+    form = dict(parse_qsl(f"{environ.get('QUERY_STRING', '')}&{body.decode('latin-1')}"))
+    return form.get("Action", ""), dict(form)
+
+
+def _without_wait(environ: Environ, body: bytes) -> bytes:
+    """The body of a request that does not wait: the server waits, outside of moto's turn."""
+    if "HTTP_X_AMZ_TARGET" in environ:
+        values = _queue_request(environ, body)[1]
+        return json.dumps(values | {"WaitTimeSeconds": 0}).encode() if values else body
+    pairs = [(name, value) for name, value in parse_qsl(body.decode("latin-1")) if name != "WaitTimeSeconds"]
+    return urlencode([*pairs, ("WaitTimeSeconds", "0")]).encode()
+
+
+def _has_messages(answer: Answer) -> bool:
+    text = b"".join(answer[2])
+    return b'"Messages"' in text or b"<Message>" in text
 
 
 def _ask(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
@@ -244,35 +397,39 @@ def _key(raw: str) -> str:
     return key
 
 
-def _read_small(environ: Environ) -> None:
-    """Read a body that moto is to see (lists of parts or keys) before any lock is taken."""
+def _read_document(environ: Environ, limit: int) -> None:
+    """Read a body that moto is to see (a list of parts or keys, a form) before its turn."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
-    if length > 8 << 20 or environ.get("wsgi.input_terminated"):
-        raise ServiceError("400 Bad Request", "EntityTooLarge", "The request's document is too long")
-    data = environ["wsgi.input"].read(length)
-    if len(data) != length:
+    data = environ["wsgi.input"].read(limit + 1 if environ.get("wsgi.input_terminated") else min(length, limit + 1))
+    if max(length, len(data)) > limit:
+        raise ServiceError("400 Bad Request", "EntityTooLarge", f"The request's document is longer than {limit} bytes")
+    if len(data) < length:
         raise BodyError("IncompleteBody", f"the upload ended {length - len(data)} bytes too early")
-    environ["wsgi.input"] = io.BytesIO(data)
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(len(data))
+    environ.pop("wsgi.input_terminated", None)
+    environ.pop("HTTP_TRANSFER_ENCODING", None)
 
 
-def _check_copy_condition(environ: Environ, bucket: str, key: str) -> None:
-    """moto ignores conditions on the target of a copy and If-Match on a multipart upload's completion; S3 does not."""
-    if environ["REQUEST_METHOD"] == "PUT" and "HTTP_X_AMZ_COPY_SOURCE" not in environ:
+def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> None:
+    """Check the conditions that moto leaves out: on a copy's target and on an upload's completion, and the upload."""
+    found = s3().buckets.get(bucket)
+    if not key or found is None:
         return
-    found = buckets.backend().buckets.get(bucket)
-    existing: Any = found.keys.get(key) if found is not None else None
-    wanted = environ.get("HTTP_IF_MATCH")
+    upload = query.get("uploadId", [""])[0]
+    if upload and upload not in found.multiparts:
+        existing = found.keys.get(key)
+        finished = getattr(getattr(existing, "multipart", None), "id", None)
+        if not (environ["REQUEST_METHOD"] == "POST" and finished == upload):  # completing it again is no error
+            raise ServiceError("404 Not Found", "NoSuchUpload", "The upload is unknown: it was completed or ended")
+    copies = environ["REQUEST_METHOD"] == "PUT" and "HTTP_X_AMZ_COPY_SOURCE" in environ and not upload
+    if not copies and not (environ["REQUEST_METHOD"] == "POST" and upload):
+        return
+    existing = s3().get_object(bucket, key)
+    wanted, absent = environ.get("HTTP_IF_MATCH"), environ.get("HTTP_IF_NONE_MATCH") == "*"
     if wanted and existing is None:
         raise ServiceError("404 Not Found", "NoSuchKey", "The object to be replaced is not there")
-    if (wanted and existing.etag.strip('"') != wanted.strip('"')) or (
-        environ.get("HTTP_IF_NONE_MATCH") == "*" and existing is not None and environ["REQUEST_METHOD"] == "PUT"
-    ):
+    if (wanted and existing.etag.strip('"') != wanted.strip('"')) or (copies and absent and existing is not None):
         raise ServiceError("412 Precondition Failed", "PreconditionFailed", "The object is not as the request wants it")
-
-
-def _unsupported(what: str) -> ServiceError:
-    message = f"The embedded store keeps objects only, not {what}; use a real S3 for that"
-    return ServiceError("501 Not Implemented", "NotImplemented", message)
 
 
 def _text(status: str, text: str, kind: str) -> Answer:
@@ -303,7 +460,10 @@ def main(arguments: list[str] | None = None) -> None:
     state = options.state.absolute()
     # In a container the key is told; the embedded stack keeps its own beside the data.
     access_key = os.environ.get(KEY_VARIABLE) or read_secrets(state).access_key
-    application = ObjectServer(state, access_key, options.pod_host)
+    try:
+        application = ObjectServer(state, access_key, options.pod_host)
+    except DropforgeError as error:
+        sys.exit(f"error: {error}")
     hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]
     first, *more = [
         make_server(host, options.port, application, threaded=True, request_handler=_Handler) for host in hosts

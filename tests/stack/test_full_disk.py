@@ -51,7 +51,7 @@ def test_a_full_disk_is_said_and_costs_nothing(small: Server) -> None:
     upload = client.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
     with pytest.raises(ClientError):
         client.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=big)
-    assert list((small.state / "objects" / "tmp").iterdir()) == []
+    assert list((small.state / "objects" / "bodies").iterdir()) == []
     assert client.get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"old"
     client.put_object(Bucket=BUCKET, Key="small", Body=b"goes on")
     client = small.restart().client()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -21,7 +22,8 @@ BUCKET = "dropforge"
 def server(server: Server) -> Server:
     """The same, without messages."""
     server.kill()
-    shutil.rmtree(server.state / "queues")
+    with closing(sqlite3.connect(server.state / "objects" / "objects.db", isolation_level=None)) as database:
+        database.execute("DELETE FROM messages")
     return server.start()
 
 
@@ -113,7 +115,25 @@ def test_a_waiting_receiver_is_woken_at_once(server: Server) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_further_queues_are_refused(server: Server) -> None:
-    with pytest.raises(ClientError) as error:
-        server.client("sqs").create_queue(QueueName="another")
-    assert "UnsupportedOperation" in error.value.response["Error"]["Code"]
+def test_queues_of_ones_own_are_kept(server: Server) -> None:
+    queue = server.client("sqs")
+    url = queue.create_queue(QueueName="another.fifo", Attributes={"FifoQueue": "true", "VisibilityTimeout": "7"})
+    url = url["QueueUrl"]
+    sent = queue.send_message(QueueUrl=url, MessageBody="x", MessageGroupId="g", MessageDeduplicationId="d")
+    queue = server.restart().client("sqs")
+    attributes = queue.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert (attributes["VisibilityTimeout"], attributes["ApproximateNumberOfMessages"]) == ("7", "1")
+    assert queue.receive_message(QueueUrl=url)["Messages"][0]["MessageId"] == sent["MessageId"]
+    queue.delete_queue(QueueUrl=url)
+    queue = server.restart().client("sqs")
+    assert [found.rpartition("/")[2] for found in queue.list_queues()["QueueUrls"]] == [
+        "dropforge-drops-dead",
+        "dropforge-drops",
+    ]
+
+
+def test_the_stacks_own_queues_stay(server: Server) -> None:
+    with pytest.raises(ClientError, match="stay"):
+        server.client("sqs").delete_queue(QueueUrl=server.queue_url)
+    server.client("s3").put_object(Bucket=BUCKET, Key="drops/f/d/_SUCCESS", Body=b"")
+    assert len(receive(server)) == 1
