@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import io
 import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from dropforge.stack.bodies import Spool
+from dropforge.stack.signatures import ChunkSigner
 
 _BLOCK = 1 << 18
 _LINE = 16 << 10
@@ -42,19 +45,21 @@ def wanted_digests(environ: dict[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def read_body(environ: dict[str, Any], spool: Spool) -> None:
+def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner | None = None) -> None:
     """Read the whole body into the spool and leave `environ` as if the request had none.
 
-    :raises BodyError: if bytes are missing or a checksum differs.
+    :raises BodyError: if bytes are missing, or a checksum or a chunk's signature differs.
     :raises OSError: if the disk is full.
     """
     trailers: dict[str, str] = {}
-    encoded = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "").startswith("STREAMING-")
+    payload = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
+    if payload.startswith("STREAMING-AWS4-") and chunk_signer is None:
+        raise BodyError("SignatureDoesNotMatch", "the upload's chunks are signed, but their request is not")
     blocks = _plain(environ)
-    for block in _decode(_Lines(blocks), trailers) if encoded else blocks:
+    for block in _decode(_Lines(blocks), trailers, chunk_signer) if payload.startswith("STREAMING-") else blocks:
         spool.write(block)
     promised = environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH")
-    if promised is not None and int(promised) != spool.size:
+    if promised is not None and promised != str(spool.size):
         raise BodyError("IncompleteBody", f"{promised} bytes were promised and {spool.size} came")
     for name, value in trailers.items():
         environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
@@ -65,6 +70,26 @@ def read_body(environ: dict[str, Any], spool: Spool) -> None:
         environ.pop(name, None)
 
 
+def read_document(environ: dict[str, Any], limit: int) -> bytes:
+    """Read a body that moto is to see (a list of parts or keys, a form) before its turn; it can be read again."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    data = environ["wsgi.input"].read(limit + 1 if environ.get("wsgi.input_terminated") else min(length, limit + 1))
+    if max(length, len(data)) > limit:
+        raise BodyError("EntityTooLarge", f"the request's document is longer than {limit} bytes")
+    if len(data) < length:
+        raise BodyError("IncompleteBody", f"the upload ended {length - len(data)} bytes too early")
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(len(data))
+    environ.pop("wsgi.input_terminated", None)
+    environ.pop("HTTP_TRANSFER_ENCODING", None)
+    return bytes(data)
+
+
+def check_document(environ: dict[str, Any], data: bytes) -> None:
+    signed = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
+    if _HEX.fullmatch(signed) and hashlib.sha256(data).hexdigest() != signed:
+        raise BodyError("XAmzContentSHA256Mismatch", "the bytes that came have another SHA-256 than was signed")
+
+
 def _plain(environ: dict[str, Any]) -> Iterator[bytes]:
     stream: BinaryIO = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
@@ -72,7 +97,7 @@ def _plain(environ: dict[str, Any]) -> Iterator[bytes]:
             yield block
         return
     left = int(environ.get("CONTENT_LENGTH") or 0)
-    while left:
+    while left > 0:
         block = stream.read(min(_BLOCK, left))
         if not block:
             raise BodyError("IncompleteBody", f"the upload ended {left} bytes too early")
@@ -84,44 +109,76 @@ class _Lines:
     """A stream of blocks, read by line or by count."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, b""
+        self._blocks, self._rest, self._at = blocks, b"", 0
 
-    def line(self) -> bytes:
-        while b"\r\n" not in self._rest:
+    def line(self, *, last: bool = False) -> bytes:
+        """Read up to the end of a line; where it is the `last`, the end of the stream will do."""
+        while (end := self._rest.find(b"\r\n", self._at)) < 0:
+            self._rest, self._at = self._rest[self._at :], 0
             block = next(self._blocks, b"")
+            if last and not block:
+                end = len(self._rest)
+                break
             if not block or len(self._rest) > _LINE:
                 raise BodyError("IncompleteBody", "the upload's chunks are broken")
             self._rest += block
-        line, _, self._rest = self._rest.partition(b"\r\n")
+        line = self._rest[self._at : end]
+        self._at = end + 2
         return line
 
     def take(self, count: int) -> Iterator[bytes]:
         while count:
-            block = self._rest or next(self._blocks, b"")
+            if self._at >= len(self._rest):
+                self._rest, self._at = next(self._blocks, b""), 0
+            block = self._rest[self._at : self._at + count]
             if not block:
                 raise BodyError("IncompleteBody", f"the upload ended {count} bytes too early")
-            self._rest = block[count:]
-            yield block[:count]
-            count -= min(count, len(block))
+            self._at += len(block)
+            count -= len(block)
+            yield block
 
 
-def _decode(lines: _Lines, trailers: dict[str, str]) -> Iterator[bytes]:
-    """Undo S3's `aws-chunked` encoding; what follows the last chunk goes to `trailers`."""
-    while True:
-        size = lines.line().split(b";")[0]
-        if not re.fullmatch(rb"[0-9a-fA-F]{1,16}", size):
+def _decode(lines: _Lines, trailers: dict[str, str], signer: ChunkSigner | None) -> Iterator[bytes]:
+    """Undo S3's `aws-chunked` encoding; what follows the last chunk goes to `trailers`.
+
+    A chunk is given away before its signature is checked: whoever takes it throws it away after an error.
+    """
+    size = -1
+    while size:
+        digits, _, extension = lines.line().partition(b";")
+        if not re.fullmatch(rb"[0-9a-fA-F]{1,16}", digits):
             raise BodyError("IncompleteBody", "the upload's chunks are broken")
-        if not int(size, 16):
-            break
-        yield from lines.take(int(size, 16))
-        lines.line()
-    try:
-        while line := lines.line():
-            name, _, value = line.decode("latin-1").partition(":")
-            if name.lower().startswith("x-amz-checksum-"):
-                trailers[name.lower()] = value.strip()
-    except BodyError:
-        pass  # the empty line at the end is left out by some clients
+        size = int(digits, 16)
+        digest = hashlib.sha256()
+        for block in lines.take(size):
+            if signer is not None:
+                digest.update(block)
+            yield block
+        name, _, signature = extension.decode("latin-1").strip().partition("=")
+        if signer is not None and not (name == "chunk-signature" and signer.check_chunk(digest.hexdigest(), signature)):
+            raise BodyError("SignatureDoesNotMatch", "a chunk of the upload is not what was signed")
+        if size and lines.line():
+            raise BodyError("IncompleteBody", "the upload's chunks are broken")
+    found = _read_trailers(lines)
+    if signer is not None:
+        signature = found.pop("x-amz-trailer-signature", "")
+        text = "".join(f"{name}:{value}\n" for name, value in sorted(found.items()))
+        sha256 = hashlib.sha256(text.encode("latin-1")).hexdigest()
+        if not signer.check_trailer(sha256, signature) if signer.trailer else found:
+            raise BodyError("SignatureDoesNotMatch", "what follows the upload's last chunk is not what was signed")
+    trailers.update((name, value) for name, value in found.items() if name.startswith("x-amz-checksum-"))
+
+
+def _read_trailers(lines: _Lines) -> dict[str, str]:
+    found: dict[str, str] = {}
+    room = _LINE
+    while line := lines.line(last=True):  # the empty line at the end is left out by some clients
+        name, _, value = line.decode("latin-1").partition(":")
+        name, room = name.strip().lower(), room - len(line)
+        if room < 0 or name in found:
+            raise BodyError("MalformedTrailerError", "the upload's trailer is too long, or says something twice")
+        found[name] = value.strip()
+    return found
 
 
 def _check(environ: dict[str, Any], spool: Spool) -> None:

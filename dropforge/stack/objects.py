@@ -3,7 +3,7 @@
 `python -m dropforge.stack.objects --state FOLDER --port PORT` serves both on 127.0.0.1. moto answers one request at a
 time; what a request changed is saved before the answer goes out, so what a 200 acknowledges is on the disk. Bytes on
 their way in and out are not moto's business: they are read and sent outside of its turn, from and to files.
-Requests must name this stack's access key, so other pages and programs on the machine cannot walk in.
+Requests must be signed with this stack's keys, so other pages and programs on the machine cannot walk in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import errno
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -24,25 +23,30 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, unquote, unquote_to_bytes, urlencode, urlsplit
-from xml.sax.saxutils import escape
+from urllib.parse import parse_qs, unquote, unquote_to_bytes, urlsplit
 
 # Before moto is imported: it reads these when it is.
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
 os.environ["S3_IGNORE_SUBDOMAIN_BUCKETNAME"] = "true"
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from werkzeug.formparser import parse_form_data
 from werkzeug.serving import make_server
 
 from dropforge.errors import DropforgeError
 from dropforge.stack import previous_store
+from dropforge.stack.answers import Answer, Environ, ServiceError, text_answer
 from dropforge.stack.bodies import WHOLE, Content, cut
-from dropforge.stack.body import BodyError, read_body, wanted_digests
+from dropforge.stack.body import BodyError, check_document, read_body, read_document, wanted_digests
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
 from dropforge.stack.persistence import Persistence, queue_models, s3, sqs_queues
+from dropforge.stack.post_policy import check_form
+from dropforge.stack.queue_requests import MESSAGE_ACTIONS, has_messages, read_action, without_wait
 from dropforge.stack.secrets import read_secrets
+from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
 
 log = logging.getLogger("dropforge.objects")
 
@@ -51,45 +55,25 @@ QUEUE = "dropforge-drops"
 DEAD_QUEUE = "dropforge-drops-dead"
 MAX_RECEIVES = 5
 HEALTH = "/-/health"
-KEY_VARIABLE = "DROPFORGE_S3_ACCESS_KEY"
+KEY_VARIABLES = "DROPFORGE_S3_ACCESS_KEY", "DROPFORGE_S3_SECRET_KEY"
 
 _RETENTION = 14 * 86400
 _DOCUMENT = 8 << 20
 _FORM = 64 << 20
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
-_CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/[^/,\s]+/[^/,\s]+/([^/,\s]+)/aws4_request")
+_FAILED = "500 Internal Server Error"
 _READS = {"GET", "HEAD", "OPTIONS"}
 _SUBRESOURCES = {"acl", "tagging", "retention", "legal-hold", "restore", "select", "torrent"}
-_MESSAGE_ACTIONS = {
-    "SendMessage", "SendMessageBatch", "ReceiveMessage", "DeleteMessage", "DeleteMessageBatch", "PurgeQueue",
-    "ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "GetQueueUrl", "GetQueueAttributes", "ListQueues",
-    "ListQueueTags", "ListDeadLetterSourceQueues",
-}  # fmt: skip
-
-Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
-Answer = tuple[str, list[tuple[str, str]], Iterable[bytes]]
-
-
-class ServiceError(Exception):
-    """An answer that S3 gives as an error: HTTP status, S3's code, a message for people."""
-
-    def __init__(self, status: str, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-
-    def answer(self) -> Answer:
-        text = f"<Error><Code>{self.code}</Code><Message>{escape(self.message)}</Message></Error>"
-        return _text(self.status, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', "application/xml")
 
 
 class ObjectServer:
     """The WSGI application."""
 
-    def __init__(self, state: Path, access_key: str, pod_host: str | None = None) -> None:
+    def __init__(self, state: Path, access_key: str, secret_key: str, pod_host: str | None = None) -> None:
         """:raises DropforgeError: if the folder is another server's, or cannot be read."""
         install()
-        self._access_key = access_key
+        self._keys = access_key, secret_key
         # Any other name may be a page that a browser was lured to.
         self._host = re.compile(_HOST.format(pods=f"|{re.escape(pod_host)}" if pod_host else ""))
         # moto's turn: one request at a time is asked and saved; who waits for messages lends it to others meanwhile.
@@ -101,6 +85,8 @@ class ObjectServer:
         self.count = self._store.load()
         self._make_own()
         self.count += previous_store.take_over(state, self._store)
+        if ended := self._store.end_old_uploads():
+            log.info("ended %d uploads in parts that nobody went on with for a week", ended)
 
     def _make_own(self) -> None:
         """Make the stack's bucket, its queues and the notification of new drops, where they are not there yet."""
@@ -128,49 +114,61 @@ class ObjectServer:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         try:
             status, headers, body = self._answer(environ)
-        except ServiceError as error:
-            status, headers, body = error.answer()
-        except BodyError as error:
-            status, headers, body = ServiceError("400 Bad Request", error.code, error.message).answer()
-        except (OSError, sqlite3.Error) as error:
-            status, headers, body = self._disk_error(error).answer()
-        except Exception:
-            log.error("%s %s failed:\n%s", environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc())
-            message = "The store failed; its log says why"
-            status, headers, body = ServiceError("500 Internal Server Error", "InternalError", message).answer()
+        except Exception as error:
+            refusal = self._refusal(error)
+            if refusal.status.startswith("5"):
+                failed = environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc()
+                log.error("%s %s failed:\n%s", *failed)
+            status, headers, body = refusal.answer(json_protocol="HTTP_X_AMZ_TARGET" in environ)
         start_response(status, headers)
         return body
+
+    def _refusal(self, error: Exception) -> ServiceError:
+        """What a client is told of an error."""
+        if isinstance(error, ServiceError):
+            return error
+        if isinstance(error, SignatureError):
+            return ServiceError(error.status, error.code, error.message)
+        if isinstance(error, BodyError):
+            status = "403 Forbidden" if error.code == "SignatureDoesNotMatch" else "400 Bad Request"
+            return ServiceError(status, error.code, error.message)
+        if not isinstance(error, OSError | sqlite3.Error):
+            return ServiceError(_FAILED, "InternalError", "The store failed; its log says why")
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        if _is_full(error):
+            message = f"There is no room for this in {self._folder} ({reason}); make room and try again"
+            return ServiceError("507 Insufficient Storage", "InsufficientStorage", message)
+        return ServiceError(_FAILED, "InternalError", f"{reason}: {self._folder}")
 
     def _answer(self, environ: Environ) -> Answer:
         if not self._host.fullmatch(environ.get("HTTP_HOST", "")):
             raise ServiceError("403 Forbidden", "AccessDenied", "Ask 127.0.0.1 by that name")
         path = str(environ["RAW_URI"]).partition("?")[0]
         if path == HEALTH:
-            return _text("200 OK", "ok\n", "text/plain")
-        service = self._service(environ)
-        if service == "sqs":
-            return self._queue_answer(environ)
-        if service != "s3":
-            raise ServiceError("501 Not Implemented", "NotImplemented", f"The embedded stack has no {service}")
+            return text_answer("200 OK", "ok\n", "text/plain")
         bucket, _, raw_key = path.removeprefix("/").partition("/")
-        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        bucket = unquote(bucket)
+        signed = self._check_signature(environ, bucket, raw_key)
+        if signed.service == "sqs":
+            return self._queue_answer(environ)
+        if signed.service != "s3":
+            raise ServiceError("501 Not Implemented", "NotImplemented", f"The embedded stack has no {signed.service}")
         if environ["REQUEST_METHOD"] in _READS:
             with self._moto(), Request(self._store.bodies).running():
-                return self._ask_s3(environ, unquote(bucket))
-        return self._write(environ, unquote(bucket), _key(raw_key), query)
+                return self._ask_s3(environ, bucket)
+        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        return self._write(environ, bucket, _key(raw_key), query, signed.chunk_signer)
 
-    def _service(self, environ: Environ) -> str:
-        """The service that the request is signed for; its access key must be ours."""
-        signature = environ.get("HTTP_AUTHORIZATION", "")
-        if not signature:
-            query = parse_qs(environ.get("QUERY_STRING", ""))
-            if query.get("AWSAccessKeyId") == [self._access_key]:
-                return "s3"  # an address that was signed the older way
-            signature = f"Credential={query.get('X-Amz-Credential', [''])[0]}"
-        match = _CREDENTIAL.search(signature)
-        if match is None or match[1] != self._access_key:
-            raise ServiceError("403 Forbidden", "InvalidAccessKeyId", "The access key is not this stack's")
-        return match[2]
+    def _check_signature(self, environ: Environ, bucket: str, key: str) -> Signed:
+        """What the request is signed for. :raises SignatureError:"""
+        now = datetime.now(UTC)
+        method, form = environ["REQUEST_METHOD"], environ.get("CONTENT_TYPE", "").startswith("multipart/form-data")
+        if method == "OPTIONS":
+            return Signed("s3")  # a browser asks without keys what a page may ask; the bucket's CORS rules answer
+        if method == "POST" and form and not key and "HTTP_AUTHORIZATION" not in environ:
+            _check_form(environ, bucket, *self._keys, now)
+            return Signed("s3")
+        return check(environ, *self._keys, now, lambda: read_document(environ, _DOCUMENT))
 
     @contextlib.contextmanager
     def _moto(self) -> Iterator[None]:
@@ -182,7 +180,9 @@ class ObjectServer:
             with _or_end():
                 self._store.sync(self._store.sequence)
 
-    def _write(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
+    def _write(
+        self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]], chunk_signer: ChunkSigner | None
+    ) -> Answer:
         method = environ["REQUEST_METHOD"]
         if bucket == BUCKET and not key and method == "DELETE" and not set(query) - {"x-id"}:
             raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
@@ -192,9 +192,9 @@ class ObjectServer:
         request = Request(self._store.bodies, body)
         with request.running():
             if body is not None:
-                read_body(environ, body)
+                read_body(environ, body, chunk_signer)
             else:
-                _read_document(environ, _DOCUMENT if key or "delete" in query else _FORM)
+                check_document(environ, read_document(environ, _DOCUMENT if key or query else _FORM))
             self._hash_source(environ, request)
             with self._moto():
                 _check_conditions(environ, bucket, key, query)
@@ -242,7 +242,9 @@ class ObjectServer:
         """Ask moto, and save what it wrote to the bucket that this bucket's accesses are logged to."""
         bucket = s3().buckets.get(name)
         target = str((bucket.logging or {}).get("TargetBucket")) if bucket is not None else ""
-        answer = _ask(self._s3, environ)
+        status, headers, body = _ask(self._s3, environ)
+        # S3 says it of buckets with versions only; rclone would ask for that version, which moto does not know then.
+        answer = status, [header for header in headers if header != ("x-amz-version-id", "null")], body
         if target in s3().buckets:
             with self._store.commit():
                 self._store.save_bucket(target)
@@ -268,9 +270,8 @@ class ObjectServer:
             request.md5s[part] = tag if part == pieces and "-" not in tag else _md5(view)
 
     def _queue_answer(self, environ: Environ) -> Answer:
-        _read_document(environ, _DOCUMENT)
-        body = environ["wsgi.input"].getvalue()
-        action, values = _queue_request(environ, body)
+        body = read_document(environ, _DOCUMENT)
+        action, values = read_action(environ, body)
         queue = str(values.get("QueueUrl", environ["PATH_INFO"])).rpartition("/")[2]
         if action == "DeleteQueue" and queue in {QUEUE, DEAD_QUEUE}:
             raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own queues stay")
@@ -278,11 +279,11 @@ class ObjectServer:
             if action != "ReceiveMessage":
                 return self._ask_queue(environ, body, action)
             until = time.monotonic() + self._wait(queue, values)
-            body = _without_wait(environ, body)
+            body = without_wait(environ, body)
             while True:
                 answer = self._ask_queue(environ, body, action)
                 left = until - time.monotonic()
-                if left <= 0 or not answer[0].startswith("200") or _has_messages(answer):
+                if left <= 0 or not answer[0].startswith("200") or has_messages(answer):
                     return answer
                 # A message may also become visible again by itself, so look every second.
                 self._turn.wait(min(left, 1))
@@ -301,23 +302,15 @@ class ObjectServer:
         try:
             status, headers, parts = _ask(self._sqs, environ)
             answer = status, headers, [b"".join(parts)]
-            if status < "500" and (action not in _MESSAGE_ACTIONS or self._store.queues_changed()):
+            if status < "500" and (action not in MESSAGE_ACTIONS or self._store.queues_changed()):
                 with self._store.commit():
-                    self._store.save_queues(attributes=action not in _MESSAGE_ACTIONS)
+                    self._store.save_queues(attributes=action not in MESSAGE_ACTIONS)
                 self._turn.notify_all()
         except BaseException:
             with _or_end():
                 self._store.load_queues()
             raise
         return answer
-
-    def _disk_error(self, error: OSError | sqlite3.Error) -> ServiceError:
-        log.error("cannot write: %s", error)
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        if _is_full(error):
-            message = f"There is no room for this in {self._folder} ({reason}); make room and try again"
-            return ServiceError("507 Insufficient Storage", "InsufficientStorage", message)
-        return ServiceError("500 Internal Server Error", "InternalError", f"{reason}: {self._folder}")
 
 
 class _MotoError(Exception):
@@ -352,33 +345,6 @@ def _md5(view: Content) -> str:
     return digest.hexdigest()
 
 
-def _queue_request(environ: Environ, body: bytes) -> tuple[str, dict[str, Any]]:
-    """Action and parameters of a request to SQS, in its JSON protocol or the older one of forms."""
-    action = str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2]
-    if action:
-        try:
-            values = json.loads(body or b"{}")
-        except ValueError:
-            values = None
-        return action, values if isinstance(values, dict) else {}
-    form = dict(parse_qsl(f"{environ.get('QUERY_STRING', '')}&{body.decode('latin-1')}"))
-    return form.get("Action", ""), dict(form)
-
-
-def _without_wait(environ: Environ, body: bytes) -> bytes:
-    """The body of a request that does not wait: the server waits, outside of moto's turn."""
-    if "HTTP_X_AMZ_TARGET" in environ:
-        values = _queue_request(environ, body)[1]
-        return json.dumps(values | {"WaitTimeSeconds": 0}).encode() if values else body
-    pairs = [(name, value) for name, value in parse_qsl(body.decode("latin-1")) if name != "WaitTimeSeconds"]
-    return urlencode([*pairs, ("WaitTimeSeconds", "0")]).encode()
-
-
-def _has_messages(answer: Answer) -> bool:
-    text = b"".join(answer[2])
-    return b'"Messages"' in text or b"<Message>" in text
-
-
 def _ask(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
     """Ask moto, without sending anything yet."""
     given: list[tuple[str, list[tuple[str, str]]]] = []
@@ -397,17 +363,14 @@ def _key(raw: str) -> str:
     return key
 
 
-def _read_document(environ: Environ, limit: int) -> None:
-    """Read a body that moto is to see (a list of parts or keys, a form) before its turn."""
-    length = int(environ.get("CONTENT_LENGTH") or 0)
-    data = environ["wsgi.input"].read(limit + 1 if environ.get("wsgi.input_terminated") else min(length, limit + 1))
-    if max(length, len(data)) > limit:
-        raise ServiceError("400 Bad Request", "EntityTooLarge", f"The request's document is longer than {limit} bytes")
-    if len(data) < length:
-        raise BodyError("IncompleteBody", f"the upload ended {length - len(data)} bytes too early")
-    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(len(data))
-    environ.pop("wsgi.input_terminated", None)
-    environ.pop("HTTP_TRANSFER_ENCODING", None)
+def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str, now: datetime) -> None:
+    """Check a browser's upload against the policy that somebody with the keys signed for it."""
+    data = read_document(environ, _FORM)
+    _, fields, files = parse_form_data(environ | {"wsgi.input": io.BytesIO(data)})
+    sizes = check_form({**fields.to_dict(), "bucket": bucket}, access_key, secret_key, now)
+    size = sum(len(file.read()) for file in files.values())
+    if size not in sizes:
+        raise ServiceError("400 Bad Request", "EntityTooLarge", f"The policy allows a file of {sizes.start} bytes up")
 
 
 def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> None:
@@ -432,11 +395,6 @@ def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, 
         raise ServiceError("412 Precondition Failed", "PreconditionFailed", "The object is not as the request wants it")
 
 
-def _text(status: str, text: str, kind: str) -> Answer:
-    body = text.encode()
-    return status, [("Content-Type", kind), ("Content-Length", str(len(body)))], [body]
-
-
 class _Handler(MotoRequestHandler):
     """Logs nothing but failures: a line per request would be most of what the stack writes."""
 
@@ -446,6 +404,18 @@ class _Handler(MotoRequestHandler):
     def log(self, type: str, message: str, *args: object) -> None:
         if type == "error":
             log.error(message, *args)
+
+
+def _keys(state: Path) -> tuple[str, str]:
+    """Access key and secret key: told in a container, else those that the embedded stack keeps beside the data."""
+    access, secret = (os.environ.get(name, "") for name in KEY_VARIABLES)
+    if bool(access) != bool(secret):
+        missing = KEY_VARIABLES[1] if access else KEY_VARIABLES[0]
+        raise DropforgeError(missing, "is not set, and the other key is", "Set both, or neither")
+    if access:
+        return access, secret
+    own = read_secrets(state)
+    return own.access_key, own.secret_key
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -458,10 +428,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     state = options.state.absolute()
-    # In a container the key is told; the embedded stack keeps its own beside the data.
-    access_key = os.environ.get(KEY_VARIABLE) or read_secrets(state).access_key
     try:
-        application = ObjectServer(state, access_key, options.pod_host)
+        application = ObjectServer(state, *_keys(state), options.pod_host)
     except DropforgeError as error:
         sys.exit(f"error: {error}")
     hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]

@@ -16,6 +16,7 @@ import pickle
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,20 @@ class Persistence:
                     self._put("messages", queue=arn, id=id_, state=_pickle(message))
         assert self._learnt is not None, "queues are saved inside a commit"
         self._learnt.append(lambda: setattr(self, "_messages", messages))
+
+    def end_old_uploads(self) -> int:
+        """End the uploads in parts that nobody went on with for a week, for their bytes lie here; return how many."""
+        oldest = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=7)
+        old = [
+            name
+            for name, parts in self._uploads.items()
+            if parts and max(part.last_modified for part in parts.values()) < oldest
+        ]
+        with self.commit():
+            for bucket, upload in old:
+                del s3().buckets[bucket].multiparts[upload]
+                self.save_upload(bucket, upload)
+        return len(old)
 
     def queues_changed(self) -> bool:
         """Whether other messages wait, or other queues exist, than the file has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 import subprocess
@@ -14,9 +15,25 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 
 from dropforge.stack.secrets import read_secrets
+
+pytest.register_assert_rewrite("tests.stack.clients")
+
+
+class _Signer(S3SigV4Auth):
+    """Signs what the headers say of the body, right or wrong."""
+
+    def add_auth(self, request: AWSRequest) -> None:
+        self._payload = request.headers["x-amz-content-sha256"]
+        super().add_auth(request)
+
+    def payload(self, _: AWSRequest) -> str:
+        return self._payload
 
 
 class Server:
@@ -26,7 +43,7 @@ class Server:
         self.state = state
         self.preexec = preexec
         self.arguments: list[str] = []
-        self.access_key = read_secrets(state).access_key
+        self.access_key, self.secret_key = read_secrets(state).access_key, read_secrets(state).secret_key
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -62,7 +79,7 @@ class Server:
         self.kill()
         return self.start()
 
-    def client(self, service: str = "s3", access_key: str | None = None) -> Any:
+    def client(self, service: str = "s3", access_key: str | None = None, secret_key: str | None = None) -> Any:
         signature = "s3v4" if service == "s3" else None
         config = Config(
             retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=60, signature_version=signature
@@ -71,10 +88,23 @@ class Server:
             service,
             endpoint_url=self.url,
             aws_access_key_id=access_key or self.access_key,
-            aws_secret_access_key="any",
+            aws_secret_access_key=secret_key or self.secret_key,
             region_name="us-east-1",
             config=config,
         )
+
+    def put(self, path: str, data: bytes, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        """Send what no client would send, signed as it should be; the answer's status and text.
+
+        What `x-amz-content-sha256` is to say of the body is taken from the headers.
+        """
+        headers = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **(headers or {})}
+        request = AWSRequest("PUT", f"{self.url}{path}", headers=headers)
+        _Signer(Credentials(self.access_key, self.secret_key), "s3", "us-east-1").add_auth(request)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.request("PUT", path, data, dict(request.headers.items()))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
     @property
     def queue_url(self) -> str:

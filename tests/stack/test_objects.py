@@ -8,6 +8,8 @@ import http.client
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -77,11 +79,8 @@ def test_keys_that_s3_refuses(server: Server) -> None:
     with pytest.raises(ClientError) as error:
         server.client().put_object(Bucket=BUCKET, Key="x" * 1025, Body=b"")
     assert code(error) == "KeyTooLongError"
-    signed = server.client().generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": "KEY"})
-    request = urllib.request.Request(signed.replace("KEY", "%FF%FE"), data=b"x", method="PUT")
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request)
-    assert refused.value.code == 400
+    status, text = server.put(f"/{BUCKET}/%FF%FE", b"x")
+    assert (status, "InvalidURI" in text) == (400, True)
 
 
 def test_restart_keeps_everything_that_is_known_of_an_object(server: Server) -> None:
@@ -168,6 +167,38 @@ def test_an_upload_that_is_given_up_leaves_no_bytes(server: Server) -> None:
     assert bodies(server) == []
 
 
+OLDER = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from dropforge.stack.moto_objects import install
+from dropforge.stack.persistence import Persistence, s3
+install()
+store = Persistence(Path(sys.argv[1]))
+store.load()
+upload = s3().buckets["dropforge"].multiparts[sys.argv[2]]
+for part in upload.parts.values():
+    part.last_modified -= timedelta(days=8)
+store._uploads.clear()
+with store.commit():
+    store.save_upload("dropforge", sys.argv[2])
+"""
+
+
+def test_an_upload_that_nobody_went_on_with_for_a_week_is_ended_at_the_next_start(server: Server) -> None:
+    client = server.client()
+    ids = []
+    for _ in range(2):
+        ids.append(client.create_multipart_upload(Bucket=BUCKET, Key="u")["UploadId"])
+        client.upload_part(Bucket=BUCKET, Key="u", UploadId=ids[-1], PartNumber=1, Body=os.urandom(100_000))
+    server.kill()
+    subprocess.run([sys.executable, "-c", OLDER, str(server.state / "objects"), ids[0]], check=True)
+    client = server.start().client()
+    assert [one["UploadId"] for one in client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]] == ids[1:]
+    assert len(bodies(server)) == 1
+    client.abort_multipart_upload(Bucket=BUCKET, Key="u", UploadId=ids[1])
+
+
 def test_copy_and_deletes_survive(server: Server) -> None:
     client = server.client()
     for key in ("a", "b", "c", "d"):
@@ -215,11 +246,8 @@ WRONG = {
 
 @pytest.mark.parametrize("header", WRONG)
 def test_bytes_that_changed_on_the_way_are_refused(server: Server, header: str) -> None:
-    signed = server.client().generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": "k"})
-    request = urllib.request.Request(signed, data=b"body", method="PUT", headers={header: WRONG[header]})
-    with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(request)
-    assert error.value.code == 400
+    status, text = server.put(f"/{BUCKET}/k", b"body", {header: WRONG[header]})
+    assert (status, "BadDigest" in text or "Mismatch" in text) == (400, True)
     assert listing(server.client()) == []
 
 
@@ -229,7 +257,6 @@ def test_streamed_uploads_with_a_trailing_checksum(server: Server) -> None:
     encoded = b"".join(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n" for chunk in chunks[:-1])
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     encoded += b"0\r\n" + f"x-amz-checksum-sha256:{digest}\r\n\r\n".encode()
-    path = server.client().generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": "s"})
     headers = {
         "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
         "x-amz-decoded-content-length": str(len(body)),
@@ -237,9 +264,7 @@ def test_streamed_uploads_with_a_trailing_checksum(server: Server) -> None:
         "Content-Encoding": "aws-chunked",
     }
     for data, status in ((encoded, 200), (encoded.replace(digest.encode(), digest[::-1].encode()), 400)):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port)
-        connection.request("PUT", path.removeprefix(server.url), data, headers)
-        assert connection.getresponse().status == status
+        assert server.put(f"/{BUCKET}/s", data, headers)[0] == status
     found = server.client().get_object(Bucket=BUCKET, Key="s", ChecksumMode="ENABLED")
     assert found["Body"].read() == body
     assert found["ChecksumSHA256"] == digest
@@ -340,10 +365,17 @@ def test_buckets_survive_too(server: Server) -> None:
     assert client.get_object(Bucket="another", Key="k")["Body"].read() == b"v"
 
 
-def test_only_this_stacks_access_key_gets_in(server: Server) -> None:
-    with pytest.raises(ClientError) as error:
-        server.client(access_key="DFSOMEONEELSE").list_buckets()
-    assert code(error) == "InvalidAccessKeyId"
+def test_only_who_has_both_keys_gets_in(server: Server) -> None:
+    for wrong, answer in (
+        ({"access_key": "DFSOMEONEELSE"}, "InvalidAccessKeyId"),
+        ({"secret_key": "somebody-elses"}, "SignatureDoesNotMatch"),
+    ):
+        with pytest.raises(ClientError) as error:
+            server.client(**wrong).list_buckets()
+        assert code(error) == answer
+        with pytest.raises(ClientError) as error:
+            server.client("sqs", **wrong).list_queues()
+        assert code(error) == answer
     for path, host in (
         ("/dropforge?list-type=2", "127.0.0.1"),
         ("/moto-api/reset", "127.0.0.1"),
@@ -354,17 +386,72 @@ def test_only_this_stacks_access_key_gets_in(server: Server) -> None:
         assert connection.getresponse().status == 403
 
 
-def test_a_key_of_the_environment_takes_the_place_of_the_folder_s(
+def test_a_link_ends(server: Server) -> None:
+    client = server.client()
+    client.put_object(Bucket=BUCKET, Key="k", Body=b"v")
+    link = client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "k"}, ExpiresIn=1)
+    with urllib.request.urlopen(link) as answer:
+        assert answer.read() == b"v"
+
+    def ended() -> bool:
+        try:
+            urllib.request.urlopen(link).close()
+        except urllib.error.HTTPError as error:
+            return error.code == 403
+        return False
+
+    deadline = time.monotonic() + 20
+    while not ended():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_what_a_signed_document_says_cannot_be_changed(server: Server) -> None:
+    client = server.client()
+    client.put_object(Bucket=BUCKET, Key="k", Body=b"v")
+
+    def change(request: Any, **_: object) -> None:
+        assert b"other" in request.body
+        request.body = request.body.replace(b"other", b"k////")
+        request.headers.pop("Content-MD5", None)
+
+    client.meta.events.register("before-send.s3.DeleteObjects", change)
+    with pytest.raises(ClientError) as error:
+        client.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": "other"}]})
+    assert code(error) == "XAmzContentSHA256Mismatch"
+    assert [item[0] for item in listing(server.client())] == ["k"]
+
+
+def test_keys_of_the_environment_take_the_place_of_the_folder_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DROPFORGE_S3_ACCESS_KEY", "DFTOLD")
+    alone = subprocess.run(
+        [sys.executable, "-m", "dropforge.stack.objects", "--state", str(tmp_path), "--port", "1"],
+        capture_output=True,
+        text=True,
+    )
+    assert alone.returncode == 1
+    assert "DROPFORGE_S3_SECRET_KEY: is not set" in alone.stderr
+    monkeypatch.setenv("DROPFORGE_S3_SECRET_KEY", "told")
     server = Server(tmp_path).start()
     try:
-        server.client(access_key="DFTOLD").list_objects_v2(Bucket="dropforge")
+        server.client(access_key="DFTOLD", secret_key="told").list_objects_v2(Bucket="dropforge")
         with pytest.raises(ClientError):
-            server.client(access_key=server.access_key).list_objects_v2(Bucket="dropforge")
+            server.client().list_objects_v2(Bucket="dropforge")
     finally:
         server.kill()
+
+
+def test_two_servers_do_not_share_a_folder(server: Server) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "dropforge.stack.objects", "--state", str(server.state), "--port", "1"],
+        capture_output=True,
+        text=True,
+    )
+    assert second.returncode == 1
+    assert "End the other server" in second.stderr
+    assert "Traceback" not in second.stderr
 
 
 def test_memory_does_not_hold_the_objects(server: Server) -> None:

@@ -45,7 +45,7 @@ def test_one_winner_per_key_and_no_lost_update(server: Server) -> None:
         "PATH": "/usr/bin:/bin",
         "AWS_ENDPOINT_URL": server.url,
         "AWS_ACCESS_KEY_ID": server.access_key,
-        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     racers = [
