@@ -14,7 +14,7 @@ from dropforge import layout, settings, tracking
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.drops import send, show_end, start_again, wait_for_run
 from dropforge.cli.patience import asking_mlflow
-from dropforge.cli.services import start, stop
+from dropforge.cli.services import login_text, start, stop
 from dropforge.cli.watch import View, find_mlflow_run, follow
 from dropforge.drop import Drop, read_drop
 from dropforge.samples import write_sample
@@ -79,6 +79,8 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
     tags = run.data.tags if run else {}
     version = tags.get(tracking.TAG_VERSION)
     champion = tracking.champion(connection.settings.tracking_uri, FAMILY) if version else None
+    airflow = connection.airflow
+    login = login_text(airflow.user, airflow.password, connection.settings.state, console)
     holds = champion is not None and champion.version == version
     table = Table.grid(padding=(0, 2))
     rows = [
@@ -89,7 +91,7 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
         ("verdict", tags.get(tracking.TAG_VERDICT, "-")),
         (
             "Airflow",
-            f"{connection.airflow.url}   user {connection.airflow.user}, password {connection.airflow.password}",
+            f"{airflow.url}   {login_text(airflow.user, airflow.password, connection.settings.state, console)}",
         ),
         ("MLflow", connection.settings.tracking_uri),
         ("", f"/#/experiments/{run.info.experiment_id}/runs/{run_id}" if run else ""),

@@ -266,7 +266,7 @@ def test_a_server_that_a_full_disk_ended_comes_back_when_there_is_room(small_dis
         assert found is not None
         return found.services["database"]
 
-    until(lambda: database().restarts > 2)  # which is told although there is no room
+    until(lambda: database().restarts > 2, 120)  # which is told although there is no room
     assert f"the disk of {small_disk} is full: make room there" in database().message
     filler.unlink()
     until(server.databases.answers, 60)

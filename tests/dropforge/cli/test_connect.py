@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from dropforge.cli.connect import connect, stack_folder
+from dropforge.cli.services import show_addresses
 from dropforge.errors import DropforgeError
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.state import StackState, lock_path, mark_path, write_state
+from dropforge.stack.state import StackState, lock_path, mark_path, read_state, write_state
+from dropforge.terminal import Console
 
 SERVER = {
     "DROPFORGE_BUCKET": "acme",
@@ -35,6 +38,16 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ports = {"airflow": 1, "mlflow": 1, "objects": 1}
     write_state(StackState(folder, "stopped", ports, {}, (1, 0), traces, time.time(), secrets))
     return folder
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_password_is_shown_in_a_terminal_and_in_no_log(demo: Path, terminal: bool) -> None:
+    state = read_state(demo)
+    assert state is not None
+    out = io.StringIO()
+    show_addresses(state, Console(file=out, force_terminal=terminal, width=400))
+    assert (state.secrets.airflow_password in out.getvalue()) == terminal
+    assert (str(demo / "airflow" / "passwords.json") in out.getvalue()) != terminal
 
 
 @pytest.mark.parametrize("running", [False, True])
