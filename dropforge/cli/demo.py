@@ -89,10 +89,7 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
         ("eval loss", f"{view.evals[0]:.3f} before, {view.evals[-1]:.3f} after" if view.evals else "-"),
         ("attempts", tags.get(tracking.TAG_ATTEMPT, "-") + (f", {view.note}" if view.note else "")),
         ("verdict", tags.get(tracking.TAG_VERDICT, "-")),
-        (
-            "Airflow",
-            f"{airflow.url}   {login_text(airflow.user, airflow.password, connection.settings.state, console)}",
-        ),
+        ("Airflow", f"{airflow.url}   {login}"),
         ("MLflow", connection.settings.tracking_uri),
         ("", f"/#/experiments/{run.info.experiment_id}/runs/{run_id}" if run else ""),
         ("", f"/#/models/{FAMILY}/versions/{version}" if version else ""),
