@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import threading
 import uuid
 import zlib
@@ -24,6 +25,7 @@ SMALL = 32 << 10
 WHOLE = 4 << 20  # moto is given what is not longer as plain bytes
 _BLOCK = 1 << 20
 _IN_DATABASE = "small-"
+_NAME = re.compile("[0-9a-f]{32}")
 
 
 class Piece(NamedTuple):
@@ -61,6 +63,7 @@ class Spool:
         self._stream: IO[bytes] | None = None
         self.small: bytearray | None = bytearray()
         self.size = 0
+        self.held = False
 
     @property
     def name(self) -> str:
@@ -118,7 +121,7 @@ class Bodies:
         self._names: Counter[str] = Counter()
         # A view may be closed by the garbage collector in the middle of anything, so the lock is one for re-entry.
         self._lock = threading.RLock()
-        self._fresh: dict[str, bytes] = {}
+        self._arriving: dict[str, Spool] = {}
         self._dead: list[str] = []
         self._unnamed: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,10 @@ class Bodies:
     def hold(self, pieces: Iterable[Piece]) -> None:
         """Count one more that names these pieces."""
         with self._lock:
-            self._names.update({piece.body for piece in pieces})
+            names = {piece.body for piece in pieces}
+            self._names.update(names)
+            for name in names & self._arriving.keys():
+                self._arriving[name].held = True
 
     def release(self, pieces: Iterable[Piece]) -> None:
         """Count one less; a body that nothing names is to be removed."""
@@ -151,16 +157,15 @@ class Bodies:
             (self.folder / name).unlink(missing_ok=True)
 
     def add(self, spool: Spool) -> None:
-        """Let a small body be read before it is in the database."""
-        if spool.small is not None:
-            self._fresh[spool.name] = bytes(spool.small)
+        """Let a body be read before it is stored."""
+        with self._lock:
+            self._arriving[spool.name] = spool
 
     def settle(self, spool: Spool) -> None:
-        """End a request's use of its spool: what nothing names by now is thrown away."""
+        """End a request's use of its spool: what nothing ever named is thrown away."""
         with self._lock:
-            self._fresh.pop(spool.name, None)
-            if not self._names[spool.name]:
-                del self._names[spool.name]
+            self._arriving.pop(spool.name, None)
+            if not spool.held:
                 spool.discard()
 
     def take_dead(self) -> list[str]:
@@ -176,12 +181,14 @@ class Bodies:
 
     def small(self, name: str) -> bytes | None:
         """The bytes of a body that came with the request of now; None if they lie somewhere already."""
-        return self._fresh.get(name)
+        with self._lock:
+            spool = self._arriving.get(name)
+            return bytes(spool.small) if spool is not None and spool.small is not None else None
 
     def forget_orphans(self) -> None:
         """Remove the files that nothing names: they were never acknowledged."""
         for path in self.folder.iterdir():
-            if path.name not in self._names:
+            if path.name not in self._names and _NAME.fullmatch(path.name):
                 path.unlink()
 
     def read(self, pieces: tuple[Piece, ...]) -> bytes | Content:
@@ -191,8 +198,8 @@ class Bodies:
 
     def blocks(self, piece: Piece) -> Iterator[bytes]:
         if piece.body.startswith(_IN_DATABASE):
-            fresh = self._fresh.get(piece.body)
-            data = self._read_small(piece.body) if fresh is None else fresh
+            arriving = self.small(piece.body)
+            data = self._read_small(piece.body) if arriving is None else arriving
             yield data[piece.start : piece.start + piece.size]
             return
         with (self.folder / piece.body).open("rb", buffering=0) as stream:

@@ -73,8 +73,9 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
 def read_document(environ: dict[str, Any], limit: int) -> bytes:
     """Read a body that moto is to see (a list of parts or keys, a form) before its turn; it can be read again."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
-    data = environ["wsgi.input"].read(limit + 1 if environ.get("wsgi.input_terminated") else min(length, limit + 1))
-    if max(length, len(data)) > limit:
+    most = limit + 1 if environ.get("wsgi.input_terminated") else length
+    data = environ["wsgi.input"].read(most) if length <= limit else b""
+    if length > limit or len(data) > limit:
         raise BodyError("EntityTooLarge", f"the request's document is longer than {limit} bytes")
     if len(data) < length:
         raise BodyError("IncompleteBody", f"the upload ended {length - len(data)} bytes too early")

@@ -27,12 +27,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, unquote_to_bytes, urlsplit
+from xml.parsers.expat import ExpatError
 
 # Before moto is imported: it reads these when it is.
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
 os.environ["S3_IGNORE_SUBDOMAIN_BUCKETNAME"] = "true"
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from moto.utilities.utils import get_partition
 from werkzeug.formparser import parse_form_data
 from werkzeug.serving import make_server
 
@@ -59,7 +61,8 @@ KEY_VARIABLES = "DROPFORGE_S3_ACCESS_KEY", "DROPFORGE_S3_SECRET_KEY"
 
 _RETENTION = 14 * 86400
 _DOCUMENT = 8 << 20
-_FORM = 64 << 20
+_FORM = 16 << 20
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _FAILED = "500 Internal Server Error"
 _READS = {"GET", "HEAD", "OPTIONS"}
@@ -91,14 +94,16 @@ class ObjectServer:
     def _make_own(self) -> None:
         """Make the stack's bucket, its queues and the notification of new drops, where they are not there yet."""
         backend = queue_models.sqs_backends[ACCOUNT][REGION]
+        own = s3().buckets.get(BUCKET)
+        if {QUEUE, DEAD_QUEUE} <= backend.queues.keys() and own and own.notification_configuration is not None:
+            return  # and nothing is written, so that a store on a full disk can be read
         if DEAD_QUEUE not in backend.queues:
             backend.create_queue(DEAD_QUEUE, MessageRetentionPeriod=_RETENTION)
         if QUEUE not in backend.queues:
             policy = {"deadLetterTargetArn": backend.queues[DEAD_QUEUE].queue_arn, "maxReceiveCount": MAX_RECEIVES}
             backend.create_queue(QUEUE, MessageRetentionPeriod=_RETENTION, RedrivePolicy=policy)
-        if BUCKET not in s3().buckets:
-            s3().create_bucket(BUCKET, REGION)
-        if s3().buckets[BUCKET].notification_configuration is None:
+        own = own or s3().create_bucket(BUCKET, REGION)
+        if own.notification_configuration is None:
             rules = [{"Name": "prefix", "Value": "drops/"}, {"Name": "suffix", "Value": "_SUCCESS"}]
             told = {
                 "Id": QUEUE,
@@ -106,7 +111,7 @@ class ObjectServer:
                 "Event": ["s3:ObjectCreated:*"],
                 "Filter": {"S3Key": {"FilterRule": rules}},
             }
-            s3().buckets[BUCKET].notification_configuration = models.NotificationConfiguration(queue=[told])
+            own.notification_configuration = models.NotificationConfiguration(queue=[told])
         with self._store.commit():
             self._store.save_bucket(BUCKET)
             self._store.save_queues(attributes=True)
@@ -116,7 +121,9 @@ class ObjectServer:
             status, headers, body = self._answer(environ)
         except Exception as error:
             refusal = self._refusal(error)
-            if refusal.status.startswith("5"):
+            if refusal.code == "InsufficientStorage":
+                log.error("%s", refusal.message)
+            elif refusal.status.startswith("5"):
                 failed = environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc()
                 log.error("%s %s failed:\n%s", *failed)
             status, headers, body = refusal.answer(json_protocol="HTTP_X_AMZ_TARGET" in environ)
@@ -132,13 +139,16 @@ class ObjectServer:
         if isinstance(error, BodyError):
             status = "403 Forbidden" if error.code == "SignatureDoesNotMatch" else "400 Bad Request"
             return ServiceError(status, error.code, error.message)
+        if isinstance(error, ExpatError):
+            return ServiceError("400 Bad Request", "MalformedXML", f"The document is no XML: {error}")
         if not isinstance(error, OSError | sqlite3.Error):
             return ServiceError(_FAILED, "InternalError", "The store failed; its log says why")
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         if _is_full(error):
             message = f"There is no room for this in {self._folder} ({reason}); make room and try again"
             return ServiceError("507 Insufficient Storage", "InsufficientStorage", message)
-        return ServiceError(_FAILED, "InternalError", f"{reason}: {self._folder}")
+        place = error.filename if isinstance(error, OSError) and error.filename else self._folder
+        return ServiceError(_FAILED, "InternalError", f"{reason}: {place}")
 
     def _answer(self, environ: Environ) -> Answer:
         if not self._host.fullmatch(environ.get("HTTP_HOST", "")):
@@ -146,16 +156,20 @@ class ObjectServer:
         path = str(environ["RAW_URI"]).partition("?")[0]
         if path == HEALTH:
             return text_answer("200 OK", "ok\n", "text/plain")
+        if not re.fullmatch("[0-9]{0,15}", environ.get("CONTENT_LENGTH", "")):
+            raise ServiceError("400 Bad Request", "InvalidRequest", "Content-Length must be a number of bytes")
         bucket, _, raw_key = path.removeprefix("/").partition("/")
-        bucket = unquote(bucket)
         signed = self._check_signature(environ, bucket, raw_key)
+        environ.pop("HTTP_X_MOTO_ACCOUNT_ID", None)  # all is kept in one account
         if signed.service == "sqs":
             return self._queue_answer(environ)
         if signed.service != "s3":
             raise ServiceError("501 Not Implemented", "NotImplemented", f"The embedded stack has no {signed.service}")
+        if not _BUCKET_NAME.fullmatch(bucket):
+            raise ServiceError("400 Bad Request", "InvalidBucketName", "A bucket's name has letters, digits, . - and _")
         if environ["REQUEST_METHOD"] in _READS:
-            with self._moto(), Request(self._store.bodies).running():
-                return self._ask_s3(environ, bucket)
+            with self._moto(), Request(self._store.bodies).running(), self._access_log(bucket):
+                return _ask_s3(self._s3, environ)
         query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         return self._write(environ, bucket, _key(raw_key), query, signed.chunk_signer)
 
@@ -163,12 +177,17 @@ class ObjectServer:
         """What the request is signed for. :raises SignatureError:"""
         now = datetime.now(UTC)
         method, form = environ["REQUEST_METHOD"], environ.get("CONTENT_TYPE", "").startswith("multipart/form-data")
-        if method == "OPTIONS":
+        if method == "OPTIONS" and bucket:
             return Signed("s3")  # a browser asks without keys what a page may ask; the bucket's CORS rules answer
         if method == "POST" and form and not key and "HTTP_AUTHORIZATION" not in environ:
             _check_form(environ, bucket, *self._keys, now)
             return Signed("s3")
-        return check(environ, *self._keys, now, lambda: read_document(environ, _DOCUMENT))
+        signed = check(environ, *self._keys, now, lambda: read_document(environ, _DOCUMENT))
+        if get_partition(signed.region) != "aws":
+            raise SignatureError(
+                "AuthorizationHeaderMalformed", f"Sign for a region like {REGION}, not {signed.region}"
+            )
+        return signed
 
     @contextlib.contextmanager
     def _moto(self) -> Iterator[None]:
@@ -183,11 +202,13 @@ class ObjectServer:
     def _write(
         self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]], chunk_signer: ChunkSigner | None
     ) -> Answer:
-        method = environ["REQUEST_METHOD"]
-        if bucket == BUCKET and not key and method == "DELETE" and not set(query) - {"x-id"}:
-            raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
         body = None
-        if method == "PUT" and key and "HTTP_X_AMZ_COPY_SOURCE" not in environ and not _SUBRESOURCES & set(query):
+        if (
+            environ["REQUEST_METHOD"] == "PUT"
+            and key
+            and "HTTP_X_AMZ_COPY_SOURCE" not in environ
+            and not _SUBRESOURCES & set(query)
+        ):
             body = self._store.bodies.spool(wanted_digests(environ))
         request = Request(self._store.bodies, body)
         with request.running():
@@ -196,21 +217,22 @@ class ObjectServer:
             else:
                 check_document(environ, read_document(environ, _DOCUMENT if key or query else _FORM))
             self._hash_source(environ, request)
-            with self._moto():
+            with self._moto(), self._access_log(bucket):
                 _check_conditions(environ, bucket, key, query)
                 return self._ask_and_save(environ, bucket, key, query)
 
     def _ask_and_save(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
         uploads = set(query.get("uploadId", []))
         try:
-            answer = self._ask_s3(environ, bucket)
-            if answer[0] >= "500":
-                raise _MotoError(answer)
-            if answer[0] >= "400":
-                return answer
+            answer = _ask_s3(self._s3, environ)
+            if answer[0] >= "400":  # moto may have changed something before it refused
+                raise _Refused(answer)
+            if BUCKET not in s3().buckets:
+                raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
             if "uploads" in query:
                 uploads |= self._store.new_uploads(bucket)
-            self._store.tell_once()
+            if uploads and environ["REQUEST_METHOD"] == "POST":
+                self._store.tell_once()
             told = self._store.queues_changed()
             with self._store.commit():
                 if key:
@@ -231,24 +253,29 @@ class ObjectServer:
                         self._store.reload_upload(bucket, upload)
                 if self._store.queues_changed():
                     self._store.load_queues()
-            if isinstance(error, _MotoError):
+            if isinstance(error, _Refused):
                 return error.answer
             raise
         if told:
             self._turn.notify_all()
         return answer
 
-    def _ask_s3(self, environ: Environ, name: str) -> Answer:
-        """Ask moto, and save what it wrote to the bucket that this bucket's accesses are logged to."""
+    @contextlib.contextmanager
+    def _access_log(self, name: str) -> Iterator[None]:
+        """Save what moto writes to the bucket that this bucket's accesses are logged to; S3 does not promise it."""
         bucket = s3().buckets.get(name)
         target = str((bucket.logging or {}).get("TargetBucket")) if bucket is not None else ""
-        status, headers, body = _ask(self._s3, environ)
-        # S3 says it of buckets with versions only; rclone would ask for that version, which moto does not know then.
-        answer = status, [header for header in headers if header != ("x-amz-version-id", "null")], body
-        if target in s3().buckets:
-            with self._store.commit():
-                self._store.save_bucket(target)
-        return answer
+        try:
+            yield
+        finally:
+            if target in s3().buckets:
+                try:
+                    with self._store.commit():
+                        self._store.save_bucket(target)
+                except (OSError, sqlite3.Error) as error:
+                    log.error("accesses of %s are not logged: %s", name, error)
+                    with _or_end():
+                        self._store.reload_bucket(target)
 
     def _hash_source(self, environ: Environ, request: Request) -> None:
         """Compute the entity tag of what is to be copied before moto's turn: a large object takes seconds."""
@@ -273,12 +300,11 @@ class ObjectServer:
         body = read_document(environ, _DOCUMENT)
         action, values = read_action(environ, body)
         queue = str(values.get("QueueUrl", environ["PATH_INFO"])).rpartition("/")[2]
-        if action == "DeleteQueue" and queue in {QUEUE, DEAD_QUEUE}:
-            raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own queues stay")
         with self._moto():
-            if action != "ReceiveMessage":
+            seconds = self._wait(queue, values) if action == "ReceiveMessage" else 0
+            if not seconds:
                 return self._ask_queue(environ, body, action)
-            until = time.monotonic() + self._wait(queue, values)
+            until = time.monotonic() + seconds
             body = without_wait(environ, body)
             while True:
                 answer = self._ask_queue(environ, body, action)
@@ -302,19 +328,26 @@ class ObjectServer:
         try:
             status, headers, parts = _ask(self._sqs, environ)
             answer = status, headers, [b"".join(parts)]
-            if status < "500" and (action not in MESSAGE_ACTIONS or self._store.queues_changed()):
+            if status >= "400":
+                raise _Refused(answer)
+            if not {QUEUE, DEAD_QUEUE} <= queue_models.sqs_backends[ACCOUNT][REGION].queues.keys():
+                raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own queues stay")
+            if action not in MESSAGE_ACTIONS or self._store.queues_changed():
                 with self._store.commit():
                     self._store.save_queues(attributes=action not in MESSAGE_ACTIONS)
                 self._turn.notify_all()
-        except BaseException:
+        except BaseException as error:
             with _or_end():
-                self._store.load_queues()
+                if action not in MESSAGE_ACTIONS or self._store.queues_changed():
+                    self._store.load_queues()
+            if isinstance(error, _Refused):
+                return error.answer
             raise
         return answer
 
 
-class _MotoError(Exception):
-    """moto failed at a request, and may have changed something before it did."""
+class _Refused(Exception):  # noqa: N818 (an answer, of which moto's changes are taken back)
+    """moto refused a request or failed at it, and may have changed something before it did."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -345,6 +378,12 @@ def _md5(view: Content) -> str:
     return digest.hexdigest()
 
 
+def _ask_s3(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
+    status, headers, body = _ask(application, environ)
+    # S3 says it of buckets with versions only; rclone would ask for that version, which moto does not know then.
+    return status, [header for header in headers if header != ("x-amz-version-id", "null")], body
+
+
 def _ask(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
     """Ask moto, without sending anything yet."""
     given: list[tuple[str, list[tuple[str, str]]]] = []
@@ -367,9 +406,11 @@ def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str,
     """Check a browser's upload against the policy that somebody with the keys signed for it."""
     data = read_document(environ, _FORM)
     _, fields, files = parse_form_data(environ | {"wsgi.input": io.BytesIO(data)})
+    found = files.getlist("file")
+    if environ.get("QUERY_STRING") or len(found) != 1 or len(files) != 1 or "file" in fields:
+        raise ServiceError("400 Bad Request", "InvalidArgument", "A form has one file, named `file`, and no query")
     sizes = check_form({**fields.to_dict(), "bucket": bucket}, access_key, secret_key, now)
-    size = sum(len(file.read()) for file in files.values())
-    if size not in sizes:
+    if len(found[0].read()) not in sizes:
         raise ServiceError("400 Bad Request", "EntityTooLarge", f"The policy allows a file of {sizes.start} bytes up")
 
 
@@ -379,7 +420,7 @@ def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, 
     if not key or found is None:
         return
     upload = query.get("uploadId", [""])[0]
-    if upload and upload not in found.multiparts:
+    if upload and getattr(found.multiparts.get(upload), "key_name", None) != key:
         existing = found.keys.get(key)
         finished = getattr(getattr(existing, "multipart", None), "id", None)
         if not (environ["REQUEST_METHOD"] == "POST" and finished == upload):  # completing it again is no error

@@ -9,6 +9,7 @@ requests that wait for that share one sync.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from dropforge.stack.bodies import Bodies, Piece
 from dropforge.stack.moto_objects import ACCOUNT, Request, StoredObject, StoredUpload, models
 
 FORMAT = 1
+_MEND = "Put it and bodies/ back from a copy, or move the folder away to start empty"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bodies (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, state BLOB NOT NULL);
@@ -78,9 +80,21 @@ class Persistence:
     def __init__(self, folder: Path) -> None:
         """:raises DropforgeError: if another server has the file, or it is not ours to read."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.path, self._log = folder / "objects.db", folder / "objects.db-wal"
-        self._open()
-        self.bodies = Bodies(folder / "bodies", self._read_small)
+        self.path = folder / "objects.db"
+        if not os.access(folder, os.W_OK):
+            raise DropforgeError(
+                f"The store's folder {folder}", "it cannot be written to", "Make it writable, or name another"
+            )
+        new = self._open()
+        bodies = folder / "bodies"
+        if new and bodies.is_dir() and any(bodies.iterdir()):
+            mend = "Put objects.db back from where it is, or move bodies/ away too to start empty"
+            raise DropforgeError(
+                f"The store's file {self.path}", "is missing or empty, and bodies/ beside it is not", mend
+            )
+        self._make(new=new)
+        self.bodies = Bodies(bodies, self._read_small)
+        self._log: int | None = None
         # What the file has, by bucket and key or upload: versions in their order, parts by number.
         self._objects: dict[tuple[str, str], Held] = {}
         self._uploads: dict[tuple[str, str], Held] = {}
@@ -90,21 +104,28 @@ class Persistence:
         self._synced = 0
         self._syncing = threading.Lock()
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
+        """Open the file; whether there is nothing in it yet."""
         try:
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5)
             for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", "temp_store=MEMORY"):
                 self._database.execute(f"PRAGMA {pragma}")
-            found = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if found in (0, FORMAT):
-                self._database.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT")
+            found = int(self._database.execute("PRAGMA user_version").fetchone()[0])
         except sqlite3.DatabaseError as error:
             other = "End the other server that uses this folder, or name another folder"
-            mend = other if "locked" in str(error) else "Put the file back from a copy, or move it away to start empty"
+            mend = (
+                other if "locked" in str(error) else f"{_MEND}; `df` and the system's log say whether the disk is well"
+            )
             raise DropforgeError(f"The store's file {self.path} cannot be opened", str(error), mend) from error
         if found > FORMAT:
             cause = f"a newer Dropforge wrote it (format {found}; this one reads {FORMAT})"
             raise DropforgeError(f"The store's file {self.path} cannot be read", cause, "Use that Dropforge")
+        return found == 0
+
+    def _make(self, *, new: bool) -> None:
+        # Where nothing is to be made nothing is written, so that a store on a full disk can be read.
+        if new:
+            self._database.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT")
 
     def close(self) -> None:
         self._database.close()
@@ -143,8 +164,9 @@ class Persistence:
             if self._synced >= sequence:
                 return
             reached, unnamed = self.sequence, self.bodies.take_unnamed()
-            with self._log.open("rb") as log:  # SQLite itself syncs it only before it writes it back
-                os.fsync(log.fileno())
+            if self._log is None:  # and kept open, for when there are too many open files
+                self._log = os.open(f"{self.path}-wal", os.O_RDONLY)
+            os.fsync(self._log)  # SQLite itself syncs it only before it writes it back
             self._synced = reached
         self.bodies.remove(unnamed)
 
@@ -166,7 +188,18 @@ class Persistence:
     # Loading
 
     def load(self) -> int:
-        """Make everything in the file known to moto; return the number of objects."""
+        """Make everything in the file known to moto; return the number of objects.
+
+        :raises DropforgeError: if the file is damaged.
+        """
+        try:
+            return self._load()
+        except Exception as error:
+            raise DropforgeError(
+                f"The store's file {self.path} is damaged", f"{type(error).__name__}: {error}", _MEND
+            ) from error
+
+    def _load(self) -> int:
         with Request(self.bodies).running():
             for name, state in self._database.execute("SELECT name, state FROM buckets").fetchall():
                 self._load_bucket(name, state)
@@ -177,9 +210,8 @@ class Persistence:
             self.load_queues()
         named = {piece.body for held in (*self._objects.values(), *self._uploads.values()) for piece in _pieces(held)}
         rows = self._database.execute("SELECT name FROM bodies").fetchall()
-        with self.commit():
-            orphans = [row for row in rows if row[0] not in named]
-            self._database.executemany("DELETE FROM bodies WHERE name = ?", orphans)
+        if orphans := [name for (name,) in rows if name not in named]:
+            self.bodies.put_back_dead(orphans)  # the next commit deletes them
         self.bodies.forget_orphans()
         return len(self._objects)
 
@@ -231,32 +263,53 @@ class Persistence:
     def reload_bucket(self, name: str) -> None:
         """Let moto know of a bucket and all that is in it what the file has, and nothing else."""
         row = self._database.execute("SELECT state FROM buckets WHERE name = ?", (name,)).fetchone()
-        s3().buckets.pop(name, None)
-        models.s3_backends.bucket_accounts.pop(name, None)
+        found = s3().buckets.get(name)
         if not row:
+            s3().buckets.pop(name, None)
+            models.s3_backends.bucket_accounts.pop(name, None)
             return
-        self._load_bucket(name, row[0])
-        for bucket, key in list(self._objects):
-            if bucket == name:
-                self.reload_object(bucket, key)
-        for bucket, upload in list(self._uploads):
-            if bucket == name:
-                self.reload_upload(bucket, upload)
+        if found is None:
+            self._load_bucket(name, row[0])
+        else:
+            values, tags = _unpickle(row[0])
+            found.__dict__.update(values)
+            s3().tagger.tags.pop(found.arn, None)
+            s3().tagger.tags.update(tags)
+        for key in self._changed(name):
+            self.reload_object(name, key)
+        for upload in self._changed_uploads(name):
+            self.reload_upload(name, upload)
+
+    def _changed(self, name: str) -> list[str]:
+        """Keys of a bucket of which moto knows other versions than the file."""
+        bucket = s3().buckets.get(name)
+        now: dict[str, list[Any]] = dict(bucket.keys.lists()) if bucket else {}
+        changed = []
+        for key in {key for owner, key in self._objects if owner == name} | set(now):
+            old, new = self._objects.get((name, key), {}), now.get(key, [])
+            if len(old) != len(new) or any(old[place] is not version for place, version in enumerate(new)):
+                changed.append(key)
+        return changed
+
+    def _changed_uploads(self, name: str) -> set[str]:
+        bucket = s3().buckets.get(name)
+        return {upload for owner, upload in self._uploads if owner == name} ^ set(bucket.multiparts if bucket else ())
 
     def load_queues(self) -> None:
-        """Let moto know of queues and messages what the file has, and nothing else."""
+        """Let moto know of queues and messages what the file has, and nothing else. What is in flight stays so."""
+        queues = sqs_queues()
         backends = queue_models.sqs_backends[ACCOUNT]
-        for backend in list(backends.values()):
-            backend.queues.clear()
-        self._messages = {}
         for arn, state in self._database.execute("SELECT arn, state FROM queues").fetchall():
             values = _unpickle(state)
-            queue = queue_models.Queue(values["_name"], values["region"], ACCOUNT)
+            queue = queues.pop(arn, None) or queue_models.Queue(values["_name"], values["region"], ACCOUNT)
             queue.__dict__.update(values)
             backends[queue.region].queues[queue.name] = queue
-            query = "SELECT id, state FROM messages WHERE queue = ? ORDER BY place"
-            self._messages[arn] = {id_: _unpickle(text) for id_, text in self._database.execute(query, (arn,))}
-            queue._messages.extend(self._messages[arn].values())
+            if arn not in self._messages:
+                query = "SELECT id, state FROM messages WHERE queue = ? ORDER BY place"
+                self._messages[arn] = {id_: _unpickle(text) for id_, text in self._database.execute(query, (arn,))}
+            queue._messages[:] = self._messages[arn].values()
+        for unknown in queues.values():
+            del backends[unknown.region].queues[unknown.name]
         queues = sqs_queues()
         for queue in queues.values():
             if queue.redrive_policy:
@@ -308,13 +361,9 @@ class Persistence:
             self._database.execute("DELETE FROM buckets WHERE name = ?", (name,))
         else:
             self._put("buckets", name=name, state=_pickle((_state(bucket, _BUCKET), _tags([bucket.arn]))))
-        now: dict[str, list[Any]] = dict(bucket.keys.lists()) if bucket else {}
-        for key in {key for owner, key in self._objects if owner == name} | set(now):
-            old, new = self._objects.get((name, key), {}), now.get(key, [])
-            if len(old) != len(new) or any(old[place] is not version for place, version in enumerate(new)):
-                self.save_object(name, key)
-        uploads = set(bucket.multiparts) if bucket else set()
-        for upload in {upload for owner, upload in self._uploads if owner == name} ^ uploads:
+        for key in self._changed(name):
+            self.save_object(name, key)
+        for upload in self._changed_uploads(name):
             self.save_upload(name, upload)
 
     def save_queues(self, *, attributes: bool = False) -> None:
@@ -344,10 +393,11 @@ class Persistence:
             for name, parts in self._uploads.items()
             if parts and max(part.last_modified for part in parts.values()) < oldest
         ]
-        with self.commit():
-            for bucket, upload in old:
-                del s3().buckets[bucket].multiparts[upload]
-                self.save_upload(bucket, upload)
+        if old:
+            with self.commit():
+                for bucket, upload in old:
+                    del s3().buckets[bucket].multiparts[upload]
+                    self.save_upload(bucket, upload)
         return len(old)
 
     def queues_changed(self) -> bool:
@@ -358,18 +408,12 @@ class Persistence:
         )
 
     def tell_once(self) -> None:
-        """Drop the first of two new messages about the same object: moto tells twice of a completed upload."""
+        """Drop the new messages about a put where an upload was completed: moto tells of that too, and S3 does not."""
         for arn, queue in sqs_queues().items():
-            told: dict[tuple[str, str], Any] = {}
             for message in [one for one in queue._messages if one.id not in self._messages.get(arn, {})]:
-                try:
-                    record = json.loads(message.body)["Records"][0]["s3"]
-                    name = record["bucket"]["name"], record["object"]["key"]
-                except (ValueError, KeyError, IndexError, TypeError):
-                    continue
-                if name in told:
-                    queue._messages.remove(told[name])
-                told[name] = message
+                with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+                    if json.loads(message.body)["Records"][0]["eventName"] == "ObjectCreated:Put":
+                        queue._messages.remove(message)
 
     def _put(self, table: str, **values: Any) -> None:
         names, marks = ", ".join(values), ", ".join("?" for _ in values)
@@ -399,7 +443,11 @@ def _state(thing: object, apart: set[str]) -> dict[str, Any]:
 class _Pickler(pickle.Pickler):
     """Refuses what could not be read again, so that a request fails and not the next start."""
 
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is models.FakeDeleteMarker:
+            # It holds the version before it, and so on: whether that is a marker too is all that moto asks.
+            before = object.__new__(type(value)) if type(vars(value).get("key")) is type(value) else None
+            return copyreg.__newobj__, (type(value),), vars(value) | {"key": before}  # type: ignore[attr-defined]
         kind = value if isinstance(value, type) else type(value)
         if not _may_load(kind.__module__, kind.__qualname__):
             raise pickle.PicklingError(f"{kind.__module__}.{kind.__qualname__} cannot be saved")

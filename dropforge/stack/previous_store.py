@@ -40,6 +40,7 @@ def take_over(state: Path, store: Persistence) -> int:
         _take_queue(folder, store)
     for old in (buckets, queues, state / "objects" / "tmp"):
         taken = old.with_name(f"{old.name}.taken")
+        shutil.rmtree(taken, ignore_errors=True)
         if old.is_dir():
             old.rename(taken)
             sync_folder(old.parent)

@@ -78,6 +78,7 @@ class Signed:
     """What a request is signed for."""
 
     service: str
+    region: str = "us-east-1"
     chunk_signer: ChunkSigner | None = None
 
 
@@ -207,9 +208,9 @@ def _check_v4(
         text = signer.string_to_sign(request, signer.canonical_request(request))
         if same(signer.signature(text, request), fields["Signature"]):
             if not payload.startswith(_SIGNED_CHUNKS):
-                return Signed(service)
+                return Signed(service, region)
             trailer = payload.endswith("-TRAILER")
-            return Signed(service, ChunkSigner(signer, request, fields["Signature"], trailer=trailer))
+            return Signed(service, region, ChunkSigner(signer, request, fields["Signature"], trailer=trailer))
     raise _mismatch()
 
 
