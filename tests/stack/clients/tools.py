@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -41,6 +42,8 @@ def _tree(at: Place, name: str = "tree") -> Path:
     (folder / "a.txt").write_text("a")
     (folder / "sub dir" / "ü+1 %.txt").write_text("ü")
     (folder / "sub dir" / "empty").touch()
+    for path in folder.rglob("*"):
+        os.utime(path, (1e9, 1e9))  # a sync copies what is newer than the object, whose time has whole seconds
     return folder
 
 
