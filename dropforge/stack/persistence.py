@@ -82,17 +82,16 @@ class Persistence:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "objects.db"
         if not os.access(folder, os.W_OK):
-            raise DropforgeError(
-                f"The store's folder {folder}", "it cannot be written to", "Make it writable, or name another"
-            )
+            mend = "Make it writable, or name another"
+            raise DropforgeError(f"The store's folder {folder}", "it cannot be written to", mend)
         new = self._open()
         bodies = folder / "bodies"
         if new and bodies.is_dir() and any(bodies.iterdir()):
-            mend = "Put objects.db back from where it is, or move bodies/ away too to start empty"
-            raise DropforgeError(
-                f"The store's file {self.path}", "is missing or empty, and bodies/ beside it is not", mend
-            )
-        self._make(new=new)
+            cause = "it is missing or empty, and bodies/ beside it is not"
+            mend = "Put it back from where it is now, or move bodies/ away too to start empty"
+            raise DropforgeError(f"The store's file {self.path}", cause, mend)
+        if new:  # else nothing is written, so that a store on a full disk can be read
+            self._database.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT")
         self.bodies = Bodies(bodies, self._read_small)
         self._log: int | None = None
         # What the file has, by bucket and key or upload: versions in their order, parts by number.
@@ -113,22 +112,12 @@ class Persistence:
             found = int(self._database.execute("PRAGMA user_version").fetchone()[0])
         except sqlite3.DatabaseError as error:
             other = "End the other server that uses this folder, or name another folder"
-            mend = (
-                other if "locked" in str(error) else f"{_MEND}; `df` and the system's log say whether the disk is well"
-            )
+            mend = other if "locked" in str(error) else f"See whether the disk is well. {_MEND}"
             raise DropforgeError(f"The store's file {self.path} cannot be opened", str(error), mend) from error
         if found > FORMAT:
             cause = f"a newer Dropforge wrote it (format {found}; this one reads {FORMAT})"
             raise DropforgeError(f"The store's file {self.path} cannot be read", cause, "Use that Dropforge")
         return found == 0
-
-    def _make(self, *, new: bool) -> None:
-        # Where nothing is to be made nothing is written, so that a store on a full disk can be read.
-        if new:
-            self._database.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT")
-
-    def close(self) -> None:
-        self._database.close()
 
     def _read_small(self, name: str) -> bytes:
         found: bytes = self._database.execute("SELECT data FROM bodies WHERE name = ?", (name,)).fetchone()[0]
@@ -195,9 +184,8 @@ class Persistence:
         try:
             return self._load()
         except Exception as error:
-            raise DropforgeError(
-                f"The store's file {self.path} is damaged", f"{type(error).__name__}: {error}", _MEND
-            ) from error
+            cause = f"{type(error).__name__}: {error}"
+            raise DropforgeError(f"The store's file {self.path} is damaged", cause, _MEND) from error
 
     def _load(self) -> int:
         with Request(self.bodies).running():
