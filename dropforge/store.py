@@ -353,7 +353,7 @@ class FolderStore:
             return False
         finally:
             temporary.unlink()
-        _sync(path.parent)  # a manifest must not outlive a power cut that its files' names did not
+        sync_folder(path.parent)  # a manifest must not outlive a power cut that its files' names did not
         return True
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
@@ -457,8 +457,8 @@ def _etag(path: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on disk."""
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from dropforge.store import sync_folder
+
 SMALL = 32 << 10
 WHOLE = 4 << 20  # moto is given what is not longer as plain bytes
 _BLOCK = 1 << 20
@@ -196,6 +198,14 @@ class Bodies:
         view = Content(self, pieces)
         return view if len(view) > WHOLE else bytes(view)
 
+    def digest(self, name: str, pieces: Iterable[Piece]) -> bytes:
+        """The checksum of the bytes, which are read for it."""
+        checksum = Checksum(name)
+        for piece in pieces:
+            for block in self.blocks(piece):
+                checksum.update(block)
+        return checksum.digest()
+
     def blocks(self, piece: Piece) -> Iterator[bytes]:
         if piece.body.startswith(_IN_DATABASE):
             arriving = self.small(piece.body)
@@ -251,12 +261,3 @@ def cut(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:
             found.append(Piece(piece.body, piece.start + first, last - first))
         start, stop = start - piece.size, stop - piece.size
     return tuple(found)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -101,11 +101,7 @@ class StoredObject(models.FakeKey):  # type: ignore[misc]
         """The checksum of the bytes: as it was computed when they came, else by reading them."""
         found = self.digests.get(name)
         if found is None:
-            checksum = Checksum(name)
-            for piece in self.pieces:
-                for block in Request.current().bodies.blocks(piece):
-                    checksum.update(block)
-            found = self.digests[name] = checksum.digest()
+            found = self.digests[name] = Request.current().bodies.digest(name, self.pieces)
         return found
 
     @property
@@ -150,24 +146,20 @@ class StoredUpload(models.FakeMultipart):  # type: ignore[misc]
             tags.update(bytes.fromhex(part.etag.strip('"')))
         pieces = tuple(piece for part in parts for piece in part.pieces)
         content = Content(Request.current().bodies, pieces)
-        return content, f"{tags.digest().hex()}-{len(parts)}", self._checksum(parts)
+        return content, f"{tags.digest().hex()}-{len(parts)}", self._checksum(parts, pieces)
 
-    def _checksum(self, parts: list[StoredObject]) -> tuple[str, str, int] | None:
+    def _checksum(self, parts: list[StoredObject], pieces: tuple[Piece, ...]) -> tuple[str, str, int] | None:
         """Type, value and count as moto keeps them; of those that we cannot compute, none is shown."""
         name = str(self.metadata.get("x-amz-checksum-algorithm") or "").lower()
         if name not in _COMPUTED:
             return None
         kind = self.metadata.get("x-amz-checksum-type") or "COMPOSITE"
+        if kind != "COMPOSITE":
+            return kind, base64.b64encode(Request.current().bodies.digest(name, pieces)).decode(), 1
         checksum = Checksum(name)
         for part in parts:
-            if kind == "COMPOSITE":
-                checksum.update(part.digest(name))
-                continue
-            for piece in part.pieces:
-                for block in Request.current().bodies.blocks(piece):
-                    checksum.update(block)
-        count = len(parts) if kind == "COMPOSITE" else 1
-        return kind, base64.b64encode(checksum.digest()).decode(), count
+            checksum.update(part.digest(name))
+        return kind, base64.b64encode(checksum.digest()).decode(), len(parts)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(_of_nothing(type(self)) | state)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import hashlib
 import io
 import logging
 import os
@@ -230,7 +229,7 @@ class ObjectServer:
             if BUCKET not in s3().buckets:
                 raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
             if "uploads" in query:
-                uploads |= self._store.new_uploads(bucket)
+                uploads |= self._store.changed_uploads(bucket)
             if uploads and environ["REQUEST_METHOD"] == "POST":
                 self._store.tell_once()
             told = self._store.queues_changed()
@@ -294,7 +293,8 @@ class ObjectServer:
         # moto computes this checksum of bytes in memory only.
         environ.pop("HTTP_X_AMZ_CHECKSUM_ALGORITHM", None)
         with contextlib.closing(view):
-            request.md5s[part] = tag if part == pieces and "-" not in tag else _md5(view)
+            known = part == pieces and "-" not in tag
+            request.md5s[part] = tag if known else self._store.bodies.digest("md5", part).hex()
 
     def _queue_answer(self, environ: Environ) -> Answer:
         body = read_document(environ, _DOCUMENT)
@@ -369,13 +369,6 @@ def _is_full(error: OSError | sqlite3.Error) -> bool:
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     return error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}
-
-
-def _md5(view: Content) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    for block in view:
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _ask_s3(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:

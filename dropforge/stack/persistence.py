@@ -205,9 +205,11 @@ class Persistence:
 
     def _load_bucket(self, name: str, state: bytes) -> None:
         values, tags = _unpickle(state)
-        bucket = models.FakeBucket(name, account_id=ACCOUNT, region_name=values["region_name"])
+        if name not in s3().buckets:
+            s3().buckets[name] = models.FakeBucket(name, account_id=ACCOUNT, region_name=values["region_name"])
+        bucket = s3().buckets[name]
         bucket.__dict__.update(values)
-        s3().buckets[name] = bucket
+        s3().tagger.tags.pop(bucket.arn, None)
         s3().tagger.tags.update(tags)
 
     def _load_object(self, bucket: str, key: str, state: bytes) -> None:
@@ -251,21 +253,14 @@ class Persistence:
     def reload_bucket(self, name: str) -> None:
         """Let moto know of a bucket and all that is in it what the file has, and nothing else."""
         row = self._database.execute("SELECT state FROM buckets WHERE name = ?", (name,)).fetchone()
-        found = s3().buckets.get(name)
         if not row:
             s3().buckets.pop(name, None)
             models.s3_backends.bucket_accounts.pop(name, None)
             return
-        if found is None:
-            self._load_bucket(name, row[0])
-        else:
-            values, tags = _unpickle(row[0])
-            found.__dict__.update(values)
-            s3().tagger.tags.pop(found.arn, None)
-            s3().tagger.tags.update(tags)
+        self._load_bucket(name, row[0])
         for key in self._changed(name):
             self.reload_object(name, key)
-        for upload in self._changed_uploads(name):
+        for upload in self.changed_uploads(name):
             self.reload_upload(name, upload)
 
     def _changed(self, name: str) -> list[str]:
@@ -279,7 +274,8 @@ class Persistence:
                 changed.append(key)
         return changed
 
-    def _changed_uploads(self, name: str) -> set[str]:
+    def changed_uploads(self, name: str) -> set[str]:
+        """Uploads of a bucket that either moto or the file has, and not both."""
         bucket = s3().buckets.get(name)
         return {upload for owner, upload in self._uploads if owner == name} ^ set(bucket.multiparts if bucket else ())
 
@@ -337,11 +333,6 @@ class Persistence:
             self._put("parts", upload=upload_id, number=number, state=_pickle(part))
         self._learn(self._uploads, bucket, upload_id, dict(upload.parts))
 
-    def new_uploads(self, bucket: str) -> set[str]:
-        """The ids of uploads that the file has not."""
-        found = s3().buckets.get(bucket)
-        return {upload for upload in (found.multiparts if found else ()) if (bucket, upload) not in self._uploads}
-
     def save_bucket(self, name: str) -> None:
         """Save a bucket, and of all that is in it what changed."""
         bucket = s3().buckets.get(name)
@@ -351,7 +342,7 @@ class Persistence:
             self._put("buckets", name=name, state=_pickle((_state(bucket, _BUCKET), _tags([bucket.arn]))))
         for key in self._changed(name):
             self.save_object(name, key)
-        for upload in self._changed_uploads(name):
+        for upload in self.changed_uploads(name):
             self.save_upload(name, upload)
 
     def save_queues(self, *, attributes: bool = False) -> None:

@@ -19,9 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dropforge.stack.bodies import SMALL, Piece, sync_folder
+from dropforge.stack.bodies import SMALL, Piece
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject
 from dropforge.stack.persistence import Persistence, queue_models, s3
+from dropforge.store import sync_folder
 
 log = logging.getLogger("dropforge.objects")
 
@@ -53,6 +54,8 @@ def take_over(state: Path, store: Persistence) -> int:
 def _take_bucket(folder: Path, store: Persistence) -> int:
     if folder.name not in s3().buckets:
         s3().create_bucket(folder.name, REGION)
+    with store.commit():
+        store.save_bucket(folder.name)  # first, for objects are loaded into it
     count, found = 0, _newest(folder)
     while batch := list(islice(found, _BATCH)):
         with Request(store.bodies).running():
@@ -62,12 +65,11 @@ def _take_bucket(folder: Path, store: Persistence) -> int:
                 dict.__setitem__(s3().buckets[folder.name].keys, taken.name, [taken])
             sync_folder(store.bodies.folder)
             with store.commit():
-                store.save_bucket(folder.name)
+                for _, record in batch:
+                    store.save_object(folder.name, record["key"])
             for _, record in batch:
                 store.bodies.release(s3().buckets[folder.name].keys[record["key"]].pieces)
         count += len(batch)
-    with store.commit():
-        store.save_bucket(folder.name)
     return count
 
 
