@@ -17,6 +17,7 @@ from dropforge.cli import (
     curate,
     demo,
     drops,
+    env,
     explain,
     family,
     forget,
@@ -83,6 +84,7 @@ app.command("install")(install.install)
 app.command("manifests")(manifests.manifests)
 app.add_typer(bench.app, name="bench")
 app.add_typer(images.app, name="images")
+app.command("env")(env.env)
 app.command("secret")(secret.secret)
 app.command("instances")(instances.instances)
 app.command("render")(recipes.render)

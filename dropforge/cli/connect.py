@@ -12,7 +12,7 @@ from dropforge import settings
 from dropforge.cli.airflow import Airflow
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
-from dropforge.stack.state import check_folder, is_running, read_state
+from dropforge.stack.state import StackState, check_folder, is_running, read_state
 from dropforge.store import S3Store, Store
 
 StateOption = Annotated[
@@ -54,8 +54,19 @@ def connect(state: Path | None) -> Connection:
         found = settings.from_env()
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
-    if not is_running(folder):
-        raise DropforgeError(f"stack in {folder}", "it is not running", "Start it with `dropforge up`")
+    stack = running_stack(folder, "Start it with `dropforge up`")
     os.environ.update(stack.env())
     found = stack.settings
     return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder)
+
+
+def running_stack(state: Path | None, mend: str) -> StackState:
+    """The embedded stack of this folder, or of the default one.
+
+    :raises DropforgeError: if it does not run, with the mend.
+    """
+    folder = check_folder(state or settings.default_state())
+    stack = read_state(folder)
+    if stack is None or not is_running(folder):
+        raise DropforgeError(f"stack in {folder}", "it is not running", mend)
+    return stack

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from dropforge import layout, settings, tracking
-from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.connect import Connection, StateOption, connect, running_stack
 from dropforge.cli.drops import send, show_end, start_again, wait_for_run
 from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.services import login_text, start, stop
@@ -79,8 +79,7 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
     tags = run.data.tags if run else {}
     version = tags.get(tracking.TAG_VERSION)
     champion = tracking.champion(connection.settings.tracking_uri, FAMILY) if version else None
-    airflow = connection.airflow
-    login = login_text(airflow.user, airflow.password, connection.settings.state, console)
+    stack = running_stack(connection.stack, "Start it again with `dropforge up`")
     holds = champion is not None and champion.version == version
     table = Table.grid(padding=(0, 2))
     rows = [
@@ -89,8 +88,8 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
         ("eval loss", f"{view.evals[0]:.3f} before, {view.evals[-1]:.3f} after" if view.evals else "-"),
         ("attempts", tags.get(tracking.TAG_ATTEMPT, "-") + (f", {view.note}" if view.note else "")),
         ("verdict", tags.get(tracking.TAG_VERDICT, "-")),
-        ("Airflow", f"{airflow.url}   {login}"),
-        ("MLflow", connection.settings.tracking_uri),
+        ("Airflow", f"{stack.settings.airflow_url}   {login_text(*stack.login, stack.folder, console)}"),
+        ("MLflow", f"{stack.settings.tracking_uri}   {login_text(*stack.mlflow_login, stack.folder, console)}"),
         ("", f"/#/experiments/{run.info.experiment_id}/runs/{run_id}" if run else ""),
         ("", f"/#/models/{FAMILY}/versions/{version}" if version else ""),
         ("logs", str(connection.settings.state / "logs")),

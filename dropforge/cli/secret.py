@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 import yaml
 
-from dropforge.cli.connect import StateOption
+from dropforge.cli.connect import StateOption, running_stack
 from dropforge.errors import DropforgeError
 from dropforge.job import SECRET
-from dropforge.settings import default_state
-from dropforge.stack.state import check_folder, is_running, read_state
 
 OF_THE_HUB = ("HF_TOKEN", "HF_ENDPOINT")  # of whoever prints the secret: the right to a base model, and where it is
 
@@ -26,11 +24,7 @@ def secret(
 
     HF_TOKEN and HF_ENDPOINT of this environment are among them.
     """
-    folder = check_folder(state or default_state())
-    stack = read_state(folder)
-    if stack is None or not is_running(folder):
-        mend = "Start it with `dropforge up --pod-host ADDRESS`"
-        raise DropforgeError(f"stack in {folder}", "it is not running", mend)
+    stack = running_stack(state, "Start it with `dropforge up --pod-host ADDRESS`")
     own = {name: value for name in OF_THE_HUB if (value := os.environ.get(name))}
     values = stack.pod_env() | own
     if sys.stdout.isatty():

@@ -19,7 +19,7 @@ from dropforge.recipes import load_recipe
 from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
-from dropforge.stack.services import passwords_path
+from dropforge.stack.secrets import secrets_path
 from dropforge.stack.state import StackState, check_folder, is_running, read_state
 from dropforge.terminal import Console, Text
 
@@ -47,8 +47,7 @@ def up(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Let S3 and MLflow listen on this address of the machine too, for the pods of a Kubernetes cluster. "
-            "MLflow asks for no login.",
+            help="Let S3 and MLflow listen on this address of the machine too, for the pods of a Kubernetes cluster.",
         ),
     ] = None,
 ) -> None:
@@ -168,15 +167,15 @@ def doctor(
 def show_addresses(state: StackState, console: Console) -> None:
     table = Table(box=None, show_header=False)
     table.add_row("Airflow", state.settings.airflow_url, login_text(*state.login, state.folder, console))
-    table.add_row("MLflow", state.settings.tracking_uri, "")
+    table.add_row("MLflow", state.settings.tracking_uri, login_text(*state.mlflow_login, state.folder, console))
     table.add_row("S3 and SQS", state.env()["AWS_ENDPOINT_URL"], f"bucket {state.settings.bucket}")
     table.add_row("Logs", str(state.folder / "logs"), "")
     console.print(table)
 
 
 def login_text(user: str, password: str, folder: Path, console: Console) -> str:
-    """User and password of Airflow as markup; what is no terminal may be a log, and is told where the password is."""
-    shown = f"[bold]{password}[/]" if console.is_terminal else f"in {passwords_path(folder)}"
+    """User and password as markup; what is no terminal may be a log, and is told where the password is."""
+    shown = f"[bold]{password}[/]" if console.is_terminal else f"in {secrets_path(folder)}"
     return f"user [bold]{user}[/], password {shown}"
 
 

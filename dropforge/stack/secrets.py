@@ -1,28 +1,46 @@
-"""The secrets of one stack: made once, kept in its state folder, readable by its owner only."""
+"""The secrets of one stack: each made once, kept in its state folder, readable by its owner only."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
+
+from dropforge.errors import DropforgeError
+
+
+def _token(size: int) -> Any:
+    """A field of that many random bytes, as text fit for addresses."""
+    return field(default_factory=lambda: secrets.token_urlsafe(size))
 
 
 @dataclass(frozen=True)
 class Secrets:
     """Random values; `repr` shows none of them."""
 
-    access_key: str
-    secret_key: str
-    airflow_password: str
-    fernet_key: str
-    jwt_secret: str
-    api_secret_key: str
+    access_key: str = field(default_factory=lambda: "DF" + secrets.token_hex(16).upper())
+    secret_key: str = _token(30)
+    airflow_password: str = _token(12)
+    fernet_key: str = field(default_factory=lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+    jwt_secret: str = field(default_factory=lambda: base64.b64encode(secrets.token_bytes(64)).decode())
+    api_secret_key: str = _token(32)
+    mlflow_password: str = _token(12)
+    mlflow_airflow_password: str = _token(30)
+    mlflow_trainer_password: str = _token(30)
+    mlflow_secret_key: str = _token(32)
 
     def __repr__(self) -> str:
         return "Secrets(...)"
+
+
+_NAMES = frozenset(value.name for value in fields(Secrets))
 
 
 def secrets_path(state: Path) -> Path:
@@ -30,24 +48,49 @@ def secrets_path(state: Path) -> Path:
 
 
 def read_secrets(state: Path) -> Secrets:
-    """The stack's secrets, made now if there are none yet."""
+    """The stack's secrets; those that there are none of yet are made now.
+
+    :raises DropforgeError: if they cannot be read.
+    """
     path = secrets_path(state)
-    if not path.exists():
+    known = _known(path)
+    if known.keys() < _NAMES:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = Secrets(
-            access_key="DF" + secrets.token_hex(16).upper(),
-            secret_key=secrets.token_urlsafe(30),
-            airflow_password=secrets.token_urlsafe(12),
-            fernet_key=base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-            jwt_secret=base64.b64encode(secrets.token_bytes(64)).decode(),
-            api_secret_key=secrets.token_urlsafe(32),
-        )
-        write_private(path, json.dumps(asdict(fresh), indent=1), replace=False)
-    return Secrets(**json.loads(path.read_text()))
+        with _locked(state):  # a command and the supervisor may both find that some are missing
+            known = asdict(Secrets(**_known(path)))
+            write_private(path, json.dumps(known, indent=1))
+    return Secrets(**known)
 
 
-def write_private(path: Path, text: str, *, replace: bool = True) -> None:
-    """Write a file with mode 0600 that appears whole; without `replace`, an existing file stays."""
+def _known(path: Path) -> dict[str, str]:
+    try:
+        known = json.loads(path.read_text())
+        if not isinstance(known, dict) or not all(isinstance(value, str) and value for value in known.values()):
+            raise ValueError("they are no texts by name")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DropforgeError(
+            f"the stack's secrets in {path}",
+            f"they cannot be read ({type(error).__name__})",  # the error of a torn file may quote it
+            "Put back a copy of the file, or delete it: new ones are made at the next start, and connections and "
+            "variables that you entered in Airflow have to be entered again, as it kept them encrypted",
+        ) from None
+    return {name: value for name, value in known.items() if name in _NAMES}
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file with mode 0600 that appears whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -59,12 +102,4 @@ def write_private(path: Path, text: str, *, replace: bool = True) -> None:
     except OSError:
         temporary.unlink()
         raise
-    if replace:
-        temporary.replace(path)
-        return
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink()
+    temporary.replace(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import dropforge
 from dropforge.errors import DropforgeError
-from dropforge.stack import health
+from dropforge.stack import health, mlflow_accounts
 from dropforge.stack.databases import Databases, data_folder
 from dropforge.stack.secrets import Secrets, write_private
 from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
@@ -121,7 +121,8 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
     env = base_env(folder, ports, secrets)
     databases = Databases.of(folder)
     libpq = {name: value for name, value in os.environ.items() if name.startswith("PG") and not databases.embedded}
-    airflow = {**env, **libpq, **airflow_env(folder, ports, secrets, databases)}
+    login = mlflow_accounts.login(mlflow_accounts.AIRFLOW, secrets)
+    airflow = {**env, **libpq, **login, **airflow_env(folder, ports, secrets, databases)}
     # Curation runs in the scheduler's workers; code of recipes, which could undo pseudonyms, in pods of the cluster.
     curating = {name: os.environ[name] for name in _CURATING if name in os.environ}
 
@@ -167,7 +168,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             "mlflow",
             "dropforge.stack.tracking_server",
             (
-                *("--port", str(ports["mlflow"]), "--artifacts", "s3://dropforge/mlflow"),
+                *("--state", str(folder), "--port", str(ports["mlflow"]), "--artifacts", "s3://dropforge/mlflow"),
                 *for_pods,
             ),
             {**env, **libpq, **mlflow_env(folder, databases)},
@@ -201,7 +202,8 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
         found = [service for service in found if service.name != "airflow-db"]
     if _exists(f"{CLUSTER}.__main__"):
         home = Path(env["KUBEFLOW_TRAINING_HOME"])
-        found.insert(1, Service("cluster", CLUSTER, (), env, ready=lambda _: health.local_cluster(home)))
+        pods = {**env, **mlflow_accounts.login(mlflow_accounts.TRAINER, secrets)}
+        found.insert(1, Service("cluster", CLUSTER, (), pods, ready=lambda _: health.local_cluster(home)))
     return found
 
 

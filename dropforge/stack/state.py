@@ -14,6 +14,7 @@ from typing import Any
 
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings, is_self_service
+from dropforge.stack import mlflow_accounts
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import Secrets, read_secrets, write_private
 
@@ -61,9 +62,15 @@ class StackState:
         """User and password of Airflow's pages."""
         return AIRFLOW_USER, self.secrets.airflow_password
 
+    @property
+    def mlflow_login(self) -> tuple[str, str]:
+        """User and password of MLflow's pages."""
+        return mlflow_accounts.PERSON.name, self.secrets.mlflow_password
+
     def env(self) -> dict[str, str]:
-        """The environment of a client of the stack: addresses and credentials of S3, SQS, MLflow and the cluster."""
-        return client_env(self.folder, self.ports, self.secrets)
+        """The environment of a person's client: addresses and credentials of S3, SQS, MLflow and the cluster."""
+        login = mlflow_accounts.login(mlflow_accounts.PERSON, self.secrets)
+        return {**client_env(self.folder, self.ports, self.secrets), **login}
 
     def pod_env(self) -> dict[str, str]:
         """What a training pod of a cluster has to know.
@@ -79,6 +86,7 @@ class StackState:
         env = self.env()
         return {
             "MLFLOW_TRACKING_URI": f"http://{self.pod_host}:{self.ports['mlflow']}",
+            **mlflow_accounts.login(mlflow_accounts.TRAINER, self.secrets),
             "AWS_ENDPOINT_URL": f"http://{self.pod_host}:{self.ports['objects']}",
             **{name: env[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")},
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -111,6 +119,7 @@ def settings(folder: Path, ports: dict[str, int]) -> Settings:
 
 
 def client_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
+    """What all of the stack's parts and clients share; who logs in to MLflow differs."""
     return {
         **settings(folder, ports).to_env(),
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['objects']}",

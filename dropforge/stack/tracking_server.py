@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import os
+from pathlib import Path
+from typing import Any
+
+from dropforge.stack import mlflow_accounts
+from dropforge.stack.secrets import read_secrets, write_private
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="dropforge.stack.tracking_server", description=__doc__)
+    parser.add_argument("--state", type=Path, required=True, help="folder of the stack")
     parser.add_argument("--port", type=int, required=True, help="port of 127.0.0.1")
     parser.add_argument("--artifacts", required=True, help="where artifacts go: s3://bucket/prefix")
     parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
 
+    hosts = ["127.0.0.1"]
+    if options.pod_host:
+        hosts.append(options.pod_host)
+        names = ["localhost", *hosts]
+        os.environ["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join(names + [f"{name}:*" for name in names])
     import uvicorn
-    from mlflow.server import constants as server
+    from mlflow.server import constants as server  # reads the names that are let in
     from mlflow.server.handlers import initialize_backend_stores
 
     store, root = os.environ["MLFLOW_BACKEND_STORE_URI"], "mlflow-artifacts:/"  # it may hold a password
@@ -35,16 +45,33 @@ def main(arguments: list[str] | None = None) -> None:
         }
     )
     initialize_backend_stores(store, store, root)
-    hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]
-    if options.pod_host:
-        names = ["localhost", *hosts]
-        os.environ["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join(names + [f"{name}:{options.port}" for name in names])
-    application = importlib.import_module("mlflow.server.fastapi_app").app  # reads the environment that was set above
+    application = _with_logins(options.state, store)
     # Collections look at what came since, and not at all of MLflow's modules for a third of a second each.
     gc.collect()
     gc.freeze()
     sockets = [uvicorn.Config("", host=host, port=options.port).bind_socket() for host in hosts]
     uvicorn.Server(uvicorn.Config(application, access_log=False)).run(sockets)
+
+
+def _with_logins(folder: Path, database: str) -> Any:
+    """MLflow's application, as `--app-name basic-auth` has it, with the stack's accounts."""
+    secrets, wanted, path = read_secrets(folder), mlflow_accounts.configuration(database), folder / "mlflow-auth.ini"
+    if not path.is_file() or path.read_text() != wanted:
+        write_private(path, wanted)
+    os.environ.update(
+        {
+            "MLFLOW_AUTH_CONFIG_PATH": str(path),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": secrets.mlflow_password,
+            "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.mlflow_secret_key,
+        }
+    )
+    from mlflow.server import app, auth  # they read the environment that was set above
+
+    application = auth.create_app()
+    mlflow_accounts.keep_names(app)
+    mlflow_accounts.provide(auth.store, secrets)
+    return application
 
 
 if __name__ == "__main__":

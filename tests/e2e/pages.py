@@ -12,16 +12,22 @@ from playwright.sync_api import Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from dropforge.cli.airflow import FINETUNE
+from dropforge.stack.state import read_state
 from tests.browser import EXPECTED, opened
 from tests.e2e.harness import Stack, wait
 
 
 @contextmanager
 def logged_in(stack: Stack) -> Iterator[Page]:
-    """A page that has logged in to Airflow with the login that `dropforge up` prints."""
-    airflow = stack.connection.airflow
+    """A page that has logged in to Airflow, and answers MLflow's question, with what `dropforge up` prints."""
+    airflow, running = stack.connection.airflow, read_state(stack.folder)
+    assert running is not None
+    user, password = running.mlflow_login
     with opened() as browser:
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page = browser.new_page(
+            viewport={"width": 1280, "height": 800},
+            http_credentials={"username": user, "password": password, "origin": running.settings.tracking_uri},
+        )
         page.set_default_timeout(EXPECTED)
         page.goto(airflow.url)
         page.fill('input[name="username"]', airflow.user)

@@ -14,6 +14,9 @@ from playwright.sync_api import expect
 from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
+from dropforge.rest import DeniedError, Rest
+from dropforge.stack import mlflow_accounts
+from dropforge.stack.secrets import read_secrets
 from dropforge.stack.state import AIRFLOW_USER
 from tests.browser import needs_browser
 from tests.e2e.harness import EVALUATE, Stack, wait
@@ -31,7 +34,7 @@ promote: {{better_than_base: false, min_improvement: -0.9, approval: {{deadline_
 
 
 def test_a_drop_becomes_a_model_although_a_rank_is_killed_and_a_person_is_asked(
-    stack: Stack, samples: dict[int, dict[str, Path]]
+    stack: Stack, samples: dict[int, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = wait_for_run(stack.connection, stack.drop(FAMILY, "one", samples[2], RECIPE))
     with logged_in(stack) as page:
@@ -65,3 +68,11 @@ def test_a_drop_becomes_a_model_although_a_rank_is_killed_and_a_person_is_asked(
     assert "resuming from checkpoint step-" in stack.log(run, "train")
     assert stack.champion(FAMILY) == tracked.data.tags[tracking.TAG_VERSION]
     assert f"{AIRFLOW_USER} said yes at " in tracked.data.tags[tracking.TAG_VERDICT]
+    secrets = read_secrets(stack.folder)
+    for login in ({}, mlflow_accounts.login(mlflow_accounts.TRAINER, secrets)):
+        for name in mlflow_accounts.login(mlflow_accounts.PERSON, secrets):
+            monkeypatch.setenv(name, login.get(name, ""))
+        with pytest.raises(DeniedError, match=r"HTTP 40[13]"):
+            Rest(stack.connection.settings.tracking_uri).call(
+                "POST", "registered-models/alias", {"name": FAMILY, "alias": "champion", "version": "1"}
+            )

@@ -1,0 +1,218 @@
+"""MLflow of the embedded stack lets in three accounts, and each does what it is for: the real server, over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropforge.stack import mlflow_accounts
+from dropforge.stack.mlflow_accounts import AIRFLOW, PERSON, TRAINER, Account
+from dropforge.stack.secrets import Secrets, read_secrets, secrets_path
+from dropforge.stack.services import services
+
+PODS = "127.0.0.2"  # another address of every Linux machine
+
+
+class Tracking:
+    """`python -m dropforge.stack.tracking_server` on a folder, with a database of its own there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+
+    def start(self) -> Tracking:
+        self.secrets = read_secrets(self.folder)
+        command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--state", str(self.folder)]
+        # An address with a character that configuration files have a meaning of their own for.
+        database = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{self.folder}/50%25.db"}
+        self.process = subprocess.Popen(
+            [*command, "--port", str(self.port), "--artifacts", str(self.folder / "artifacts"), "--pod-host", PODS],
+            env={**os.environ, **database, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            stderr=(self.folder / "log").open("ab"),
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health"):
+                    return self
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def ask(
+        self,
+        who: Account | tuple[str, str] | None,
+        path: str,
+        body: object = None,
+        method: str = "POST",
+        host: str = "127.0.0.1",
+    ) -> tuple[int, Any]:
+        """Status and JSON, of which a refusal has none."""
+        if isinstance(who, Account):
+            who = who.name, mlflow_accounts.password(who, self.secrets)
+        headers = {"Content-Type": "application/json"}
+        if who:
+            headers["Authorization"] = f"Basic {base64.b64encode(':'.join(who).encode()).decode()}"
+        url = f"http://{host}:{self.port}/api/2.0/mlflow{'' if path.startswith('-') else '/'}{path}"
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)) as answer:
+                return answer.status, json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            return error.code, None
+
+
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
+    server = Tracking(tmp_path_factory.mktemp("mlflow")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def run(mlflow: Tracking) -> tuple[str, str]:
+    """Ids of an experiment and a run of it, which Airflow made."""
+    status, made = mlflow.ask(AIRFLOW, "experiments/create", {"name": f"family-{time.monotonic_ns()}"})
+    assert status == 200
+    experiment = made["experiment_id"]
+    status, made = mlflow.ask(AIRFLOW, "runs/create", {"experiment_id": experiment})
+    assert status == 200
+    return experiment, made["run"]["info"]["run_id"]
+
+
+@pytest.fixture
+def model(mlflow: Tracking, run: tuple[str, str]) -> str:
+    """A model with one version, which Airflow registered."""
+    name = f"model-{time.monotonic_ns()}"
+    assert mlflow.ask(AIRFLOW, "registered-models/create", {"name": name})[0] == 200
+    assert mlflow.ask(AIRFLOW, "model-versions/create", version(name, run))[0] == 200
+    return name
+
+
+def version(name: str, run: tuple[str, str]) -> dict[str, str]:
+    return {"name": name, "source": f"mlflow-artifacts:/{run[0]}/{run[1]}/artifacts/model", "run_id": run[1]}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", PODS])
+@pytest.mark.parametrize(
+    "who",
+    [None, (PERSON.name, "password1234"), ("nobody", "password1234"), (TRAINER.name, "")],
+    ids=["nobody", "wrong password", "stranger", "no password"],
+)
+def test_whoever_has_no_account_reads_and_moves_nothing(
+    mlflow: Tracking, model: str, host: str, who: tuple[str, str] | None
+) -> None:
+    moved = {"name": model, "alias": "champion", "version": "1"}
+    for path, body, method in [
+        ("registered-models/alias", moved, "POST"),
+        ("experiments/search", {"max_results": 1}, "POST"),
+        ("-artifacts/artifacts/1/x", b"bytes", "PUT"),
+        ("-artifacts/artifacts", None, "GET"),
+        ("users/create", {"username": "mine", "password": "password1234"}, "POST"),
+    ]:
+        assert mlflow.ask(who, path, body, method, host)[0] == 401, path
+    assert mlflow.ask(AIRFLOW, f"registered-models/alias?name={model}&alias=champion", method="GET")[0] != 200
+
+
+def test_a_training_writes_to_a_run_and_reads_models(mlflow: Tracking, run: tuple[str, str], model: str) -> None:
+    metric = {"key": "train/loss", "value": 1.0, "timestamp": 1, "step": 0}
+    tag = {"run_id": run[1], "key": "dropforge.attempt", "value": "1"}
+    file = f"-artifacts/artifacts/{run[0]}/{run[1]}/artifacts/note.txt"
+    for path, body, method in [
+        ("runs/log-batch", {"run_id": run[1], "metrics": [metric]}, "POST"),
+        ("runs/set-tag", tag, "POST"),
+        ("runs/delete-tag", {"run_id": run[1], "key": tag["key"]}, "POST"),
+        ("runs/update", {"run_id": run[1], "status": "FINISHED"}, "POST"),
+        (file, b"{}", "PUT"),
+        (file, None, "GET"),
+        (f"model-versions/get?name={model}&version=1", None, "GET"),
+    ]:
+        assert mlflow.ask(TRAINER, path, body, method)[0] == 200, path
+
+
+def test_a_training_registers_and_promotes_nothing(mlflow: Tracking, run: tuple[str, str], model: str) -> None:
+    moved = {"name": model, "alias": "champion", "version": "1"}
+    for path, body, method in [
+        ("registered-models/create", {"name": "taken-before"}, "POST"),
+        ("registered-models/create?", {"name": "taken-before"}, "POST"),
+        ("experiments/create", {"name": "taken-before"}, "POST"),
+        ("model-versions/create", version(model, run), "POST"),
+        ("registered-models/alias", moved, "POST"),
+        ("registered-models/delete", {"name": model}, "DELETE"),
+        ("runs/delete", {"run_id": run[1]}, "POST"),
+        ("experiments/delete", {"experiment_id": run[0]}, "POST"),
+        ("users/create", {"username": "mine", "password": "password1234"}, "POST"),
+        ("users/update-admin", {"username": TRAINER.name, "is_admin": True}, "PATCH"),
+    ]:
+        assert mlflow.ask(TRAINER, path, body, method)[0] == 403, path
+    assert mlflow.ask(AIRFLOW, "registered-models/alias", moved)[0] == 200
+
+
+def test_airflow_removes_what_is_forgotten_and_makes_no_account(
+    mlflow: Tracking, run: tuple[str, str], model: str
+) -> None:
+    assert mlflow.ask(AIRFLOW, "users/create", {"username": "mine", "password": "password1234"})[0] == 403
+    for path, body, method in [
+        (f"-artifacts/artifacts/{run[0]}/{run[1]}/artifacts/model", b"bytes", "PUT"),
+        (f"-artifacts/artifacts/{run[0]}/{run[1]}/artifacts/model", None, "DELETE"),
+        ("registered-models/delete", {"name": model}, "DELETE"),
+        ("runs/delete", {"run_id": run[1]}, "POST"),
+        ("experiments/delete", {"experiment_id": run[0]}, "POST"),
+    ]:
+        assert mlflow.ask(AIRFLOW, path, body, method)[0] == 200, path
+
+
+def test_accounts_are_as_the_secrets_say_after_each_start(tmp_path: Path) -> None:
+    """A lost file of secrets is made anew, and rights that somebody widened are taken back."""
+    server = Tracking(tmp_path).start()
+    before = server.secrets
+    try:
+        assert server.ask(PERSON, "users/update-admin", {"username": "trainer", "is_admin": True}, "PATCH")[0] == 200
+        assert server.ask(TRAINER, "registered-models/create", {"name": "a"})[0] == 403  # as administrator too
+        assert server.ask(TRAINER, "users/create", {"username": "mine", "password": "password1234"})[0] == 200
+    finally:
+        server.stop()
+    secrets_path(tmp_path).unlink()
+    server.start()
+    try:
+        for account in (PERSON, AIRFLOW, TRAINER):
+            assert server.ask(account, "users/current", method="GET")[0] == 200
+            old = account.name, mlflow_accounts.password(account, before)
+            assert server.ask(old, "users/current", method="GET")[0] == 401
+        assert server.ask(TRAINER, "users/create", {"username": "mine2", "password": "password1234"})[0] == 403
+    finally:
+        server.stop()
+
+
+def test_each_part_has_its_own_account_and_the_others_none(tmp_path: Path) -> None:
+    secrets = Secrets()
+    found = {one.name: one for one in services(tmp_path, {"objects": 1, "mlflow": 2, "airflow": 3}, secrets)}
+    users = {name: one.env.get("MLFLOW_TRACKING_USERNAME") for name, one in found.items()}
+    airflow = {name: "airflow" for name in users if name.startswith("airflow")}
+    assert users == {"database": None, "objects": None, "mlflow": None, "cluster": "trainer"} | airflow
+    for name, one in found.items():
+        held = {password for password in vars(secrets).values() if password in one.env.values()}
+        mlflows = {secrets.mlflow_password, secrets.mlflow_airflow_password, secrets.mlflow_trainer_password}
+        own = {"airflow": secrets.mlflow_airflow_password, "trainer": secrets.mlflow_trainer_password}.get(
+            users[name] or ""
+        )
+        assert held & mlflows == ({own} if own else set())
