@@ -29,6 +29,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dropforge.stack import mlflow_accounts
+from dropforge.stack.secrets import read_secrets
+
 BAR = 2.0  # seconds
 FAMILY = "bench"
 PARAMS, POINTS, ANSWERS = 60, 200, 64
@@ -43,11 +46,11 @@ WAYS = ("page", "command", "all 20 metrics", "the page's metrics")
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """Address of MLflow's server, as the stack starts it."""
+    """Address of MLflow's server, as the stack starts it; this process and its children are logged in."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--port", str(port)]
+    command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--state", str(folder), "--port", str(port)]
     command += ["--artifacts", str(folder / "artifacts")]
     env = {**os.environ, "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/mlflow.db"}
     with (folder / "log").open("wb") as log:
@@ -60,6 +63,7 @@ def server(folder: Path) -> Iterator[str]:
                 break
             except OSError:
                 time.sleep(0.1)
+        os.environ.update(mlflow_accounts.login(mlflow_accounts.PERSON, read_secrets(folder)))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -98,6 +99,10 @@ def main() -> None:
             app()
         except (BotoCoreError, Boto3Error, ClientError) as error:
             raise _of_s3(error) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise _of_a_file(error) from error
     except DropforgeError as error:
         # As plain text: names from outside may look like markup.
         told = Text.assemble(("error:", "red"), f" {error.thing}: {_sentence(error.cause)}\n{_sentence(error.mend)}")
@@ -114,6 +119,16 @@ def _of_s3(error: Exception) -> DropforgeError:
         "See with `dropforge doctor` whether the stack runs, then give the command again: nothing half-uploaded starts"
     )
     return DropforgeError(f"S3 at {where}", f"it does not answer ({error})", mend)
+
+
+def _of_a_file(error: OSError) -> DropforgeError:
+    mends = {
+        errno.ENOSPC: "Make room on its disk",
+        errno.EDQUOT: "Make room within your quota",
+        errno.EROFS: "Mount its disk for writing, or choose another folder",
+    }
+    mend = mends.get(error.errno or 0, "See that it is there, and that you may read and write it")
+    return DropforgeError(f"file {os.fsdecode(error.filename)}", error.strerror or str(error), mend)
 
 
 def _sentence(text: str) -> str:

@@ -126,13 +126,15 @@ def stop(folder: Path) -> bool:
     state = read_state(folder)
     if state is None:
         return False
-    stopped = False
-    pid, start_time = state.supervisor
-    supervisor = processes.Process(pid, start_time)
-    if is_running(folder) and state.traces.boot == processes.boot_id() and processes.send(supervisor, signal.SIGTERM):
-        stopped = True
+    stopped = is_running(folder)
+    if stopped and state.traces.boot == processes.boot_id():
+        pid, start_time = state.supervisor
+        supervisor = processes.Process(pid, start_time)
+        processes.send(supervisor, signal.SIGTERM)  # if that was killed, it ends already
         if not _wait(lambda: not is_running(folder), GRACE * 2 + 10):
-            processes.end([supervisor], grace=0.0)
+            table = processes.table()
+            below = [table[pid] for pid in processes.descendants([pid], table)] if processes.alive(supervisor) else []
+            processes.end([supervisor, *below], grace=0.0)
     return _end_leftovers(read_state(folder) or state) or stopped
 
 

@@ -148,7 +148,7 @@ def check(folder: Path, databases: Databases) -> None:
     if data_folder(folder).exists():
         before, mend = _EMBEDDED, f"Unset {VARIABLE}"
     elif note.exists():
-        before = str(json.loads(note.read_text())["database"])
+        before = _noted(note)
         mend = f"Set {VARIABLE} to that, or, where that server has moved, delete {note}"
     else:
         return
@@ -165,6 +165,15 @@ def remember(folder: Path, databases: Databases) -> None:
     """Note which server of the user's own the folder's stack has; a server in the folder needs no note."""
     if not databases.embedded:
         write_private(_note_path(folder), json.dumps({"database": str(databases)}))
+
+
+def _noted(note: Path) -> str:
+    try:
+        return str(json.loads(note.read_text())["database"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DropforgeError(
+            str(note), f"it cannot be read ({error!r})", f"Delete it, if {VARIABLE} names the server that the stack had"
+        ) from None
 
 
 def _note_path(folder: Path) -> Path:

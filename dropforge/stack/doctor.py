@@ -54,7 +54,14 @@ class Finding:
 
 def examine(folder: Path) -> list[Finding]:
     """Look at everything that a stack in `folder` needs."""
-    return [finding for check in _CHECKS for finding in check(folder)]
+    return [finding for check in _CHECKS for finding in _findings(check, folder)]
+
+
+def _findings(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator[Finding]:
+    try:
+        yield from check(folder)
+    except DropforgeError as error:  # as of a state that cannot be read: the other checks are looked at all the same
+        yield Finding(check.__name__.replace("_", " "), Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
 
 
 def python_version(_: Path) -> Iterator[Finding]:

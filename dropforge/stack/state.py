@@ -156,9 +156,13 @@ def mark_path(folder: Path) -> Path:
 def is_running(folder: Path) -> bool:
     """Whether a supervisor of this folder lives."""
     try:
-        handle = os.open(lock_path(folder), os.O_RDWR)
+        handle = os.open(lock_path(folder), os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise DropforgeError(
+            f"state folder {folder}", f"{error.strerror} ({lock_path(folder).name})", "Choose another with `--state`"
+        ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -178,7 +182,7 @@ def read_state(folder: Path) -> StackState | None:
         return _stack_state(folder, json.loads(state_path(folder).read_text()))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DropforgeError(
             str(state_path(folder)), f"it cannot be read ({error!r})", "Delete it, then start with `dropforge up`"
         ) from error

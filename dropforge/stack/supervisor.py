@@ -26,6 +26,7 @@ from typing import NoReturn
 from dropforge.stack import processes
 from dropforge.stack.nursery import Nursery
 from dropforge.stack.processes import Process, Traces
+from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
 from dropforge.stack.state import ServiceState, StackState, full_disk, lock_path, mark_path, write_state
@@ -72,20 +73,21 @@ class Supervisor:
         self.watched = [Watched(service) for service in wanted]
         self._stopping = False
         self._mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
-        me = processes.look(os.getpid())
-        assert me is not None
+        told = processes.look(os.getppid())  # who passes signals on to us, and outlives us if we are killed
+        assert told is not None
         self._state = StackState(
             folder=folder,
             phase="starting",
             ports=ports,
             services={},
-            supervisor=me.identity,
+            supervisor=told.identity,
             traces=Traces(processes.boot_id(), uuid.uuid4().hex, mark_path(folder), frozenset()),
             started=time.time(),
             secrets=read_secrets(folder),
             pod_host=pod_host,
         )
         self._written: StackState | None = None
+        self._unwritten = ""  # why it is not
         self._nursery: Nursery | None = None
 
     def run(self, wake: int, lifeline: int | None) -> None:
@@ -94,12 +96,10 @@ class Supervisor:
         try:
             self._open_nursery()
             while not self._stopping:
-                self._reap()
-                for watched in self.watched:
-                    self._advance(watched)
-                if all(watched.state.status != "waiting" for watched in self.watched):
-                    self._close_nursery()
-                self._publish()
+                try:
+                    self._round()
+                except Exception:
+                    log.exception("something that nobody expected; it goes on")
                 ready, _, _ = select.select(sources, [], [], self._pause())
                 if wake in ready:
                     self._stopping = any(number != signal.SIGCHLD for number in os.read(wake, 1024))
@@ -108,6 +108,14 @@ class Supervisor:
                     self._stopping = True
         finally:
             self._stop()
+
+    def _round(self) -> None:
+        self._reap()
+        for watched in self.watched:
+            self._advance(watched)
+        if all(watched.state.status != "waiting" for watched in self.watched):
+            self._close_nursery()
+        self._publish()
 
     def _pause(self) -> float:
         return 0.1 if any(not watched.settled for watched in self.watched) else 1.0
@@ -128,10 +136,13 @@ class Supervisor:
         service = watched.service
         if service.port is not None and not port_free(service.port):
             return self._failed(watched, f"port {service.port} of 127.0.0.1 is taken by another program")
-        log_path = self._log_path(service.name)
-        pid = self._fork(service, log_path) if service.preload else None
-        if pid is None:
-            pid = self._spawn(service, log_path)
+        try:
+            log_path = self._log_path(service.name)
+            pid = self._fork(service, log_path) if service.preload else None
+            if pid is None:
+                pid = self._spawn(service, log_path)
+        except OSError as error:
+            return self._failed(watched, f"it cannot be started ({error})")
         watched.started = time.time()
         watched.next_check, watched.failed_checks = watched.started, 0
         watched.set("starting", pid=pid)
@@ -173,10 +184,14 @@ class Supervisor:
 
     def _open_nursery(self) -> None:
         forked = [watched.service for watched in self.watched if watched.service.preload]
-        if forked:
+        if not forked:
+            return
+        first = forked[0]
+        try:
             log_path = self._log_path("nursery")
-            first = forked[0]
             self._nursery = Nursery(first.preload, self._env(first), self.folder, log_path, (self._mark,))
+        except OSError as error:
+            log.warning("services start by themselves, without the nursery: %s", error)
 
     def _close_nursery(self) -> None:
         if self._nursery is not None:
@@ -295,21 +310,24 @@ class Supervisor:
             self._written = state
 
     def _write(self, state: StackState) -> bool:
-        """Write `stack.json`, on a full disk into room that is kept for it. False if that was not enough."""
+        """Write `stack.json`, on a full disk into room that is kept for it. False if that was not enough.
+
+        Nothing that the supervisor does depends on it.
+        """
         spare = self.folder / "stack.spare"
-        try:
-            write_state(state)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            if not spare.exists():
-                return False
-            spare.unlink()
-            return self._write(state)
-        if not spare.exists() and not full_disk(self.folder):
+        failed = _failure(state)
+        if failed is not None and failed.errno in {errno.ENOSPC, errno.EDQUOT} and spare.exists():
+            with contextlib.suppress(OSError):
+                spare.unlink()
+            failed = _failure(state)
+        if failed is None and not spare.exists() and not full_disk(self.folder):
             with contextlib.suppress(OSError):
                 write_private(spare, "-" * _SPARE)
-        return True
+        unwritten = "" if failed is None else str(failed)
+        if unwritten not in {"", self._unwritten}:
+            log.error("stack.json cannot be written, so what it says is old: %s", unwritten)
+        self._unwritten = unwritten
+        return failed is None
 
     def _phase(self) -> str:
         if all(watched.settled for watched in self.watched):
@@ -376,6 +394,14 @@ class Supervisor:
             pass
 
 
+def _failure(state: StackState) -> OSError | None:
+    try:
+        write_state(state)
+    except OSError as error:
+        return error
+    return None
+
+
 def port_free(port: int) -> bool:
     """Whether a service could listen on this port of 127.0.0.1."""
     with socket.socket() as probe:
@@ -402,7 +428,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     prepare(folder, secrets)
     wanted = services(folder, ports, secrets, options.pod_host)
     supervise(folder, ports, wanted, options.lifeline, options.pod_host)
-    sys.exit(0)
 
 
 def supervise(
@@ -411,7 +436,7 @@ def supervise(
     wanted: list[Service],
     lifeline: int | None = None,
     pod_host: str | None = None,
-) -> None:
+) -> NoReturn:
     """Own these services until told to stop. Exits with 3 if another supervisor has the folder."""
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
@@ -421,9 +446,13 @@ def supervise(
     except BlockingIOError:
         log.error("another supervisor has %s", folder)
         sys.exit(3)
-    wake = _wake_on_signals()
-    processes.become_subreaper()
-    Supervisor(folder, ports, wanted, pod_host).run(wake, lifeline)
+
+    def once() -> None:
+        wake = _wake_on_signals()
+        processes.become_subreaper()
+        Supervisor(folder, ports, wanted, pod_host).run(wake, lifeline)
+
+    sys.exit(respawn(once))
 
 
 def _wake_on_signals() -> int:
@@ -432,6 +461,7 @@ def _wake_on_signals() -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     return reader
 
 

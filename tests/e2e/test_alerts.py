@@ -66,7 +66,7 @@ def paused(stack: Stack, name: str) -> Iterator[None]:
     """With a service that is there and does not answer, and no supervisor who kills it for that after half a minute."""
     state = read_state(stack.folder)
     assert state is not None
-    held = [psutil.Process(state.supervisor[0]), psutil.Process(state.services[name].pid)]
+    held = [*psutil.Process(state.supervisor[0]).children(), psutil.Process(state.services[name].pid)]
     for process in held:
         process.suspend()
     try:

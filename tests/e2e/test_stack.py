@@ -17,10 +17,11 @@ import yaml
 
 from dropforge.job import SECRET
 from dropforge.stack import control, health, processes
-from dropforge.stack.state import StackState, read_state
+from dropforge.stack.state import StackState, is_running, read_state
 from dropforge.store import S3Store
 from tests.e2e.harness import Stack
 from tests.stack.test_pod_host import PODS, dropforge
+from tests.stack.test_supervisor import kill_supervisor
 
 pytestmark = pytest.mark.e2e
 
@@ -133,10 +134,8 @@ def all_of(folder: Path) -> list[processes.Process]:
 
 def test_down_after_a_crash_leaves_no_process(folder: Path) -> None:
     before = all_of(folder)
-    supervisor = processes.look(state(folder).supervisor[0])
-    assert supervisor is not None
-    processes.send(supervisor, signal.SIGKILL)
-    until(lambda: not processes.alive(supervisor), 10)
+    kill_supervisor(state(folder))
+    assert not is_running(folder)
     assert control.stop(folder)
     assert [process for process in before if processes.alive(process)] == []
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,47 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dropforge_airflow.pages import versions
 
+from dropforge import tracking
+from dropforge.rest import Rest
+from dropforge.run import Tracking
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.mlflow_accounts import AIRFLOW, PERSON, TRAINER, Account
-from dropforge.stack.secrets import Secrets, read_secrets, secrets_path
+from dropforge.stack.secrets import Secrets, secrets_path
 from dropforge.stack.services import services
+from tests.mlflow_server import MlflowServer
+from trainer.report.models import BEST, Models, Shown
 
 PODS = "127.0.0.2"  # another address of every Linux machine
 
 
-class Tracking:
-    """`python -m dropforge.stack.tracking_server` on a folder, with a database of its own there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-
-    def start(self) -> Tracking:
-        self.secrets = read_secrets(self.folder)
-        command = [sys.executable, "-m", "dropforge.stack.tracking_server", "--state", str(self.folder)]
-        # An address with a character that configuration files have a meaning of their own for.
-        database = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{self.folder}/50%25.db"}
-        self.process = subprocess.Popen(
-            [*command, "--port", str(self.port), "--artifacts", str(self.folder / "artifacts"), "--pod-host", PODS],
-            env={**os.environ, **database, "MLFLOW_DISABLE_TELEMETRY": "true"},
-            stderr=(self.folder / "log").open("ab"),
-        )
-        deadline = time.monotonic() + 120
-        while True:
-            assert self.process.poll() is None, (self.folder / "log").read_text()
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health"):
-                    return self
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+class Asked(MlflowServer):
+    """One that is asked by HTTP, as whoever one likes."""
 
     def ask(
         self,
@@ -82,14 +54,15 @@ class Tracking:
 
 
 @pytest.fixture(scope="module")
-def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
-    server = Tracking(tmp_path_factory.mktemp("mlflow")).start()
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    server = Asked(tmp_path_factory.mktemp("mlflow"), "--pod-host", PODS)
+    server.start()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def run(mlflow: Tracking) -> tuple[str, str]:
+def run(mlflow: Asked) -> tuple[str, str]:
     """Ids of an experiment and a run of it, which Airflow made."""
     status, made = mlflow.ask(AIRFLOW, "experiments/create", {"name": f"family-{time.monotonic_ns()}"})
     assert status == 200
@@ -100,7 +73,7 @@ def run(mlflow: Tracking) -> tuple[str, str]:
 
 
 @pytest.fixture
-def model(mlflow: Tracking, run: tuple[str, str]) -> str:
+def model(mlflow: Asked, run: tuple[str, str]) -> str:
     """A model with one version, which Airflow registered."""
     name = f"model-{time.monotonic_ns()}"
     assert mlflow.ask(AIRFLOW, "registered-models/create", {"name": name})[0] == 200
@@ -112,6 +85,19 @@ def version(name: str, run: tuple[str, str]) -> dict[str, str]:
     return {"name": name, "source": f"mlflow-artifacts:/{run[0]}/{run[1]}/artifacts/model", "run_id": run[1]}
 
 
+def checkpoint(step: int, best: bool) -> Shown:
+    facts = {"step": step, "tokens": 8, "bytes": 8, "digest": f"{step:064}", "uri": f"s3://b/step-{step}", "run": "one"}
+    marks = {BEST: "true"} if best else {}
+    return Shown(step, f"{step:064}", {key: str(value) for key, value in facts.items()}, marks, {})
+
+
+def logged(mlflow: Asked, run: tuple[str, str]) -> dict[str, str]:
+    """Ids of the logged models of a run's experiment by their names."""
+    status, found = mlflow.ask(PERSON, "logged-models/search", {"experiment_ids": [run[0]]})
+    assert status == 200
+    return {one["info"]["name"]: one["info"]["model_id"] for one in found.get("models", [])}
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", PODS])
 @pytest.mark.parametrize(
     "who",
@@ -119,7 +105,7 @@ def version(name: str, run: tuple[str, str]) -> dict[str, str]:
     ids=["nobody", "wrong password", "stranger", "no password"],
 )
 def test_whoever_has_no_account_reads_and_moves_nothing(
-    mlflow: Tracking, model: str, host: str, who: tuple[str, str] | None
+    mlflow: Asked, model: str, host: str, who: tuple[str, str] | None
 ) -> None:
     moved = {"name": model, "alias": "champion", "version": "1"}
     for path, body, method in [
@@ -133,7 +119,7 @@ def test_whoever_has_no_account_reads_and_moves_nothing(
     assert mlflow.ask(AIRFLOW, f"registered-models/alias?name={model}&alias=champion", method="GET")[0] != 200
 
 
-def test_a_training_writes_to_a_run_and_reads_models(mlflow: Tracking, run: tuple[str, str], model: str) -> None:
+def test_a_training_writes_to_a_run_and_reads_models(mlflow: Asked, run: tuple[str, str], model: str) -> None:
     metric = {"key": "train/loss", "value": 1.0, "timestamp": 1, "step": 0}
     tag = {"run_id": run[1], "key": "dropforge.attempt", "value": "1"}
     file = f"-artifacts/artifacts/{run[0]}/{run[1]}/artifacts/note.txt"
@@ -149,7 +135,7 @@ def test_a_training_writes_to_a_run_and_reads_models(mlflow: Tracking, run: tupl
         assert mlflow.ask(TRAINER, path, body, method)[0] == 200, path
 
 
-def test_a_training_registers_and_promotes_nothing(mlflow: Tracking, run: tuple[str, str], model: str) -> None:
+def test_a_training_registers_and_promotes_nothing(mlflow: Asked, run: tuple[str, str], model: str) -> None:
     moved = {"name": model, "alias": "champion", "version": "1"}
     for path, body, method in [
         ("registered-models/create", {"name": "taken-before"}, "POST"),
@@ -168,7 +154,7 @@ def test_a_training_registers_and_promotes_nothing(mlflow: Tracking, run: tuple[
 
 
 def test_airflow_removes_what_is_forgotten_and_makes_no_account(
-    mlflow: Tracking, run: tuple[str, str], model: str
+    mlflow: Asked, run: tuple[str, str], model: str
 ) -> None:
     assert mlflow.ask(AIRFLOW, "users/create", {"username": "mine", "password": "password1234"})[0] == 403
     for path, body, method in [
@@ -181,9 +167,50 @@ def test_airflow_removes_what_is_forgotten_and_makes_no_account(
         assert mlflow.ask(AIRFLOW, path, body, method)[0] == 200, path
 
 
+def test_what_is_not_there_is_missing_and_not_denied(
+    mlflow: Asked, run: tuple[str, str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow denies it to who is no administrator."""
+    for name, value in mlflow_accounts.login(AIRFLOW, mlflow.secrets).items():
+        monkeypatch.setenv(name, value)
+    uri = mlflow.url
+    assert tracking.champion(uri, "nobody") is None
+    assert tracking.champion(uri, model) is None
+    assert (
+        mlflow.ask(AIRFLOW, "registered-models/alias", {"name": model, "alias": "champion", "version": "1"})[0] == 200
+    )
+    found = tracking.champion(uri, model)
+    assert found is not None
+    assert found.version == "1"
+    assert versions.read(uri, "nobody").versions == ()
+    assert [(one.number, one.aliases) for one in versions.read(uri, model).versions] == [("1", ("champion",))]
+
+
+def test_a_checkpoint_that_a_person_deletes_ends_no_reporting(
+    mlflow: Asked, run: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in mlflow_accounts.login(TRAINER, mlflow.secrets).items():
+        monkeypatch.setenv(name, value)
+    said: list[str] = []
+    whereabouts = Tracking(mlflow.url, run[1], run[0])
+    shown = [checkpoint(step, best=step == 1) for step in (1, 2)]
+    models = Models(Rest(whereabouts.uri), whereabouts, said.append)
+    models.show(shown)
+    models.work()
+    found = logged(mlflow, run)
+    assert mlflow.ask(PERSON, f"logged-models/{found['step-1']}", method="DELETE")[0] == 200
+    models.show([checkpoint(step, best=step == 2) for step in (1, 2)])  # the mark of the one that is gone goes too
+    models.work()
+    assert not models.waits()
+    assert len(said) == 1
+    assert "does not take checkpoint" in said[0]
+    assert logged(mlflow, run).keys() == {"step-2"}
+
+
 def test_accounts_are_as_the_secrets_say_after_each_start(tmp_path: Path) -> None:
     """A lost file of secrets is made anew, and rights that somebody widened are taken back."""
-    server = Tracking(tmp_path).start()
+    server = Asked(tmp_path)
+    server.start()
     before = server.secrets
     try:
         assert server.ask(PERSON, "users/update-admin", {"username": "trainer", "is_admin": True}, "PATCH")[0] == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from dropforge.errors import DropforgeError
 from dropforge.stack import control, processes
-from dropforge.stack.state import StackState, is_running, read_state
+from dropforge.stack.state import StackState, is_running, read_state, state_path
 
 # Starts a child that leaves no trace but one: a session, a name, descriptors and an environment of its own.
 WILD = """
@@ -115,6 +116,21 @@ def until(condition: Callable[[], bool], limit: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+def supervisor(state: StackState) -> processes.Process:
+    """The process that supervises, whose parent the state names."""
+    parent, table = state.supervisor[0], processes.table()
+    (found,) = [process for process in table.values() if process.parent == parent and process.session != process.pid]
+    return found
+
+
+def kill_supervisor(state: StackState) -> None:
+    """SIGKILL to it and to the parent that would start another, at once."""
+    found, (parent, _) = supervisor(state), state.supervisor
+    for pid, number in ((parent, signal.SIGSTOP), (found.pid, signal.SIGKILL), (parent, signal.SIGKILL)):
+        os.kill(pid, number)
+    until(lambda: not is_running(state.folder))
+
+
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     found = Stack(tmp_path / "state")
@@ -175,16 +191,71 @@ def test_what_a_killed_supervisor_leaves_is_found_and_ended(stack: Stack, also: 
     leaders = {name: processes.look(stack.pid(name)) for name in stack.state.services}
     # The state is written down at most once a second; what hides meanwhile must be in it.
     until(lambda: all((one.pid, one.start) in stack.state.traces.processes for one in seen if one.session == one.pid))
-    assert stack.process is not None
-    stack.process.kill()
-    stack.process.wait()
     for name in also:
         os.kill(stack.pid(name), signal.SIGKILL)
+    kill_supervisor(stack.state)
     assert not is_running(stack.folder)
     assert stack.seen()
     assert control.stop(stack.folder)
     assert stack.seen() == []
     assert not any(leader is not None and processes.alive(leader) for leader in leaders.values())
+
+
+def test_a_killed_supervisor_is_followed_by_another_that_has_the_services_again(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    before, old, seen = stack.state, supervisor(stack.state), stack.seen()
+    os.kill(old.pid, signal.SIGKILL)
+    until(lambda: stack.state.traces.stack_id != before.traces.stack_id)
+    assert is_running(stack.folder)
+    after = control.wait_ready(stack.folder)
+    assert after.supervisor == before.supervisor
+    assert supervisor(after).identity != old.identity
+    assert not any(processes.alive(process) for process in seen)
+    os.kill(stack.pid("web"), signal.SIGKILL)
+    until(lambda: stack.state.services["web"].restarts == 1)
+    said = (stack.folder / "logs" / "supervisor.log").read_text()
+    assert "the supervisor ended with signal SIGKILL" in said
+    assert control.stop(stack.folder)
+    assert stack.seen() == []
+
+
+def test_a_supervisor_that_nobody_would_follow_ends_its_services(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    os.kill(stack.state.supervisor[0], signal.SIGKILL)
+    until(lambda: not is_running(stack.folder))
+    assert stack.seen() == []
+    assert stack.state.phase == "stopped"
+
+
+def test_a_supervisor_that_cannot_live_is_given_up(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    while is_running(stack.folder):
+        with contextlib.suppress(ValueError, ProcessLookupError):  # between two there is none
+            os.kill(supervisor(stack.state).pid, signal.SIGKILL)
+    assert stack.seen() == []
+
+
+def test_services_are_watched_and_ended_though_no_state_can_be_written(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    web, wild, path = stack.pid("web"), stack.pid("wild"), state_path(stack.folder)
+    path.unlink()
+    path.mkdir()
+    os.kill(web, signal.SIGKILL)
+    until(lambda: control.port_free(stack.port))
+    until(lambda: not control.port_free(stack.port))
+    with pytest.raises(DropforgeError, match=r"stack\.json.*cannot be read.*dropforge up"):
+        read_state(stack.folder)
+    path.rmdir()
+    until(lambda: path.is_file() and stack.state.services["web"].restarts == 1)
+    assert stack.pid("wild") == wild
+    assert "stack.json cannot be written" in (stack.folder / "logs" / "supervisor.log").read_text()
+    path.unlink()
+    path.mkdir()
+    assert stack.process is not None
+    stack.process.terminate()
+    until(lambda: not is_running(stack.folder))
+    assert stack.seen() == []
+    path.rmdir()
 
 
 def test_traces_of_another_boot_mean_nothing(stack: Stack) -> None:

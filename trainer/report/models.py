@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dropforge.checkpoints import NOTE, NOTE_LINE
-from dropforge.rest import AbsentError, MissingError, RefusedError, Rest, reached, speaks_rest
+from dropforge.rest import AbsentError, DeniedError, MissingError, RefusedError, Rest, reached, speaks_rest
 from dropforge.run import Tracking
 from trainer.report.tracking import Tracker
 from trainer.state.checkpoint import Seal
@@ -182,7 +182,10 @@ class Models:
             return
         try:
             do()
-        except (RefusedError, MissingError, KeyError) as error:  # a person may have deleted it, or its tags
+        except (RefusedError, DeniedError, KeyError) as error:  # a person may have deleted it, or its tags
+            # What is not there may be denied; what is there and denied, a person may mend.
+            if isinstance(error, DeniedError) and not isinstance(error, MissingError) and digest in self._search():
+                raise
             self._say(f"MLflow does not take checkpoint {digest[:12]} as a logged model ({error})")
             self._given_up.add(digest)
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from dropforge import checkpoints, tracking
 from dropforge.checkpoints import Checkpoint
 from dropforge.errors import DropforgeError
-from dropforge.rest import MissingError, Rest, real, speaks_rest
+from dropforge.rest import DeniedError, Rest, real, speaks_rest
 
 CURVES: Final = ("train/loss", "eval/loss", "train/tokens_per_second")
 POINTS: Final = 300  # of each curve; of more the server picks evenly
@@ -79,5 +79,5 @@ def _maker(rest: Rest, family: str, version: str) -> str:
     try:
         query = urlencode({"name": family, "version": version})
         return str(rest.call("GET", f"model-versions/get?{query}")["model_version"].get("run_id") or "")
-    except MissingError:
-        return ""  # somebody has deleted the version
+    except DeniedError:
+        return ""  # somebody has deleted the version, or the model

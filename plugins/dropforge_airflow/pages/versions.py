@@ -71,10 +71,11 @@ def _experiment(rest: Rest, family: str) -> str:
 
 
 def _versions(rest: Rest, family: str) -> tuple[Version, ...]:
-    try:
-        model = rest.call("GET", f"registered-models/get?{urlencode({'name': family})}")["registered_model"]
-    except MissingError:
+    wanted = urlencode({"filter": f"name='{family}'"})  # one that is not there may be denied, and is not found
+    models = rest.call("GET", f"registered-models/search?{wanted}").get("registered_models")
+    if not models:
         return ()
+    (model,) = models
     aliases: dict[str, list[str]] = {}
     for item in model.get("aliases", []):
         aliases.setdefault(str(item["version"]), []).append(str(item["alias"]))

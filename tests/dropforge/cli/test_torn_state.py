@@ -1,0 +1,88 @@
+"""What a power cut or a full disk may have left of a stack's files: every command tells it, with the mend."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dropforge.cli import app as command_line
+from dropforge.cli.app import app
+from dropforge.errors import DropforgeError
+from dropforge.stack import databases
+from dropforge.stack.databases import Databases
+from dropforge.stack.doctor import Level, examine
+from dropforge.stack.processes import Traces
+from dropforge.stack.secrets import Secrets, read_secrets
+from dropforge.stack.state import StackState, is_running, lock_path, mark_path, write_state
+
+
+def commands(group: Any, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, *above, name)
+        else:
+            yield (*above, name), one
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("stack.json", ""), ("stack.json", "[]"), ("stack.json", None), ("secrets.json", '{"access_key": "DF')],
+    ids=["empty", "other", "folder", "torn secrets"],
+)
+def test_a_torn_state_is_told_with_its_mend_by_every_command(tmp_path: Path, file: str, text: str | None) -> None:
+    folder = tmp_path / "state"
+    read_secrets(folder)
+    ports, traces = {"objects": 1, "mlflow": 2, "airflow": 3}, Traces("boot", "id", mark_path(folder), frozenset())
+    write_state(StackState(folder, "stopped", ports, {}, (1, 0), traces, 0.0, Secrets()))
+    (folder / file).unlink()
+    (folder / file).mkdir() if text is None else (folder / file).write_text(text)
+    told = set()
+    for names, command in commands(typer.main.get_command(app)):
+        options = {name for one in command.params for name in one.opts}
+        if "--state" not in options:
+            continue
+        given = ["a/b" for one in command.params if one.required for _ in range(abs(one.nargs))]
+        error = CliRunner().invoke(app, [*names, "--state", str(folder), *given]).exception
+        assert error is None or isinstance(error, DropforgeError | SystemExit), (names, error)
+        if isinstance(error, DropforgeError) and file in error.thing:
+            assert "elete it" in error.mend
+            told.add(" ".join(names))
+    assert told >= {"up", "down", "demo", "follow", "runs", "env", "secret", "logs", "approve"}
+    (finding,) = [one for one in examine(folder) if one.check == "ports"]
+    assert finding.level is Level.FAIL
+    assert file in finding.found
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_torn_note_of_the_database_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "database.json").write_text(text)
+    with pytest.raises(DropforgeError, match=r"database\.json.*cannot be read.*Delete it"):
+        databases.check(tmp_path, Databases.of(tmp_path, {}))
+
+
+def test_a_lock_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    lock_path(tmp_path).symlink_to(lock_path(tmp_path))  # as one of another user, for who is no root
+    with pytest.raises(DropforgeError, match="state folder"):
+        is_running(tmp_path)
+
+
+def test_a_disk_that_is_full_or_read_only_is_told_with_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/data/stack/logs")
+
+    monkeypatch.setattr(command_line, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert told == (
+        "error: file /data/stack/logs: Read-only file system. Mount its disk for writing, or choose another folder."
+    )
