@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.stack import mlflow_accounts
-from dropforge.stack.secrets import read_secrets, write_private
+from dropforge.stack.secrets import read_secrets
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,12 +55,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _with_logins(folder: Path, database: str) -> Any:
     """MLflow's application, as `--app-name basic-auth` has it, with the stack's accounts."""
-    secrets, wanted, path = read_secrets(folder), mlflow_accounts.configuration(database), folder / "mlflow-auth.ini"
-    if not path.is_file() or path.read_text() != wanted:
-        write_private(path, wanted)
+    secrets = read_secrets(folder)
+    settings = os.memfd_create("mlflow-auth")  # the address of the database may hold a password, which is in no file
+    os.write(settings, mlflow_accounts.configuration(database).encode())
     os.environ.update(
         {
-            "MLFLOW_AUTH_CONFIG_PATH": str(path),
+            "MLFLOW_AUTH_CONFIG_PATH": f"/proc/self/fd/{settings}",
             "MLFLOW_AUTH_ADMIN_PASSWORD": secrets.mlflow_password,
             "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
             "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.mlflow_secret_key,

@@ -88,17 +88,19 @@ def pytest_runtest_teardown(item: pytest.Function, nextitem: pytest.Item | None)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_trains_on(stack: Stack) -> Iterator[None]:
+def environment(stack: Stack) -> Iterator[None]:
+    """The stack's addresses and logins, for these tests and no others."""
+    with pytest.MonkeyPatch.context() as patched:
+        for key, value in stack.env.items():
+            patched.setenv(key, value)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_trains_on(stack: Stack, environment: None) -> Iterator[None]:
     """What a failed test leaves in training ends with its file, and takes no time from the tests of others."""
     yield
     stack.end_trainings()
-
-
-@pytest.fixture(autouse=True)
-def environment(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stack's addresses, for these tests and no others."""
-    for key, value in stack.env.items():
-        monkeypatch.setenv(key, value)
 
 
 @pytest.fixture(scope="session")

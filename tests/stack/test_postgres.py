@@ -313,7 +313,7 @@ def test_a_server_of_ones_own_gets_both_databases_or_says_what_is_missing(
         databases.provide(gone)
 
 
-def test_a_whole_stack_on_a_server_of_ones_own(team: Team, tmp_path: Path) -> None:
+def test_a_whole_stack_on_a_server_of_ones_own(team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "state"
     env = {**os.environ, VARIABLE: team.url("bob", name="forge")}
 
@@ -329,8 +329,10 @@ def test_a_whole_stack_on_a_server_of_ones_own(team: Team, tmp_path: Path) -> No
         assert "database" not in found.services
         assert not data_folder(folder).exists()
         assert team.ask("SELECT count(*) > 0 FROM dag", "forge_airflow") == [(True,)]
+        for name, value in found.env().items():
+            monkeypatch.setenv(name, value)
         assert tracking.client(found.settings.tracking_uri).create_experiment("kept")
-        told = [path.read_bytes() for path in (*folder.glob("*.json"), *(folder / "logs").iterdir())]
+        told = [path.read_bytes() for path in (*folder.glob("*"), *(folder / "logs").iterdir()) if path.is_file()]
         told += [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in of_stack(found)]
         assert not [text for text in told if PASSWORD.encode() in text or QUOTED.encode() in text]
         assert command("down").returncode == 0
