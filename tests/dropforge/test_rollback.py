@@ -37,6 +37,11 @@ class Family:
 
     def add(self, promote: bool = True) -> str:
         """A run whose model lies in the bucket, registered."""
+        self.prepare()
+        return self.register(promote)
+
+    def prepare(self) -> tuple[RunSpec, dict[str, Any]]:
+        """A run whose model lies in the bucket, and its report."""
         run = f"{self.name}-{len(self.made) + 1}"
         root = f"{self.store.uri}/{layout.run_prefix(run)}".rstrip("/")
         report = {"model": {"uri": f"{root}/model", "digest": model_digest(FILES), "files": FILES}}
@@ -46,7 +51,7 @@ class Family:
         self.store.put(layout.report_key(run), json.dumps(report).encode())
         self.store.put(f"{layout.run_prefix(run)}model/model.safetensors", b"weights")
         self.made.append((spec, report))
-        return self.register(promote)
+        return spec, report
 
     def register(self, promote: bool = True, number: int = 0, compared_with: str | None = None) -> str:
         """What the task `register` does, also when it is cleared."""
