@@ -121,7 +121,7 @@ def _version(mlflow: MlflowClient, family: str, number: str) -> ModelVersion:
             raise DataError(f"version {number!r} of {family}", "it is no number", _all(mlflow, family))
         return mlflow.get_model_version(family, number)
     except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+        if error.error_code not in tracking.NOT_THERE:
             raise
         raise DataError(f"version {number} of {family}", "there is none", _all(mlflow, family)) from None
 

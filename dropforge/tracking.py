@@ -68,8 +68,9 @@ TAG_FAILURE: Final = "dropforge.failure"  # why its last job failed, and where e
 TAG_CAUSES: Final = "dropforge.causes"  # why each of its trainings' jobs that failed did, in their order
 TAG_LOST: Final = "dropforge.lost_steps"  # that all of them have done in vain
 _VERSIONS: Final = "mlflow.modelVersions"
-# With MLflow's basic-auth, what is not there is denied to all but administrators.
 _DENIED: Final = "PERMISSION_DENIED"
+# With MLflow's basic-auth, what is not there is denied to all but administrators.
+NOT_THERE: Final = frozenset({"RESOURCE_DOES_NOT_EXIST", _DENIED})
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 log = logging.getLogger(__name__)
@@ -235,7 +236,7 @@ def side_by_side(tracking_uri: str, run_id: str, family: str, version: str) -> s
         other = mlflow.get_model_version(family, version).run_id
         runs = [mlflow.get_run(one) for one in (run_id, other)] if other and other != run_id else []
     except MlflowException as error:
-        if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", _DENIED}:
+        if error.error_code not in NOT_THERE:
             raise
         return None
     ids, experiments = [run.info.run_id for run in runs], [run.info.experiment_id for run in runs]

@@ -55,6 +55,7 @@ def connect(state: Path | None) -> Connection:
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
     stack = running_stack(folder, "Start it with `dropforge up`")
+    os.environ.pop("MLFLOW_TRACKING_TOKEN", None)  # of another MLflow; it would go before the login
     os.environ.update(stack.env())
     found = stack.settings
     return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder)

@@ -21,5 +21,6 @@ def env(state: StateOption = None) -> None:
         raise DropforgeError(
             "the environment", "it would be shown on this terminal", 'Pass it on: `eval "$(dropforge env)"`'
         )
+    typer.echo("unset MLFLOW_TRACKING_TOKEN")  # it would go before the login
     for name, value in stack.env().items():
         typer.echo(f"export {name}={shlex.quote(value)}")

@@ -15,9 +15,10 @@ from pathlib import Path
 from dropforge.errors import DropforgeError
 from dropforge.stack import databases, processes
 from dropforge.stack.databases import Databases
+from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.services import PORTS, source_root
-from dropforge.stack.state import StackState, check_folder, full_disk, is_running, read_state
+from dropforge.stack.state import StackState, check_folder, full_disk, is_running, mark_path, read_state
 from dropforge.stack.supervisor import GRACE, port_free
 
 START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
@@ -57,8 +58,7 @@ def start(
     wanted = Databases.of(folder)
     databases.check(folder, wanted)
     before = read_state(folder)
-    if before is not None:
-        _end_leftovers(before)
+    _end_leftovers(traces_of(folder, before))
     if not wanted.embedded:
         databases.provide(wanted)
     databases.remember(folder, wanted)
@@ -124,18 +124,28 @@ def stop(folder: Path) -> bool:
     """End the stack and everything that it started; False if nothing was running. Safe to repeat."""
     folder = folder.absolute()
     state = read_state(folder)
-    if state is None:
-        return False
+    traces = traces_of(folder, state)
     stopped = is_running(folder)
-    if stopped and state.traces.boot == processes.boot_id():
-        pid, start_time = state.supervisor
-        supervisor = processes.Process(pid, start_time)
-        processes.send(supervisor, signal.SIGTERM)  # if that was killed, it ends already
+    if stopped and traces.boot == processes.boot_id():
+        roots = _roots(traces) if state is None else [Process(*state.supervisor)]
+        for supervisor in roots:
+            processes.send(supervisor, signal.SIGTERM)  # if it was killed, it ends already
         if not _wait(lambda: not is_running(folder), GRACE * 2 + 10):
             table = processes.table()
-            below = [table[pid] for pid in processes.descendants([pid], table)] if processes.alive(supervisor) else []
-            processes.end([supervisor, *below], grace=0.0)
-    return _end_leftovers(read_state(folder) or state) or stopped
+            alive = [one.pid for one in roots if processes.alive(one)]
+            processes.end([*roots, *(table[pid] for pid in processes.descendants(alive, table))], grace=0.0)
+    return _end_leftovers(traces_of(folder, read_state(folder) or state)) or stopped
+
+
+def traces_of(folder: Path, state: StackState | None) -> Traces:
+    """By what the processes of a stack are known; without a state, by the file that all hold open."""
+    return state.traces if state is not None else Traces(processes.boot_id(), "", mark_path(folder), frozenset())
+
+
+def _roots(traces: Traces) -> list[Process]:
+    """Those processes of a stack that none of the others has started."""
+    found = {process.pid: process for process in processes.leftovers(traces)}
+    return [process for process in found.values() if process.parent not in found]
 
 
 def choose_ports(asked: dict[str, int], remembered: dict[str, int]) -> dict[str, int]:
@@ -180,11 +190,11 @@ def _check_address(host: str) -> None:
         ) from None
 
 
-def _end_leftovers(state: StackState) -> bool:
+def _end_leftovers(traces: Traces) -> bool:
     """End what a killed supervisor left behind."""
     found = False
     for _ in range(20):  # what is killed may just have started something
-        left = processes.leftovers(state.traces)
+        left = processes.leftovers(traces)
         if not left:
             return found
         found = True

@@ -1,7 +1,8 @@
 """Who may do what in the stack's MLflow: accounts of MLflow's basic-auth, made as they should be at each start.
 
 A person's account may do all. Airflow's makes experiments, runs, models and their aliases, and removes them. That of
-trainings writes to runs that are there and reads models: code of a recipe cannot move an alias or take a model's name.
+trainings writes to runs that are there and reads models, see `mlflow_guard`: code of a recipe cannot move an alias or
+take a model's name.
 """
 
 from __future__ import annotations
@@ -13,32 +14,23 @@ from typing import TYPE_CHECKING, Final
 from dropforge.stack.secrets import Secrets
 
 if TYPE_CHECKING:
-    from flask import Flask, Response
     from mlflow.server.auth.sqlalchemy_store import SqlAlchemyStore
 
 _WORKSPACE: Final = "default"  # the one that there is while MLflow's workspaces are off
-# What makes a name that Airflow makes. MLflow lets every account do that, and gives it the right to what it made.
-_NAMING: Final = ("/mlflow/experiments/create", "/mlflow/registered-models/create")
 
 
 @dataclass(frozen=True)
 class Account:
-    """
-    :param grants: MLflow's permission on all things of a type; without any, the account is the administrator's.
-    :param names: whether it may make experiments and registered models.
-    """
+    """:param grants: MLflow's permission on all things of a type; without any, the account is the administrator's."""
 
     name: str
     grants: Mapping[str, str] = field(default_factory=dict)
-    names: bool = True
 
 
 PERSON: Final = Account("admin")
 AIRFLOW: Final = Account("airflow", {"experiment": "MANAGE", "registered_model": "MANAGE"})
 # The tags of a checkpoint's logged model are taken away too, which MLflow counts as removing.
-TRAINER: Final = Account(
-    "trainer", {"experiment": "EDIT", "logged_model": "MANAGE", "registered_model": "READ"}, names=False
-)
+TRAINER: Final = Account("trainer", {"experiment": "EDIT", "logged_model": "MANAGE", "registered_model": "READ"})
 _ALL: Final = (PERSON, AIRFLOW, TRAINER)
 
 
@@ -48,6 +40,10 @@ def password(account: Account, secrets: Secrets) -> str:
         AIRFLOW.name: secrets.mlflow_airflow_password,
         TRAINER.name: secrets.mlflow_trainer_password,
     }[account.name]
+
+
+def passwords(secrets: Secrets) -> dict[str, str]:
+    return {account.name: password(account, secrets) for account in _ALL}
 
 
 def login(account: Account, secrets: Secrets) -> dict[str, str]:
@@ -71,7 +67,7 @@ def configuration(database: str) -> str:
 
 
 def provide(store: SqlAlchemyStore, secrets: Secrets) -> None:
-    """Make the accounts, or give those that are there the passwords and rights that they should have."""
+    """Make the accounts, or give those that are there the passwords and the roles that they should have."""
     for account in _ALL:
         secret = password(account, secrets)
         if not store.has_user(account.name):
@@ -95,18 +91,3 @@ def _grant(store: SqlAlchemyStore, user: int, account: Account) -> None:
         store.add_role_permission(role.id, kind, "*", permission)
     if role.id not in {known.id for known in store.list_user_roles(user)}:
         store.assign_role_to_user(user, role.id)
-
-
-def keep_names(application: Flask) -> None:
-    """Refuse names to accounts that may make none: MLflow has no right of its own for that."""
-    from flask import g, request
-    from mlflow.server.auth import make_forbidden_response
-
-    nameless = {account.name for account in _ALL if not account.names}
-
-    @application.before_request
-    def refuse() -> Response | None:
-        if g.get("mlflow_authenticated_user") in nameless and request.path.endswith(_NAMING):
-            answer: Response = make_forbidden_response()
-            return answer
-        return None

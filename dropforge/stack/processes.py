@@ -150,6 +150,16 @@ def end(processes: Iterable[Process], grace: float, asked: Mapping[int, signal.S
         time.sleep(0.02)
 
 
+def ending(code: int) -> str:
+    """How a process ended, for people. :param code: as of `os.waitstatus_to_exitcode`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # real-time signals have no names
+        return f"signal {-code}"
+
+
 def works_in(process: Process, folder: Path) -> bool:
     """Whether this folder is the process's current one."""
     with contextlib.suppress(OSError):

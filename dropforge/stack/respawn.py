@@ -5,6 +5,7 @@ It writes nothing and knows nothing of services, so that little but a kill can e
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -22,6 +23,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STABLE: Final = 60.0  # seconds after which earlier ends are forgotten
 _MOST: Final = 5
 _GRACE: Final = 5.0  # seconds
+_PAUSE: Final = 0.5
 
 
 def respawn(supervise: Callable[[], None]) -> int:
@@ -36,32 +38,38 @@ def respawn(supervise: Callable[[], None]) -> int:
         nonlocal asked
         asked = True
         if child:
-            os.kill(child, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
 
     for number in _SIGNALS:
         signal.signal(number, pass_on)
     ends = 0
     while True:
         begun = time.monotonic()
+        code = 1
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until it is known whom to pass them on to
+        if asked:
+            return 1
         parent = os.getpid()
-        child = os.fork()
-        if child == 0:
+        try:
+            child = os.fork()
+        except OSError as error:  # as after an end for want of memory
+            log.error("no supervisor can be started: %s", error)
+        if child == 0 and os.getpid() != parent:
             _end_with(parent)
             supervise()
             os._exit(0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        code = os.waitstatus_to_exitcode(_wait(child))
-        child = 0
+        if child:
+            code, child = os.waitstatus_to_exitcode(_wait(child)), 0
         if code == 0:
             return 0
         ends = 1 if time.monotonic() - begun > _STABLE else ends + 1
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        log.error("the supervisor ended with %s; what it left is ended", how)
+        log.error("the supervisor ended with %s; what it left is ended", processes.ending(code))
         _end_what_is_left()
-        if asked or ends > _MOST:
-            return max(code, 1)
-        log.info("another supervisor takes its place")
+        if ends > _MOST:
+            return 1
+        time.sleep(_PAUSE)
 
 
 def _wait(child: int) -> int:

@@ -50,15 +50,22 @@ def secrets_path(state: Path) -> Path:
 def read_secrets(state: Path) -> Secrets:
     """The stack's secrets; those that there are none of yet are made now.
 
-    :raises DropforgeError: if they cannot be read.
+    :raises DropforgeError: if they cannot be read, or made.
     """
     path = secrets_path(state)
     known = _known(path)
     if known.keys() < _NAMES:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(state):  # a command and the supervisor may both find that some are missing
-            known = asdict(Secrets(**_known(path)))
-            write_private(path, json.dumps(known, indent=1))
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(state):  # a command and the supervisor may both find that some are missing
+                known = asdict(Secrets(**_known(path)))
+                write_private(path, json.dumps(known, indent=1))
+        except OSError as error:
+            raise DropforgeError(
+                f"the stack's secrets in {path}",
+                f"they cannot be written ({error.strerror})",
+                "Make room on its disk, and see that you may write there",
+            ) from None
     return Secrets(**known)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import operator
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -194,14 +195,14 @@ def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
     return StackState(
         folder=folder,
         phase=values["phase"],
-        ports=values["ports"],
+        ports={name: operator.index(port) for name, port in values["ports"].items()},
         services={name: ServiceState(**service) for name, service in values["services"].items()},
-        supervisor=(pid, start),
+        supervisor=(operator.index(pid), operator.index(start)),
         traces=Traces(
             traces["boot"],
             traces["stack_id"],
             mark_path(folder),
-            frozenset((pid, start) for pid, start in traces["processes"]),
+            frozenset((operator.index(pid), operator.index(start)) for pid, start in traces["processes"]),
         ),
         started=values["started"],
         secrets=read_secrets(folder),

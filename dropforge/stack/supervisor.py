@@ -29,7 +29,7 @@ from dropforge.stack.processes import Process, Traces
 from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
-from dropforge.stack.state import ServiceState, StackState, full_disk, lock_path, mark_path, write_state
+from dropforge.stack.state import ServiceState, StackState, full_disk, lock_path, mark_path, state_path, write_state
 
 log = logging.getLogger("dropforge.supervisor")
 
@@ -68,19 +68,29 @@ class Watched:
 class Supervisor:
     """All of it happens in one thread; a signal only wakes it."""
 
-    def __init__(self, folder: Path, ports: dict[str, int], wanted: list[Service], pod_host: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ports: dict[str, int],
+        wanted: list[Service],
+        pod_host: str | None,
+        parent: tuple[int, int],
+        mark: int,
+    ) -> None:
+        """
+        :param parent: the process that passes signals on to this one, and outlives it if it is killed.
+        :param mark: descriptor of the file that all processes of the stack hold open.
+        """
         self.folder = folder
         self.watched = [Watched(service) for service in wanted]
         self._stopping = False
-        self._mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
-        told = processes.look(os.getppid())  # who passes signals on to us, and outlives us if we are killed
-        assert told is not None
+        self._mark = mark
         self._state = StackState(
             folder=folder,
             phase="starting",
             ports=ports,
             services={},
-            supervisor=told.identity,
+            supervisor=parent,
             traces=Traces(processes.boot_id(), uuid.uuid4().hex, mark_path(folder), frozenset()),
             started=time.time(),
             secrets=read_secrets(folder),
@@ -112,7 +122,11 @@ class Supervisor:
     def _round(self) -> None:
         self._reap()
         for watched in self.watched:
-            self._advance(watched)
+            try:
+                self._advance(watched)
+            except Exception:
+                log.exception("%s: something that nobody expected; it goes on", watched.service.name)
+                watched.next_check = time.time() + watched.service.check_every
         if all(watched.state.status != "waiting" for watched in self.watched):
             self._close_nursery()
         self._publish()
@@ -222,8 +236,8 @@ class Supervisor:
         try:
             ready = watched.service.ready(watched.started)
             trouble = "" if ready else "it does not report itself healthy"
-        except (OSError, ValueError) as error:
-            ready, trouble = False, f"it does not answer ({error})"
+        except Exception as error:  # it may answer what nobody expected
+            ready, trouble = False, f"it does not answer ({error!r})"
         watched.next_check = now + (watched.service.check_every if ready else _CHECK_STARTING)
         if ready:
             watched.failed_checks, watched.was_healthy = 0, True
@@ -246,10 +260,12 @@ class Supervisor:
     def _kill(self, watched: Watched, why: str) -> None:
         log.error("%s: %s; it is killed and started again", watched.service.name, why)
         process = processes.look(watched.state.pid or 0)
-        if process is not None:
-            processes.send(process, signal.SIGKILL)
+        if process is None:
+            return self._failed(watched, f"{why}, and it is gone")
+        processes.send(process, signal.SIGKILL)
         watched.failed_checks = 0
         watched.next_check = time.time() + watched.service.check_every
+        return None
 
     def _reap(self) -> None:
         """Take the exit of every child: services, and whatever orphans fell to us."""
@@ -279,8 +295,7 @@ class Supervisor:
                     note_migrated(self.folder)
             watched.set("done", f"after {time.time() - watched.started:.1f} s")
             return
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._failed(watched, f"it ended with {how}; logs/{watched.service.name}.log says why")
+        self._failed(watched, f"it ended with {processes.ending(code)}; logs/{watched.service.name}.log says why")
 
     def _failed(self, watched: Watched, why: str) -> None:
         full = full_disk(self.folder)
@@ -303,7 +318,7 @@ class Supervisor:
         services = {watched.service.name: watched.state for watched in self.watched}
         traces = replace(self._state.traces, processes=self._identities())
         state = replace(self._state, phase=phase, services=services, traces=traces)
-        if state == self._written:
+        if state == self._written and state_path(self.folder).exists():
             return
         self._state = state
         if self._write(state):
@@ -446,11 +461,14 @@ def supervise(
     except BlockingIOError:
         log.error("another supervisor has %s", folder)
         sys.exit(3)
+    mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
+    parent = processes.look(os.getpid())
+    assert parent is not None
 
     def once() -> None:
         wake = _wake_on_signals()
         processes.become_subreaper()
-        Supervisor(folder, ports, wanted, pod_host).run(wake, lifeline)
+        Supervisor(folder, ports, wanted, pod_host, parent.identity, mark).run(wake, lifeline)
 
     sys.exit(respawn(once))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.stack import mlflow_accounts
+from dropforge.stack.mlflow_guard import Guard
 from dropforge.stack.secrets import read_secrets
 
 
@@ -66,12 +67,11 @@ def _with_logins(folder: Path, database: str) -> Any:
             "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.mlflow_secret_key,
         }
     )
-    from mlflow.server import app, auth  # they read the environment that was set above
+    from mlflow.server import auth  # it reads the environment that was set above
 
     application = auth.create_app()
-    mlflow_accounts.keep_names(app)
     mlflow_accounts.provide(auth.store, secrets)
-    return application
+    return Guard(application, mlflow_accounts.passwords(secrets), mlflow_accounts.TRAINER.name)
 
 
 if __name__ == "__main__":

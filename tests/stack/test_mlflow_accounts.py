@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import posixpath
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 from dropforge_airflow.pages import versions
 
-from dropforge import tracking
+from dropforge import rollback, tracking
+from dropforge.errors import DataError
 from dropforge.rest import Rest
 from dropforge.run import Tracking
 from dropforge.stack import mlflow_accounts
@@ -44,7 +46,8 @@ class Asked(MlflowServer):
         headers = {"Content-Type": "application/json"}
         if who:
             headers["Authorization"] = f"Basic {base64.b64encode(':'.join(who).encode()).decode()}"
-        url = f"http://{host}:{self.port}/api/2.0/mlflow{'' if path.startswith('-') else '/'}{path}"
+        below = posixpath.normpath(f"/api/2.0/mlflow{'' if path.startswith('-') else '/'}{path}")
+        url = f"http://{host}:{self.port}{below}{'/' if path.endswith('/') else ''}"
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
             with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)) as answer:
@@ -119,6 +122,15 @@ def test_whoever_has_no_account_reads_and_moves_nothing(
     assert mlflow.ask(AIRFLOW, f"registered-models/alias?name={model}&alias=champion", method="GET")[0] != 200
 
 
+@pytest.mark.parametrize("told", ["Bearer x", "Digest x", "Basic !", "Basic eA==", "basic"])
+def test_what_is_no_login_is_asked_for_one(mlflow: Asked, told: str) -> None:
+    request = urllib.request.Request(f"{mlflow.url}/api/2.0/mlflow/experiments/search", headers={"Authorization": told})
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request)
+    assert error.value.code == 401
+    assert error.value.headers["WWW-Authenticate"] == 'Basic realm="mlflow"'
+
+
 def test_a_training_writes_to_a_run_and_reads_models(mlflow: Asked, run: tuple[str, str], model: str) -> None:
     metric = {"key": "train/loss", "value": 1.0, "timestamp": 1, "step": 0}
     tag = {"run_id": run[1], "key": "dropforge.attempt", "value": "1"}
@@ -139,8 +151,14 @@ def test_a_training_registers_and_promotes_nothing(mlflow: Asked, run: tuple[str
     moved = {"name": model, "alias": "champion", "version": "1"}
     for path, body, method in [
         ("registered-models/create", {"name": "taken-before"}, "POST"),
-        ("registered-models/create?", {"name": "taken-before"}, "POST"),
+        ("registered-models/create/", {"name": "taken-before"}, "POST"),
         ("experiments/create", {"name": "taken-before"}, "POST"),
+        ("experiments/update", {"experiment_id": run[0], "new_name": "taken-before"}, "POST"),
+        ("runs/create", {"experiment_id": run[0]}, "POST"),
+        ("gateway/secrets/create", {"secret_name": "mine", "secret_value": {"a": "b"}}, "POST"),
+        ("../../3.0/mlflow/demo/generate", {}, "POST"),
+        ("../../../ajax-api/3.0/mlflow/assistant/config", {}, "PUT"),
+        ("logged-models/m-1", None, "DELETE"),
         ("model-versions/create", version(model, run), "POST"),
         ("registered-models/alias", moved, "POST"),
         ("registered-models/delete", {"name": model}, "DELETE"),
@@ -183,6 +201,8 @@ def test_what_is_not_there_is_missing_and_not_denied(
     assert found is not None
     assert found.version == "1"
     assert versions.read(uri, "nobody").versions == ()
+    with pytest.raises(DataError, match="there is none"):
+        rollback._version(tracking.client(uri), "nobody", "1")
     assert [(one.number, one.aliases) for one in versions.read(uri, model).versions] == [("1", ("champion",))]
 
 
@@ -213,9 +233,11 @@ def test_accounts_are_as_the_secrets_say_after_each_start(tmp_path: Path) -> Non
     server.start()
     before = server.secrets
     try:
-        assert server.ask(PERSON, "users/update-admin", {"username": "trainer", "is_admin": True}, "PATCH")[0] == 200
+        for account in (AIRFLOW, TRAINER):
+            widened = {"username": account.name, "is_admin": True}
+            assert server.ask(PERSON, "users/update-admin", widened, "PATCH")[0] == 200
         assert server.ask(TRAINER, "registered-models/create", {"name": "a"})[0] == 403  # as administrator too
-        assert server.ask(TRAINER, "users/create", {"username": "mine", "password": "password1234"})[0] == 200
+        assert server.ask(AIRFLOW, "users/create", {"username": "mine", "password": "password1234"})[0] == 200
     finally:
         server.stop()
     secrets_path(tmp_path).unlink()
@@ -225,7 +247,7 @@ def test_accounts_are_as_the_secrets_say_after_each_start(tmp_path: Path) -> Non
             assert server.ask(account, "users/current", method="GET")[0] == 200
             old = account.name, mlflow_accounts.password(account, before)
             assert server.ask(old, "users/current", method="GET")[0] == 401
-        assert server.ask(TRAINER, "users/create", {"username": "mine2", "password": "password1234"})[0] == 403
+        assert server.ask(AIRFLOW, "users/create", {"username": "mine2", "password": "password1234"})[0] == 403
     finally:
         server.stop()
 

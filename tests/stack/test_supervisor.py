@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,8 @@ services = [
 ]
 if (folder / "broken.py").exists():
     services.append(Service("broken", "broken", (), env, lambda _: False))
+if (folder / "odd.py").exists():
+    services.insert(0, Service("odd", "odd", (), env, lambda _: {}["token"]))
 if (folder / "told.py").exists():
     told = lambda _: health.answers(web_port, "/")
     services.append(Service("told", "told", (), env, told, after=("web",), check_every=0.2, told_by="web"))
@@ -118,7 +121,11 @@ def until(condition: Callable[[], bool], limit: float = 30.0) -> None:
 
 def supervisor(state: StackState) -> processes.Process:
     """The process that supervises, whose parent the state names."""
-    parent, table = state.supervisor[0], processes.table()
+    return supervisor_of(state.supervisor[0])
+
+
+def supervisor_of(parent: int) -> processes.Process:
+    table = processes.table()
     (found,) = [process for process in table.values() if process.parent == parent and process.session != process.pid]
     return found
 
@@ -256,6 +263,48 @@ def test_services_are_watched_and_ended_though_no_state_can_be_written(stack: St
     until(lambda: not is_running(stack.folder))
     assert stack.seen() == []
     path.rmdir()
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["running", "killed"])
+def test_a_stack_whose_state_is_deleted_is_found_all_the_same(stack: Stack, alive: bool) -> None:
+    control.wait_ready(stack.start().folder)
+    seen = stack.seen()
+    if not alive:
+        kill_supervisor(stack.state)
+    else:
+        os.kill(supervisor(stack.state).pid, signal.SIGSTOP)  # it would write the state again
+    state_path(stack.folder).unlink()
+    if alive:
+        assert stack.process is not None
+        resumed = threading.Timer(1.0, os.kill, (supervisor_of(stack.process.pid).pid, signal.SIGCONT))
+        resumed.start()
+    assert control.stop(stack.folder)
+    assert not is_running(stack.folder)
+    # Of the killed one, who holds nothing of the stack any more and was in its file alone is not found.
+    found = [process for process in seen if processes.alive(process)]
+    assert found == [] if alive else len(found) < len(seen)
+
+
+def test_a_state_that_is_deleted_is_written_again(stack: Stack) -> None:
+    control.wait_ready(stack.start().folder)
+    before = stack.state
+    state_path(stack.folder).unlink()
+    until(lambda: state_path(stack.folder).exists())
+    assert stack.state == before
+
+
+def test_what_nobody_expects_of_one_service_harms_no_other(stack: Stack) -> None:
+    """One's check raises, the other ends by a signal without a name."""
+    (stack.folder / "odd.py").write_text("import signal\nsignal.pause()\n")
+    stack.start()
+    until(lambda: stack.state.services["wild"].status == "healthy")
+    old = stack.pid("wild")
+    os.kill(old, signal.SIGRTMIN + 6)
+    until(lambda: stack.state.services["wild"].restarts == 1)
+    until(lambda: stack.state.services["wild"].status == "healthy")
+    said = (stack.folder / "logs" / "supervisor.log").read_text()
+    assert f"wild: restarting (it ended with signal {signal.SIGRTMIN + 6}" in said
+    assert stack.state.services["odd"].status == "starting"
 
 
 def test_traces_of_another_boot_mean_nothing(stack: Stack) -> None:

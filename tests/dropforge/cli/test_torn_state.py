@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,18 @@ def commands(group: Any, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (*above, name), one
 
 
+# What a foreign program may have written: all is there, and nothing as it should be.
+ODD = json.dumps(
+    {
+        **{"phase": "ready", "ports": [1], "services": {}, "supervisor": [1, 0], "started": 0},
+        "traces": {"boot": "b", "stack_id": "i", "processes": []},
+    }
+)
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("stack.json", ""), ("stack.json", "[]"), ("stack.json", None), ("secrets.json", '{"access_key": "DF')],
+    [("stack.json", ""), ("stack.json", ODD), ("stack.json", None), ("secrets.json", '{"access_key": "DF')],
     ids=["empty", "other", "folder", "torn secrets"],
 )
 def test_a_torn_state_is_told_with_its_mend_by_every_command(tmp_path: Path, file: str, text: str | None) -> None:
