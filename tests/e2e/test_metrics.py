@@ -15,6 +15,7 @@ import pytest
 from dropforge import layout, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
+from dropforge.stack.state import read_state
 from dropforge.watching.alerts import ALERTS
 from dropforge.watching.dashboards import DASHBOARDS
 from dropforge.watching.files import FOLDER
@@ -68,7 +69,10 @@ def server(stack: Stack, airflow_metrics: Statsd, tmp_path_factory: pytest.TempP
             "airflow": airflow_metrics.address,
             "mlflow": stack.connection.settings.tracking_uri.split("/")[2],
         }
-        with prometheus(tmp_path_factory.mktemp("prometheus"), targets, FOLDER / "rules.yaml") as found:
+        running = read_state(stack.folder)
+        assert running is not None
+        logins = {"mlflow": running.mlflow_login}
+        with prometheus(tmp_path_factory.mktemp("prometheus"), targets, FOLDER / "rules.yaml", logins) as found:
             yield found
     finally:
         process.terminate()

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from dropforge import tracking
 from dropforge.errors import DataError
-from dropforge.rest import MissingError, RefusedError, Rest
+from dropforge.rest import DeniedError, RefusedError, Rest
 
 _ONE_BY_ONE: Final = 4  # names; a search takes MLflow 30 ms, and 4 ms more for each run that it finds
 _NEAREST_OF: Final = 200  # the newest runs, among which a name that is not known is looked for
@@ -131,7 +131,7 @@ def _of_version(rest: Rest, word: str) -> str:
         raise DataError(f"run {word}", f"{which!r} is not the number of a version; a drop has nothing to compare", mend)
     try:
         version = rest.call("GET", f"{path}?{urlencode({'name': family, key: which})}")["model_version"]
-    except (MissingError, RefusedError):
+    except (DeniedError, RefusedError):  # MLflow denies what is not there
         raise _no_version(rest, family, word) from None
     if not version.get("run_id"):
         raise DataError(f"run {word}", "no run is noted for this version", _LIST)

@@ -11,10 +11,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -82,17 +83,27 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: dict[str, str], rules: Path | None = None) -> Iterator[Prometheus]:
+def prometheus(
+    folder: Path,
+    targets: dict[str, str],
+    rules: Path | None = None,
+    logins: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> Iterator[Prometheus]:
     """A server that scrapes each second.
 
-    :param targets: host and port by job.
+    :param targets: host and port by job. :param logins: user and password by job, of those that ask for them.
     """
     need()
     folder.mkdir(exist_ok=True)
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()
+            {
+                "job_name": job,
+                "static_configs": [{"targets": [target]}],
+                **({"basic_auth": {"username": logins[job][0], "password": logins[job][1]}} if job in logins else {}),
+            }
+            for job, target in targets.items()
         ],
         **({"rule_files": [str(rules)]} if rules else {}),
     }
