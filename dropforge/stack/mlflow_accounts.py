@@ -34,16 +34,17 @@ TRAINER: Final = Account("trainer", {"experiment": "EDIT", "logged_model": "MANA
 _ALL: Final = (PERSON, AIRFLOW, TRAINER)
 
 
-def password(account: Account, secrets: Secrets) -> str:
+def passwords(secrets: Secrets) -> dict[str, str]:
+    """By the names of the accounts."""
     return {
         PERSON.name: secrets.mlflow_password,
         AIRFLOW.name: secrets.mlflow_airflow_password,
         TRAINER.name: secrets.mlflow_trainer_password,
-    }[account.name]
+    }
 
 
-def passwords(secrets: Secrets) -> dict[str, str]:
-    return {account.name: password(account, secrets) for account in _ALL}
+def password(account: Account, secrets: Secrets) -> str:
+    return passwords(secrets)[account.name]
 
 
 def login(account: Account, secrets: Secrets) -> dict[str, str]:
