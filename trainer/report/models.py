@@ -184,7 +184,7 @@ class Models:
             do()
         except (RefusedError, DeniedError, KeyError) as error:  # a person may have deleted it, or its tags
             # What is not there may be denied; what is there and denied, a person may mend.
-            if isinstance(error, DeniedError) and not isinstance(error, MissingError) and digest in self._search():
+            if isinstance(error, AbsentError) or (type(error) is DeniedError and digest in self._search()):
                 raise
             self._say(f"MLflow does not take checkpoint {digest[:12]} as a logged model ({error})")
             self._given_up.add(digest)

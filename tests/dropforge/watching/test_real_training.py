@@ -36,7 +36,7 @@ def test_a_training_is_seen_while_it_goes_on_and_judged_when_it_is_done(mlflow_s
     train = {"max_steps": 240, "log_every": 1, "checkpoint_every": 10, "eval_every": 10}
     uri = toy.run(f"{family}-1", told, train=train)
     exporter = Exporter(Watch(toy.store, Runs(Rest(mlflow_server))), 1)
-    env = {key: text for key, text in os.environ.items() if not key.startswith(("MLFLOW_", "AWS_", "PET_"))}
+    env = {key: text for key, text in os.environ.items() if not key.startswith(("AWS_", "PET_"))}
     env |= {"PET_NPROC_PER_NODE": "2", "TERMINATION_LOG": str(tmp_path / "termination.json")}
     command = [sys.executable, "-m", "trainer.launch", uri]
     with (tmp_path / "log").open("wb") as log:
