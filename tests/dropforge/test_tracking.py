@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.request
 import uuid
 from dataclasses import replace
 from urllib.parse import parse_qs
@@ -15,6 +14,7 @@ import pytest
 from dropforge import tracking
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Policy, Verdict, decide
+from dropforge.rest import Rest
 from dropforge.run import RunSpec, Start
 
 VERSIONS = "mlflow.modelVersions"  # on a logged model: what MLflow's pages link to it
@@ -229,8 +229,7 @@ def test_one_link_shows_candidate_and_champion_side_by_side(server: str, spec: R
 
 
 def mlflow_artifact(server: str, run: str, name: str) -> str:
-    with urllib.request.urlopen(f"{server}/get-artifact?run_uuid={run}&path={name}", timeout=60) as answer:
-        return str(answer.read().decode())
+    return Rest(server).artifact(run, "", name).decode()
 
 
 def test_what_a_model_goes_back_to_stands_on_its_version(server: str, spec: RunSpec) -> None:

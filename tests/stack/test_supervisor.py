@@ -141,13 +141,15 @@ def kill_supervisor(state: StackState) -> None:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     found = Stack(tmp_path / "state")
-    yield found
-    control.stop(found.folder)
-    if found.process is not None:
-        found.process.kill()
-        found.process.wait()
-    for process in found.seen():
-        processes.send(process, signal.SIGKILL)
+    try:
+        yield found
+        control.stop(found.folder)
+    finally:  # a test that failed may have left a state that nobody can read
+        if found.process is not None:
+            found.process.kill()
+            found.process.wait()
+        for process in found.seen():
+            processes.send(process, signal.SIGKILL)
 
 
 def test_a_service_that_dies_is_said_and_started_again(stack: Stack) -> None:
