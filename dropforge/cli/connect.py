@@ -12,7 +12,7 @@ from dropforge import settings
 from dropforge.cli.airflow import Airflow
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
-from dropforge.stack.state import StackState, check_folder, is_running, read_state
+from dropforge.stack.state import StackState, check_folder, is_running, read_state, state_path
 from dropforge.store import S3Store, Store
 
 StateOption = Annotated[
@@ -49,8 +49,7 @@ def connect(state: Path | None) -> Connection:
     :raises DropforgeError: if neither is there.
     """
     folder = stack_folder(state)
-    stack = read_state(folder) if folder else None
-    if folder is None or stack is None:
+    if folder is None or not state_path(folder).exists():
         found = settings.from_env()
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
