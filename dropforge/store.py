@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
+PATIENCE: Final = "DROPFORGE_S3_PATIENCE"  # environment variable, in seconds
+_PATIENCE: Final = 600
+_PAUSE: Final = 5.0  # seconds
 _S3: Final = "s3://"
 _UNFINISHED: Final = ".tmp-"  # how the name of a file begins that is being written
 
@@ -164,7 +168,38 @@ def s3_client(*, hurried: bool = False) -> S3Client:
         s3={"addressing_style": "path"} if os.environ.get("AWS_ENDPOINT_URL") else {},
     )
     # Not the default session: that one keeps the credentials it saw first, whatever the environment says now.
-    return boto3.session.Session().client("s3", config=config)
+    client = boto3.session.Session().client("s3", config=config)
+    if not hurried and (seconds := float(os.environ.get(PATIENCE) or 0)) > 0:
+        client.meta.events.register("needs-retry.s3", _Patience(seconds))
+    return client
+
+
+def wait_for_s3() -> None:
+    """Have this process, and those that it starts, wait for an S3 that is away for some minutes.
+
+    For jobs, which would end and begin anew; a person at a terminal is told at once. The environment may say how long.
+    """
+    os.environ.setdefault(PATIENCE, str(_PATIENCE))
+
+
+class _Patience:
+    """A handler of botocore: repeats a request that nobody answers. Its own retries are over after seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __call__(
+        self, request_dict: dict[str, Any], caught_exception: Exception | None = None, **_: Any
+    ) -> float | None:
+        """Seconds until the next try; None for no other one."""
+        from botocore.exceptions import ConnectionError as Unreached
+        from botocore.exceptions import HTTPClientError, SSLError
+
+        if not isinstance(caught_exception, Unreached | HTTPClientError) or isinstance(caught_exception, SSLError):
+            return None
+        now = time.monotonic()
+        began: float = request_dict["context"].setdefault("dropforge_away_since", now)
+        return _PAUSE if now - began < self._seconds else None
 
 
 class S3Store:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dropforge.errors import DropforgeError
 from dropforge.run import ExitCode, RunSpec
-from dropforge.store import open_store, split_uri
+from dropforge.store import open_store, split_uri, wait_for_s3
 from trainer.compat import check_versions
 from trainer.config import read_settings
 from trainer.launch import Verdict, write_termination_message
@@ -67,4 +67,5 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 if __name__ == "__main__":
+    wait_for_s3()
     raise SystemExit(main())

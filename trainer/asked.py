@@ -17,7 +17,7 @@ from typing import Any
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.run import ExitCode, RunSpec
-from dropforge.store import open_store, split_uri
+from dropforge.store import open_store, split_uri, wait_for_s3
 from trainer.compat import check_versions
 from trainer.launch import Verdict, write_termination_message
 from trainer.rank import ending
@@ -127,4 +127,5 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 if __name__ == "__main__":
+    wait_for_s3()
     raise SystemExit(main())

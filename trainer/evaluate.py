@@ -45,7 +45,7 @@ from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
 from dropforge.promotion import Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.slices import OWN, cuts_of
-from dropforge.store import Store, open_store, split_uri
+from dropforge.store import Store, open_store, split_uri, wait_for_s3
 from trainer import bootstrap
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import Settings, read_settings
@@ -486,4 +486,5 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
 
 
 if __name__ == "__main__":
+    wait_for_s3()
     raise SystemExit(main())

@@ -26,7 +26,7 @@ from typing import Any, Final
 from dropforge.errors import DropforgeError
 from dropforge.placement.fabrics import PREFLIGHT
 from dropforge.run import ExitCode, RunSpec, termination_message
-from dropforge.store import Store, open_store, split_uri
+from dropforge.store import Store, open_store, split_uri, wait_for_s3
 from trainer.report.archive import EVERY, Archive
 from trainer.report.console import warn
 from trainer.report.system import start_system_metrics
@@ -335,6 +335,7 @@ def main(argv: list[str] | None = None, archive_every: float = EVERY) -> int:
 
 
 if __name__ == "__main__":
+    wait_for_s3()
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -18,8 +18,18 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import EndpointConnectionError
 from botocore.httpsession import URLLib3Session
 
+from dropforge import store as stores
 from dropforge.errors import DropforgeError
-from dropforge.store import FolderStore, MissingObjectError, S3Store, Store, open_store, out_of_reach, split_uri
+from dropforge.store import (
+    FolderStore,
+    MissingObjectError,
+    S3Store,
+    Store,
+    open_store,
+    out_of_reach,
+    s3_client,
+    split_uri,
+)
 
 
 def test_what_was_put_is_read_back(store: Store) -> None:
@@ -211,3 +221,38 @@ def test_folders_are_named_without_what_lies_in_them(store: Store) -> None:
     assert store.folders("none/") == ()
     assert len(store.folders("", 1)) == 1
     assert store.times("a/", 1).keys() == {"a/b/c"}
+
+
+def test_a_job_waits_for_an_s3_that_is_away_longer_than_botos_own_retries(
+    aws: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_PAUSE", 0.01)
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
+    monkeypatch.setattr(stores, "_PATIENCE", 60)
+    monkeypatch.delenv(stores.PATIENCE, raising=False)
+
+    def tries(first_good: int, **hurried: bool) -> int:
+        """How many requests a client makes if the first ones are refused."""
+        client, count = s3_client(**hurried), 0
+
+        def refuse(**_: Any) -> None:
+            nonlocal count
+            count += 1
+            if count < first_good:
+                raise EndpointConnectionError(endpoint_url=aws)
+
+        client.meta.events.register("before-send.s3", refuse)
+        client.list_buckets()
+        return count
+
+    with pytest.raises(EndpointConnectionError):
+        tries(20)
+    monkeypatch.setenv(stores.PATIENCE, "")
+    monkeypatch.delenv(stores.PATIENCE)
+    stores.wait_for_s3()
+    assert tries(20) == 20
+    with pytest.raises(EndpointConnectionError):
+        tries(20, hurried=True)
+    monkeypatch.setenv(stores.PATIENCE, "0.000001")
+    with pytest.raises(EndpointConnectionError):
+        tries(20)
