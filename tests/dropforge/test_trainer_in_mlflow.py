@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dropforge import rest, tracking
+from dropforge import rest, tracking, unsent
 from dropforge.checkpoints import NOTE, NOTE_LINE
 from dropforge.rest import Rest
 from dropforge.run import Tracking
+from dropforge.store import FolderStore
 from trainer.report.models import DELETED, Models, make_models, shown
 from trainer.report.tracking import make_tracker, tag_run
 from trainer.state.checkpoint import Seal
@@ -216,3 +219,23 @@ def test_a_launcher_tags_the_run_and_waits_for_no_server_that_is_away(run: Track
     assert tracking.client(run.uri).get_run(run.run_id).data.tags["dropforge.idle"] == "the GPUs of this pod were idle"
     tag_run(Tracking("http://127.0.0.1:1", run.run_id, run.experiment_id), {"dropforge.idle": "x"}, 0.1)
     tag_run(None, {"dropforge.idle": "x"}, 60)
+
+
+def test_what_mlflow_did_not_take_is_sent_once_it_is_back(run: Tracking, tmp_path: Path) -> None:
+    mlflow, store = tracking.client(run.uri), FolderStore(tmp_path)
+    mlflow.set_tag(run.run_id, tracking.TAG_ATTEMPT, "2")
+    mlflow.set_tag(run.run_id, "dropforge.best", "step-2")
+    point = {"key": "train/loss", "timestamp": 1_700_000_000_000}
+    rows = [{**point, "value": 1.0 / step, "step": step} for step in range(1, 1001)]
+    store.put("runs/fam-1/unsent-metrics/2-5.json", json.dumps(rows).encode())
+    old, new = {"dropforge.best": "step-1"}, {"dropforge.steps": "1000"}
+    store.put("runs/fam-1/unsent-tags/1-4.json", json.dumps({"tags": old, "checkpoints": []}).encode())
+    store.put("runs/fam-1/unsent-tags/2-5.json", json.dumps({"tags": new, "checkpoints": [{"step": 2}]}).encode())
+    for sent in (1001, 0):
+        assert unsent.send(store, "fam-1", run.uri, run.run_id) == sent
+        history = mlflow.get_metric_history(run.run_id, "train/loss")
+        assert sorted(item.step for item in history) == list(range(1, 1001))
+        tags = mlflow.get_run(run.run_id).data.tags
+        assert (tags["dropforge.best"], tags["dropforge.steps"]) == ("step-2", "1000")
+        left = {info.key: json.loads(store.get(info.key)) for info in store.list("runs/fam-1/")}
+        assert left == {"runs/fam-1/unsent-tags/2-5.json": {"tags": {}, "checkpoints": [{"step": 2}]}}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from dropforge import approval, gangs, layout, promotion
+from dropforge import approval, gangs, layout, promotion, unsent
 from dropforge.costs import Tariff
 from dropforge.gangs import Gang
 from dropforge.holdout import holdout_of
@@ -166,6 +166,8 @@ def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = N
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
     version = evaluation.get("champion_version")
     link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))
+    if sent := unsent.send(store, spec.run, settings.tracking_uri, opened["mlflow_run"]):
+        log.info("%d metrics and tags, for which MLflow was away, are there now", sent)
     health = _health(settings.tracking_uri, opened["mlflow_run"])
     failed = gangs.failed(gangs.kept(store, opened["run"]), "train")
     text = summary(spec, evaluation, measured, verdict, listed, wall, link, health, failed)

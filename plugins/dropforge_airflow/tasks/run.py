@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from dropforge import confirmation, gangs, in_flight, layout, provenance, sweep_tracking, sweeps
+from dropforge import confirmation, gangs, in_flight, layout, provenance, sweep_tracking, sweeps, unsent
 from dropforge.forecast import Forecast
 from dropforge.mlflow_pages import run_page
 from dropforge.recipe import Recipe
@@ -157,6 +157,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None, partiti
         status = "KILLED"  # by a person's word, or by the recipe's in the place of one
     end_jobs(opened, f"{ti.dag_id}/{run_id}/")
     taken = _settled(store, opened, ti)
+    _send_unsent(store, opened)
     tags |= {tracking.TAG_ENDED_BY: task, tracking.TAG_REASON: _reason(store, opened, task)} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(store, opened["family"], run_id or "")
@@ -183,6 +184,14 @@ def _settled(store: Store, opened: Opened, ti: Any) -> str:
     except Exception as error:
         log.warning("What run %s has used is not known: %r", opened["run"], error)
         return "what it has used is not known"
+
+
+def _send_unsent(store: Store, opened: Opened) -> None:
+    """What MLflow did not take of a run that failed. It is no reason to leave the run open."""
+    try:
+        unsent.send(store, opened["run"], from_env().tracking_uri, opened["mlflow_run"])
+    except Exception as error:
+        log.warning("What MLflow did not take of run %s stays in its folder: %r", opened["run"], error)
 
 
 def end_jobs(opened: Opened, owner: str) -> None:
