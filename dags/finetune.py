@@ -20,7 +20,7 @@ from dropforge_airflow.operators import (
     OptionalJobOperator,
     TrainOperator,
 )
-from dropforge_airflow.retries import WAITING_TASK
+from dropforge_airflow.retries import PLAIN_TASK, WAITING_TASK
 from dropforge_airflow.run_ended import RUN_ENDED
 from dropforge_airflow.tasks import data, plan, promote, run, turn
 from kubeflow_training.retries import RetryByCause, SharedBudget
@@ -53,8 +53,7 @@ with DAG(
     doc_md=__doc__,
     default_args={
         "owner": "dropforge",
-        "retries": 2,
-        "retry_delay": timedelta(seconds=10),
+        **PLAIN_TASK,
         "on_failure_callback": TASK_FAILED,
     },
     on_failure_callback=[RUN_FAILED, RUN_ENDED],
@@ -81,6 +80,7 @@ with DAG(
         log_limit="20 MB",  # the whole log is in the run's folder
         retries=RETRIES.retries + 10,  # the rest pays for lost workers
         retry_policy=RETRIES,
+        retry_exponential_backoff=0,  # so many tries in even pauses are longer than five minutes
     )
     # Another run of the family may be comparing: its promotion would make this one's verdict void.
     champion = wait(turn.champion, poke_interval=10, timeout=timedelta(days=7))(opened)

@@ -9,6 +9,7 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
 from dropforge_airflow.alerts.callbacks import RUN_FAILED, TASK_FAILED
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, INBOX, INTAKE_DAG
+from dropforge_airflow.retries import PLAIN_TASK
 
 from dropforge.settings import families_folder
 
@@ -21,7 +22,7 @@ with DAG(
     max_active_runs=1,
     tags=["dropforge"],
     doc_md=__doc__,
-    default_args={"owner": "dropforge", "retries": 3, "on_failure_callback": TASK_FAILED},
+    default_args={"owner": "dropforge", **PLAIN_TASK, "on_failure_callback": TASK_FAILED},
     on_failure_callback=RUN_FAILED,
 ):
 

@@ -5,14 +5,13 @@ A file that is broken is told by `families.py` as an import error, and takes no 
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, CronTriggerTimetable, Param, chain, task
 from dropforge_airflow.alerts.callbacks import TASK_FAILED
 from dropforge_airflow.assets import FINETUNE_DAG, RETRAIN_DAG
-from dropforge_airflow.retries import WAITING_TASK
+from dropforge_airflow.retries import PLAIN_TASK, WAITING_TASK
 from dropforge_airflow.starting import AwaitRunOperator, LateOperator, StartRunOperator
 from dropforge_airflow.tasks import retrain
 
@@ -39,8 +38,7 @@ def calendar(name: str, family: Family) -> None:
         doc_md=DOC.format(name=name, data=f"`{family.data}`", start=family.start),
         default_args={
             "owner": "dropforge",
-            "retries": 2,
-            "retry_delay": timedelta(seconds=10),
+            **PLAIN_TASK,
             "on_failure_callback": TASK_FAILED,
         },
     ):

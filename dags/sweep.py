@@ -11,7 +11,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, chain, task
 from dropforge_airflow.alerts.callbacks import TASK_FAILED
 from dropforge_airflow.assets import FINETUNE_DAG, SWEEP_DAG
-from dropforge_airflow.retries import WAITING_TASK
+from dropforge_airflow.retries import PLAIN_TASK, WAITING_TASK
 from dropforge_airflow.starting import AwaitRunOperator, StartRunOperator
 from dropforge_airflow.tasks import sweep
 from dropforge_airflow.trials import TrialOperator
@@ -36,8 +36,7 @@ with DAG(
     doc_md=__doc__,
     default_args={
         "owner": "dropforge",
-        "retries": 2,
-        "retry_delay": timedelta(seconds=10),
+        **PLAIN_TASK,
         "on_failure_callback": TASK_FAILED,
     },
 ):

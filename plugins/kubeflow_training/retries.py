@@ -29,6 +29,7 @@ AVOID_KEY: Final = "pytorch_job_avoided_nodes"
 AVOID_FOR: Final = timedelta(hours=12)
 BUDGET_KEY: Final = "failures"
 """Key of the failures that a `RetryBudget` has counted, in the task state store."""
+_TRY: Final = "try "  # before its number; failures of jobs are told by their uid
 
 log = logging.getLogger(__name__)
 
@@ -184,13 +185,16 @@ class RetryBudget(RetryPolicy):
     task's `retries` have beyond this budget pays for such tries.
 
     :param failures: how many are followed by another try.
+    :param jobs: how many of these may be failures of a job; all of them, unless given.
     :raises ValueError: for a negative number.
     """
 
-    def __init__(self, failures: int) -> None:
-        if failures < 0:
-            raise ValueError(f"RetryBudget: {failures} failures; give a whole number from 0")
+    def __init__(self, failures: int, jobs: int | None = None) -> None:
+        for number in (failures, jobs):
+            if number is not None and number < 0:
+                raise ValueError(f"RetryBudget: {number} failures; give a whole number from 0")
         self.failures = failures
+        self.jobs = failures if jobs is None else jobs
 
     @property
     def retries(self) -> int:
@@ -212,7 +216,7 @@ class RetryBudget(RetryPolicy):
         if context is None or isinstance(exception, TaskStopped):
             return RetryDecision.default()
         job = exception.job if isinstance(exception, JobFailed) else {}
-        verdict = self._count(context, str(job.get("uid") or f"try {try_number}"))
+        verdict = self._count(context, str(job.get("uid") or f"{_TRY}{try_number}"))
         if not verdict.retry:
             return RetryDecision.fail(verdict.text)
         text = verdict.text
@@ -232,18 +236,21 @@ class RetryBudget(RetryPolicy):
         if failure not in known:
             known.append(failure)
             keep(store, BUDGET_KEY, {"of": now, "failures": known})
+        jobs = [one for one in known if not one.startswith(_TRY)]
         told = f"own failure {len(known)} of a task that may have {self.failures}"
-        retry = len(known) <= self.failures
+        if len(jobs) > self.jobs:
+            told = f"failure {len(jobs)} of a job that may have {self.jobs}"
+        retry = len(known) <= self.failures and len(jobs) <= self.jobs
         return Verdict(retry, told if retry else f"{told}: no other try")
 
     def serialize(self) -> dict[str, Any]:
         """Return what `deserialize` takes."""
-        return {"failures": self.failures}
+        return {"failures": self.failures, "jobs": self.jobs}
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> RetryBudget:
         """Return the policy of a stored DAG."""
-        return cls(int(data["failures"]))
+        return cls(int(data["failures"]), data.get("jobs"))
 
 
 # What the operator asks. Without this policy everything is as Airflow's `retries` alone would have it.

@@ -185,3 +185,18 @@ def test_airflow_executes_one_file_of_the_plugins_folder_and_shadows_no_package(
     assert found["pages"] == []  # only the API server needs them
     assert set(found["top"]) <= {"plugin", "dropforge_airflow", "kubeflow_training"}
     assert "site-packages" in found["kubernetes"]
+
+
+@pytest.mark.parametrize("name", ["dropforge_finetune", "dropforge_intake"])
+def test_no_task_fails_while_a_service_is_away_for_five_minutes(parsed: Any, name: str) -> None:
+    """An S3 that refuses connections fails a try within seconds: the pauses alone must be longer."""
+
+    def seconds(of: Any) -> float:
+        return float(of["__var"] if isinstance(of, dict) else of)
+
+    dag = parsed["dags"][name]["dag"]
+    assert len(dag["tasks"]) == {"dropforge_finetune": 14, "dropforge_intake": 1}[name]
+    for task in (item["__var"] for item in dag["tasks"]):
+        delay, most = seconds(task["retry_delay"]), seconds(task.get("max_retry_delay", 1e9))
+        factor = task.get("retry_exponential_backoff") or 1
+        assert sum(min(most, delay * factor**number) for number in range(task["retries"])) >= 300, task["task_id"]

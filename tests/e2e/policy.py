@@ -24,7 +24,7 @@ def task_policy(task: Any) -> None:
     if task.dag_id != "dropforge_finetune":
         return
     task.on_execute_callback = [_arm]
-    task.retry_delay = timedelta(seconds=1)
+    task.retry_delay, task.retry_exponential_backoff = timedelta(seconds=1), 0
     if type(task.retry_policy).__name__ != "RetryByCause":
         task.retries, task.retry_policy = 40, None  # as many tries as a task has places to be struck at
 

@@ -270,6 +270,14 @@ def test_a_budget_counts_what_a_task_raises_and_nothing_else():
     assert policy.evaluate(OSError(), 6, 40, cleared).action.value == "retry"
 
 
+def test_a_budget_may_have_less_for_jobs_than_for_services_that_are_away():
+    policy, ctx = RetryBudget(4, jobs=1), context()
+    told = [policy.evaluate(error, n, 40, ctx) for n, error in enumerate((OSError(), failed("unknown"), OSError()), 1)]
+    assert [decision.action.value for decision in told] == ["retry"] * 3
+    last = policy.evaluate(failed("unknown", "b"), 4, 40, ctx)
+    assert (last.action.value, last.reason) == ("fail", "failure 2 of a job that may have 1: no other try")
+
+
 def test_a_gang_that_failed_unseen_is_counted_by_the_budget():
     task, ctx = SimpleNamespace(retry_policy=RetryBudget(1)), context()
     seen = Observation(Phase.FAILED, Reason.UNKNOWN, "it broke")
@@ -281,5 +289,7 @@ def test_a_gang_that_failed_unseen_is_counted_by_the_budget():
 
 def test_a_budget_goes_through_airflows_database_and_refuses_nonsense():
     assert RetryBudget.deserialize(RetryBudget(3).serialize()).failures == 3
+    assert RetryBudget.deserialize(RetryBudget(3, jobs=1).serialize()).jobs == 1
+    assert RetryBudget.deserialize({"failures": 3}).jobs == 3  # of an older version
     with pytest.raises(ValueError, match="-1 failures"):
         RetryBudget(-1)
