@@ -86,7 +86,7 @@ screenshots: $(READY)  ## Take the pictures of the docs anew, from a stack of th
 test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test-slow` runs a part
 	@$(PYTEST) $(WORKERS) -m exact $(ARGS)
 
-test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, one after another
+test-chaos: $(READY)  ## Put a training of two ranks through thirty faults, then kill, stop and cut off the services of the stack
 	@$(PYTEST) -n0 -m chaos $(ARGS)
 
 # One process: several would share the GPUs, and what is compared to the bit would wait for memory.

@@ -170,7 +170,7 @@ def s3_client(*, hurried: bool = False) -> S3Client:
     # Not the default session: that one keeps the credentials it saw first, whatever the environment says now.
     client = boto3.session.Session().client("s3", config=config)
     if not hurried and (seconds := float(os.environ.get(PATIENCE) or 0)) > 0:
-        client.meta.events.register("needs-retry.s3", _Patience(seconds))
+        client.meta.events.register("needs-retry.s3", cast(Any, _Patience(seconds)))
     return client
 
 
