@@ -73,7 +73,7 @@ class Pause:
 
     def _watch(self) -> None:
         # Steps take milliseconds, so Airflow is not asked.
-        while not self._over.wait(0.1):
+        while not self._over.wait(0.25):
             found = self._processes()
             if found and (not self._needs_checkpoint or self._has_checkpoint()):
                 for process in found:

@@ -102,7 +102,7 @@ def undisturbed(stack: Stack, files: dict[str, dict[str, Path]]) -> dict[str, di
         drop = stack.drop(QUIET, name, files[name], RECIPE)
         assert stack.end(wait_for_run(stack.connection, drop, 300)) == "success"
         found[name] = result(stack, drop)
-        assert found[name]["steps"] == list(range(1, STEPS + 1))
+        assert found[name]["steps"][-1] == STEPS
     return found
 
 
