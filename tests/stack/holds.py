@@ -126,9 +126,10 @@ def supervisor(stack: Stack) -> psutil.Process:
 
 @contextmanager
 def away(stack: Stack, name: str, seconds: float) -> Iterator[None]:
-    """Within the block a service is away: first it answers nothing; `refuse` is called by the block's end.
+    """Take a service away; the block begins when it is, and its end waits until the time is over and it is well again.
 
-    Nobody starts it again meanwhile, as its supervisor is stopped too. Afterwards it is well again.
+    Half of the time it accepts connections and answers nothing, then it refuses them. Nobody starts it again
+    meanwhile, as its supervisor is stopped too.
     """
     watcher, before = supervisor(stack), service(stack, name)
     assert before.pid is not None

@@ -140,7 +140,7 @@ class Flight:
             "answered": {task for task, tag in asked.items() if " said yes at " in tags.get(tag, "")},
             "steps": [point.step for point in mlflow.get_metric_history(tracked.info.run_id, "train/loss")],
             "tagged steps": tags[tracking.TAG_STEPS],
-            "unsent": [info.key for info in store.list(f"{folder}unsent-")],
+            "unsent": [info.key for info in store.list(f"{folder}unsent-") if not _of_checkpoints(store.get(info.key))],
             # How a training of three steps was held back is not known in all it has.
             "metrics": {name for name in tracked.data.metrics if not name.startswith(("system/", "health/"))},
             "weights": {
@@ -153,6 +153,12 @@ class Flight:
             "second claim": ledger.owner_of(store, self.family, self.drop.id, 2),
             "failed runs": [one for one in holds.runs_of(self.stack, self.drop) if self.stack.state(one) == "failed"],
         }
+
+
+def _of_checkpoints(kept: bytes) -> bool:
+    """Whether a file of what MLflow did not take holds checkpoints as logged models and no more; these stay there."""
+    found = json.loads(kept)
+    return isinstance(found, dict) and not found["tags"] and bool(found["checkpoints"])
 
 
 def expected(stage: str, twin: dict[str, Any], weights: dict[str, str]) -> dict[str, Any]:
