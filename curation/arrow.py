@@ -9,7 +9,8 @@ from typing import Final
 import pyarrow as pa
 
 from curation.classes import class_names, named
-from curation.parquet import batch_rows
+from curation.memory import bounded, too_much
+from curation.parquet import Produced, batch_rows
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Record
 from curation.streams import Limits, TornError
@@ -22,27 +23,33 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
 
     :param wanted: columns to read, in small letters.
     """
-    row = produced = 0
+    row = 0
     size = path.stat().st_size
+    produced = Produced(size, limits)
     try:
-        schema = _schema(path)
+        with bounded(max_row_bytes):
+            schema = _schema(path)
+            classes = class_names(schema)
         columns = [at for at, name in enumerate(schema.names) if name.strip().lower() in wanted]
-        classes = class_names(schema)
         options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file, options=options) as stream:
-            for batch in stream:
-                produced += batch.nbytes
-                limits.check(produced, size)
-                # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never.
-                batch.validate(full=True)
+            while True:
+                with bounded(max_row_bytes):
+                    batch = next(stream, None)
+                    if batch is None:
+                        break
+                    produced.add(batch.nbytes)
+                    # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never.
+                    batch.validate(full=True)
                 if columns:
-                    for record in batch_rows(batch, row, max_row_bytes):
+                    for record in batch_rows(batch, row, max_row_bytes, produced):
+                        row += 1
                         yield record if isinstance(record, Fault) else named(record, classes)
                 else:
                     names = ", ".join(schema.names)[:100]
-                    for number in range(batch.num_rows):
-                        yield Fault(row + number, Reason.NO_CONTENT, f"fields: {names}", b"")
-                row += batch.num_rows
+                    for _ in range(batch.num_rows):
+                        row += 1
+                        yield Fault(row - 1, Reason.NO_CONTENT, f"fields: {names}", b"")
                 del batch  # It would stay while the next one is read.
         # A stream that is cut between two batches looks whole without it.
         with path.open("rb") as end:
@@ -51,6 +58,8 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
                 yield Fault(row, Reason.BAD_ARROW, "the mark of the stream's end is missing", b"")
     except TornError as tear:
         yield Fault(row, tear.reason, tear.detail, b"")
+    except MemoryError:
+        yield Fault(row, Reason.MEMORY, too_much(f"rows from {row} on", max_row_bytes), b"")
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         cause = " ".join(str(error).split())[:120] or type(error).__name__
         with path.open("rb") as start:

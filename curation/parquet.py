@@ -11,20 +11,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.classes import class_names, named
+from curation.freed import give_back
+from curation.memory import bounded, too_much
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Found, Record
 from curation.streams import STEP, Limits, TornError
 
 _BATCH: Final = 256
+#: Rows at a time where more would take too much memory: a dictionary's long value may stand in each of them.
+_FEW: Final = 8
+
+
+class Produced:
+    """What came out of a file so far. :param size: of the file, in bytes."""
+
+    def __init__(self, size: int, limits: Limits) -> None:
+        self.size, self.limits, self.total = size, limits, 0
+
+    def add(self, more: int) -> None:
+        """:raises TornError: if that is too much for the file."""
+        self.total += more
+        self.limits.check(self.total, self.size)
 
 
 def row_groups(path: Path) -> list[int]:
     """Uncompressed bytes of each row group; empty if the file cannot be read."""
     try:
-        with pq.ParquetFile(path) as file:
+        with bounded(0), pq.ParquetFile(path) as file:
             return [file.metadata.row_group(index).total_byte_size for index in range(file.metadata.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError):
-        return []
+    except (pa.ArrowException, OSError, ValueError, MemoryError):
+        return []  # the reader tells
 
 
 def read_parquet(
@@ -37,27 +53,31 @@ def read_parquet(
     """
     try:
         # With a buffer a column comes page by page, without one whole.
-        file = pq.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=STEP)
+        with bounded(max_row_bytes):
+            file = pq.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=STEP)
+            schema = file.schema_arrow
+            classes = class_names(schema)
+    except MemoryError:
+        yield Fault(0, Reason.MEMORY, too_much("its metadata", max_row_bytes), b"")
+        return
     except (pa.ArrowException, OSError, ValueError) as error:
         with path.open("rb") as stream:
             yield Fault(0, Reason.BAD_PARQUET, _cause(error), stream.read(HEAD))
         return
     with file:
-        size = path.stat().st_size
-        columns = [name for name in file.schema_arrow.names if name.strip().lower() in wanted]
-        shared = any(pa.types.is_dictionary(field.type) for field in file.schema_arrow if field.name in columns)
+        produced = Produced(path.stat().st_size, limits)
+        columns = [name for name in schema.names if name.strip().lower() in wanted]
+        shared = any(pa.types.is_dictionary(field.type) for field in schema if field.name in columns)
         last = file.metadata.num_row_groups if end is None else end
         row = sum(file.metadata.row_group(index).num_rows for index in range(start))
-        classes = class_names(file.schema_arrow)
-        produced = 0
         for index in range(start, last):
             rows = file.metadata.row_group(index).num_rows
             done = 0
             try:
                 held = file.metadata.row_group(index).total_byte_size
-                limits.check(produced + held, size)
+                limits.check(produced.total + held, produced.size)
                 if not columns:
-                    names = ", ".join(file.schema_arrow.names)[:100]
+                    names = ", ".join(schema.names)[:100]
                     for number in range(rows):
                         yield Fault(row + number, Reason.NO_CONTENT, f"fields: {names}", b"")
                     done = rows
@@ -65,14 +85,18 @@ def read_parquet(
                 # Arrow doubles what it has when a row follows a long one, so long rows come a few at a time; a
                 # dictionary comes with each batch anew.
                 most = _BATCH if shared else min(_BATCH, max(1, max_row_bytes // 8 * rows // max(1, held)))
-                for batch in file.iter_batches(most, row_groups=[index], columns=columns, use_threads=False):
-                    produced += batch.nbytes
-                    limits.check(produced, size)
-                    for record in batch_rows(batch, row + done, max_row_bytes):
+                most = min(most, max(1, rows))
+                for batch in _batches(file, index, columns, most, max_row_bytes):
+                    produced.add(batch.nbytes)
+                    for record in batch_rows(batch, row + done, max_row_bytes, produced):
+                        done += 1
                         yield record if isinstance(record, Fault) else named(record, classes)
-                    done += batch.num_rows
             except TornError as tear:
                 yield Fault(row + done, tear.reason, tear.detail, b"")
+                return
+            except MemoryError:
+                what = too_much(f"rows {row + done} to {row + rows - 1}", max_row_bytes)
+                yield Fault(row + done, Reason.MEMORY, what, b"")
                 return
             except (pa.ArrowException, OSError, ValueError) as error:
                 # What is left of this row group is lost; the next one may be sound.
@@ -83,31 +107,75 @@ def read_parquet(
                 row += rows
 
 
-def batch_rows(batch: pa.RecordBatch, first: int, max_row_bytes: int) -> Iterator[Found | Fault]:
-    """The rows of a batch; one that is too long never becomes objects of Python. :param first: the place of its first
-    one."""
+def _batches(
+    file: pq.ParquetFile, group: int, columns: list[str], most: int, max_row_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a row group, of `most` rows; of few ones from where so many take too much memory.
+
+    :raises MemoryError: if few do as well.
+    """
+    done = 0
+    for rows in (most, min(most, _FEW)):
+        skip = done
+        batches = iter(())
+        try:
+            with bounded(max_row_bytes):
+                batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+            while True:
+                with bounded(max_row_bytes):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                if skip < batch.num_rows:
+                    done += batch.num_rows - skip
+                    yield batch.slice(skip) if skip else batch
+                skip = max(0, skip - batch.num_rows)
+        except MemoryError:
+            del batches  # it holds what it has of the next one
+            give_back()
+            if rows <= _FEW:
+                raise
+
+
+def batch_rows(
+    batch: pa.RecordBatch, first: int, max_row_bytes: int, produced: Produced | None = None
+) -> Iterator[Found | Fault]:
+    """The rows of a batch; one that is too long never becomes objects of Python.
+
+    :param first: the place of its first one.
+    :param produced: has the batch's bytes already, and gets what its rows have beyond them: they may share one value.
+    :raises MemoryError: if one row takes too much. :raises TornError: if there is too much of them.
+    """
     batch = _with_plain_times(batch)
     rows: list[dict[str, Any]] | None = None
     # Exact sizes are only worth their price where a row could be too long.
     if batch.nbytes <= max_row_bytes:
-        with contextlib.suppress(UnicodeDecodeError):
+        with contextlib.suppress(UnicodeDecodeError, MemoryError), bounded(max_row_bytes):
             rows = batch.to_pylist()
     if rows is None:
+        left = batch.nbytes
         for index in range(batch.num_rows):
-            yield _one(batch.slice(index, 1), first + index, max_row_bytes)
+            size, record = _one(batch.slice(index, 1), first + index, max_row_bytes)
+            left -= size
+            if produced is not None and left < 0:
+                produced.add(-left)
+                left = 0
+            yield record
     else:
         for index, fields in enumerate(rows):
             yield Found(first + index, fields, b"")
 
 
-def _one(row: pa.RecordBatch, place: int, max_row_bytes: int) -> Found | Fault:
-    size = sum(map(_bytes, row.columns))
-    if size > max_row_bytes:
-        return Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
-    try:
-        return Found(place, row.to_pylist()[0], b"")
-    except UnicodeDecodeError:
-        return Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
+def _one(row: pa.RecordBatch, place: int, max_row_bytes: int) -> tuple[int, Found | Fault]:
+    """The bytes that become objects, and the row."""
+    with bounded(max_row_bytes):
+        size = sum(map(_bytes, row.columns))
+        if size > max_row_bytes:
+            return 0, Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
+        try:
+            return size, Found(place, row.to_pylist()[0], b"")
+        except UnicodeDecodeError:
+            return size, Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
 
 
 def _bytes(column: pa.Array) -> int:

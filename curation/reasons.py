@@ -38,6 +38,7 @@ class Reason(StrEnum):
     BAD_ARROW = "bad_arrow"
     PARTIAL_FILE = "partial_file"
     FILE_ENCODING = "file_encoding"
+    MEMORY = "needs_memory"
 
 
 #: One of these stands for a whole file or the rest of one, so for nobody knows how many rows.
@@ -51,6 +52,7 @@ REST: Final = frozenset(
         Reason.BAD_ARROW,
         Reason.PARTIAL_FILE,
         Reason.FILE_ENCODING,
+        Reason.MEMORY,
     }
 )
 
@@ -83,6 +85,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.BAD_ARROW: "Save the data set again, and upload the whole folder",
     Reason.PARTIAL_FILE: "Upload the whole file under its final name, in a drop without the other one",
     Reason.FILE_ENCODING: "Save the file as UTF-8, or set `data.encoding` to auto",
+    Reason.MEMORY: "Write smaller row groups or record batches, without a long value that many rows share, or JSONL",
 }
 
 

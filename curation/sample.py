@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.formats import sniff
+from curation.memory import bounded
 from curation.readers import read
 from curation.reasons import REST
 from curation.records import Blank, Fault, Record, Split
@@ -53,8 +54,9 @@ def guess_rows(path: Path, name: str, max_row_bytes: int, encoding: str = "utf-8
         return 0
     if sniff(path, name).kind == "parquet":
         try:
-            return int(pq.read_metadata(path).num_rows)
-        except (pa.ArrowException, OSError, ValueError):
+            with bounded(0):
+                return int(pq.read_metadata(path).num_rows)
+        except (pa.ArrowException, OSError, ValueError, MemoryError):
             return 1
     with path.open("rb") as stream, tempfile.NamedTemporaryFile(prefix="head-") as head:
         head.write(stream.read(_HEAD))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from curation.memory import bounded
 from curation.records import Fields, Split
 
 #: Rows by JSON type (null, boolean, number, string, array, object) by column.
@@ -80,12 +81,13 @@ def unread(split: Split, wanted: Container[str]) -> dict[str, str]:
     if kind not in {"parquet", "arrow"} or split.format.fault is not None:
         return {}
     try:
-        if kind == "parquet":
-            schema = pq.read_schema(split.path)
-        else:
-            with pa.OSFile(str(split.path)) as file, pa.ipc.open_stream(file) as stream:
-                schema = stream.schema
-    except (pa.ArrowException, OSError, ValueError):
+        with bounded(0):
+            if kind == "parquet":
+                schema = pq.read_schema(split.path)
+            else:
+                with pa.OSFile(str(split.path)) as file, pa.ipc.open_stream(file) as stream:
+                    schema = stream.schema
+    except (pa.ArrowException, OSError, ValueError, MemoryError):
         return {}  # the reader tells
     others = [column for column in schema if column.name.strip().lower() not in wanted]
     return {column.name[:_NAME]: _json_type(column.type) for column in others[:_MOST]}
