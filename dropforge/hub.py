@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,18 @@ SECONDS: Final = 20  # that the hub may take to answer
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"  # of weights in several files
+
+_MIB: Final = 1 << 20
+#: Bytes that a file beside the weights may have: it is read as a whole. The largest tokenizers known have about 40 MB,
+#: the largest index a few.
+LARGEST_INDEX: Final = 64 * _MIB
+LARGEST_CONFIG: Final = 8 * _MIB
+LARGEST_OTHER: Final = 256 * _MIB
+_CONFIGS: Final = frozenset(
+    {CONFIG, "generation_config.json", "tokenizer_config.json", "adapter_config.json", "chat_template.json"}
+    | {"special_tokens_map.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json"}
+)
+_READ: Final = (".json", ".model", ".txt", ".jinja")
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MODEL: Final = "recipe key `base.model`"
@@ -91,6 +103,7 @@ def pin_base(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         folder = Path(model.removeprefix("file://"))
         if folder.is_dir():
             check_pickles((path.name for path in folder.iterdir()), model)
+            check_folder(folder)
         return dict(recipe), ""
     asked = base.get("revision")
     found = pin(model, asked)
@@ -127,11 +140,13 @@ def _ask(model: str, revision: str | None, endpoint: str | None) -> str:
 
     bound_requests()
     api = HfApi(endpoint=endpoint)
-    info = api.model_info(model, revision=revision, timeout=SECONDS)
+    info = api.model_info(model, revision=revision, timeout=SECONDS, files_metadata=True)
     commit = str(info.sha)
     if not is_commit(commit):
         raise OSError(f"it names no commit of {model}, but {commit[:60]!r}")
-    check_files((item.rfilename for item in info.siblings or ()), title(model, revision))
+    sizes = {item.rfilename: item.size for item in info.siblings or ()}
+    check_files(sizes, title(model, revision))
+    check_sizes(sizes, title(model, revision))
     # Who may not have a gated model's files is shown its names all the same.
     api.get_hf_file_metadata(url=hf_hub_url(model, CONFIG, revision=commit, endpoint=endpoint), timeout=SECONDS)
     return commit
@@ -190,6 +205,8 @@ def is_whole(folder: Path) -> bool:
     if (folder / WEIGHTS).is_file():
         return True
     try:
+        if (folder / INDEX).stat().st_size > LARGEST_INDEX:
+            return False
         names = shards((folder / INDEX).read_bytes())
     except (OSError, ValueError):
         return False
@@ -221,6 +238,39 @@ def check_files(names: Iterable[str], what: str) -> None:
     check_pickles(top, what)
     if not top & {WEIGHTS, INDEX}:
         raise RecipeError(_MODEL, f"{what} has no weights in {WEIGHTS}", "Name a model that transformers loads")
+
+
+def largest(name: str) -> int | None:
+    """Bytes that a model's file may have by its name; None for one that is not read as a whole."""
+    if "/" in name:
+        return None  # nothing of a folder within is read
+    if name.endswith(".index.json"):
+        return LARGEST_INDEX
+    if name in _CONFIGS or name.endswith(".jinja"):
+        return LARGEST_CONFIG
+    return LARGEST_OTHER if name.endswith(_READ) else None
+
+
+def check_sizes(sizes: Mapping[str, int | None], what: str) -> None:
+    """Hold the files beside a model's weights to their bounds, before any of them is fetched or read.
+
+    :param sizes: bytes by name, None where they are not known. :param what: the model, for messages.
+    :raises RecipeError: if one is larger.
+    """
+    for name, size in sorted(sizes.items()):
+        most = largest(name)
+        if size is not None and most is not None and size > most:
+            raise RecipeError(
+                _MODEL,
+                f"{what}: its {name} has {size:,} bytes, and such a file may have {most:,} at most",
+                "Name another model, or one whose file holds no more than the model needs",
+            )
+
+
+def check_folder(folder: Path) -> None:
+    """As `check_sizes`, of the files of a folder."""
+    with suppress(OSError):  # what is not there, the reader tells
+        check_sizes({path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}, str(folder))
 
 
 def check_pickles(names: Iterable[str], what: str) -> None:

@@ -3,7 +3,8 @@
 A model's files come from strangers. Nothing that they bring is run: no Python file of theirs, whichever key names it,
 no kernel of a hub, no pickle. No library asks a person either whether it may, at a terminal least of all. What needs
 any of it is refused as a mistake of the recipe. `model/pyfunc_loader.py`, which has to work without this package, keeps
-to the same.
+to the same. Nor does a file that is read as a whole fill the memory: each is held to a bound first (`dropforge.hub`).
+The header of safetensors is held to 100 MB by its library.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import RecipeError
-from dropforge.hub import INDEX
+from dropforge.hub import INDEX, check_folder, largest
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
 _ADAPTER: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
-_LARGEST: Final = 64 << 20  # bytes of a JSON file; the largest known index has a few megabytes
 _TRUST: Final = "trust_remote_code="  # in the library's own texts
 
 
@@ -33,6 +33,7 @@ def load_config(folder: str | Path, revision: str | None = None) -> Any:
     """
     from transformers import AutoConfig
 
+    check_folder(Path(folder))
     with _no_code(str(folder)):
         config = AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
     check_kernels(config, str(folder))
@@ -43,6 +44,7 @@ def load_tokenizer_files(folder: str | Path, revision: str | None = None) -> Any
     """Return the tokenizer beside a model, as it stands there; errors as of `load_config`."""
     from transformers import AutoTokenizer
 
+    check_folder(Path(folder))
     with _no_code(str(folder)):
         return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
 
@@ -87,6 +89,7 @@ def load_generation_config(folder: str | Path) -> Any:
     """Return how a model writes by default. :raises OSError, ValueError: if no such file is there or can be read."""
     from transformers import GenerationConfig
 
+    check_folder(Path(folder))
     return GenerationConfig.from_pretrained(str(folder))
 
 
@@ -99,6 +102,7 @@ def load_prefix(model: Any, folder: str | Path) -> Any:
     """
     from peft import PeftModel
 
+    check_folder(Path(folder))
     found = _json(Path(folder) / _ADAPTER)
     if not isinstance(found, dict) or found.get("peft_type") != "PREFIX_TUNING":
         raise RecipeError(f"model {folder}", f"its {_ADAPTER} is of no prefix", "Export the run's model anew")
@@ -132,6 +136,7 @@ def check_kernels(config: Any, whose: str) -> None:
 
 def _check_files(folder: Path) -> None:
     """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
+    check_folder(folder)
     index = _json(folder / INDEX)
     named = index.get("weight_map") if isinstance(index, dict) else None
     for file in named.values() if isinstance(named, dict) else ():
@@ -192,8 +197,8 @@ def _json(path: Path) -> Any:
     :raises RecipeError: if it is larger than any such file is.
     """
     try:
-        if path.stat().st_size > _LARGEST:
-            raise RecipeError(_KEY, f"{path} is larger than {_LARGEST >> 20} MiB", "Name another model")
+        if path.stat().st_size > (largest(path.name) or 0):
+            raise RecipeError(_KEY, f"{path} is larger than such a file may be", "Name another model")
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None

@@ -98,7 +98,9 @@ def test_a_long_value_that_many_rows_share_is_read_a_few_rows_at_a_time(tmp_path
     path = tmp_path / "file"
     path.write_bytes(parquet(pa.table({"text": text}), store_schema=stored))
     [split] = cut(path, "a.parquet")
-    lengths = [len(record.fields["text"]) for record in read(split, max_row_bytes=ROW + 1_000) if isinstance(record, Found)]
+    lengths = [
+        len(record.fields["text"]) for record in read(split, max_row_bytes=ROW + 1_000) if isinstance(record, Found)
+    ]
     assert lengths == [5, ROW] * (rows // 2)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dropforge.errors import RecipeError
-from dropforge.hub import UnreachableError, asking, pin, pin_base
+from dropforge.hub import LARGEST_CONFIG, LARGEST_INDEX, LARGEST_OTHER, UnreachableError, asking, pin, pin_base
 from dropforge.recipes import load_recipe
 from tests.hub_server import Hub, open_hub
 
@@ -102,6 +102,38 @@ def test_a_folder_of_pickles_is_refused(tmp_path: Path) -> None:
         pin_base(plain)
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert pin_base(plain) == (plain, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("config.json", LARGEST_CONFIG),
+        ("chat_template.jinja", LARGEST_CONFIG),
+        ("tokenizer.json", LARGEST_OTHER),
+        ("model.safetensors.index.json", LARGEST_INDEX),
+        ("vocab.txt", LARGEST_OTHER),
+        ("spiece.model", LARGEST_OTHER),
+    ],
+)
+def test_a_file_without_end_is_refused_by_its_size(tmp_path: Path, name: str, most: int) -> None:
+    """A gigabyte of JSON would be many in memory."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(most)
+    recipe = load_recipe("lora", {"base": {"model": str(tmp_path)}}).plain()
+    assert pin_base(recipe) == (recipe, "")
+    with (tmp_path / name).open("ab") as file:
+        file.truncate(most + 1)
+    told = rf"{name} has {most + 1:,} bytes, and such a file may have {most:,} at most.*Name another model"
+    with pytest.raises(RecipeError, match=told):
+        pin_base(recipe)
+
+
+def test_a_file_without_end_on_the_hub_is_refused_before_any_is_fetched(hub: Hub) -> None:
+    hub.model("some/large", {**FILES, "config.json": b" " * (LARGEST_CONFIG + 1), "deep/config.json": b"{}"})
+    with pytest.raises(RecipeError, match=r"some/large: its config\.json has 8,388,609 bytes"):
+        pin("some/large")
+    assert not hub.gets("config.json")
 
 
 def fill_cache(*names: str) -> None:

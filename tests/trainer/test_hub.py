@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.hub import UnreachableError, cached, storage
+from dropforge.hub import LARGEST_CONFIG, UnreachableError, cached, storage
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from tests.hub_server import Hub, open_hub
@@ -280,6 +280,24 @@ def test_of_a_model_in_s3_a_plan_copies_no_weights(tmp_path: Path, monkeypatch: 
     ):
         folder = build.fetch_base("s3://bucket/model", None, tmp_path / str(weights), weights=weights)
         assert {path.name for path in folder.iterdir()} == names
+
+
+def test_a_file_without_end_is_fetched_neither_from_the_hub_nor_from_s3(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {**FILES, "tokenizer_config.json": b" " * (LARGEST_CONFIG + 1)}
+    hub.repositories[MODEL].commit(large)
+    told = r"its tokenizer_config\.json has 8,388,609 bytes, and such a file may have 8,388,608 at most"
+    with pytest.raises(RecipeError, match=told):
+        fetch(hub)
+    assert not any(method == "GET" and "/resolve/" in path for method, path in hub.asked)
+    store = open_store(str(tmp_path / "bucket"))
+    for name, data in large.items():
+        store.put(name, data)
+    monkeypatch.setattr(build, "open_store", lambda uri: store)
+    with pytest.raises(RecipeError, match=told):
+        build.fetch_base("s3://bucket/model", None, tmp_path / "copy", weights=False)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_run_without_a_commit_does_not_begin(hub: Hub, toy: Toy, tmp_path: Path) -> None:

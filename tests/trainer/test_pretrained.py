@@ -9,16 +9,26 @@ import pty
 import select
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dropforge.errors import RecipeError
+from dropforge.hub import LARGEST_CONFIG, LARGEST_INDEX, LARGEST_OTHER
 from dropforge.run import ExitCode
 from trainer.model.prefix import open_model
-from trainer.pretrained import load_config, load_prefix, make_random
+from trainer.pretrained import (
+    load_config,
+    load_generation_config,
+    load_prefix,
+    load_tokenizer_files,
+    load_weights,
+    make_random,
+)
 
 from .ranks_loop import make_base
 from .toy import REPOSITORY, Toy
@@ -95,6 +105,41 @@ def test_a_config_that_is_nested_without_end_is_an_error_of_its_file(tmp_path: P
     (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises((ValueError, OSError)):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("config.json", LARGEST_CONFIG),
+        ("tokenizer.json", LARGEST_OTHER),
+        ("generation_config.json", LARGEST_CONFIG),
+        ("model.safetensors.index.json", LARGEST_INDEX),
+        ("adapter_config.json", LARGEST_CONFIG),
+    ],
+)
+def test_a_file_without_end_is_refused_before_a_library_reads_it(tmp_path: Path, name: str, most: int) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(most + 1)
+    readers = {
+        "config": load_config,
+        "tokenizer": load_tokenizer_files,
+        "weights": partial(load_weights, AutoModelForCausalLM),
+        "generation": load_generation_config,
+        "prefix": partial(load_prefix, None),
+    }
+    for reader in readers.values():
+        with pytest.raises(RecipeError, match=rf"its {name} has {most + 1:,} bytes, and such a file may have {most:,}"):
+            reader(tmp_path)
+
+
+def test_the_header_of_safetensors_that_says_it_is_huge_is_not_read(tmp_path: Path) -> None:
+    """The library's own bound: 100 MB, whatever the file says and has."""
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write((100_000_001).to_bytes(8, "little"))
+        file.truncate(200_000_000)
+    with pytest.raises(SafetensorError, match="header too large"), safe_open(path, framework="pt"):
+        pass
 
 
 def test_all_loading_goes_through_one_place_that_runs_no_code() -> None:

@@ -116,6 +116,7 @@ def _fetch(model: str, commit: str, endpoint: str | None, weights: bool, into: F
         info = HfApi(endpoint=endpoint).model_info(model, revision=commit, timeout=hub.SECONDS, files_metadata=True)
         listed = {item.rfilename: _described(item) for item in info.siblings or ()}
     hub.check_files(listed, name)
+    hub.check_sizes({file: known.size for file, known in listed.items()}, name)
     if into is None:
         _sweep(hub.storage(model) / "blobs")
     folder = hub.storage(model) / "snapshots" / commit if into is None else into.folder

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.hub import check_pickles, is_hub_id
+from dropforge.hub import check_folder, check_pickles, check_sizes, is_hub_id
 from dropforge.store import ObjectInfo, Store, error_code, open_store
 from trainer.config import Task
 from trainer.data.hub import Through, fetch_from_hub
@@ -75,6 +75,7 @@ def fetch_folder(
         if not any((local / name).is_file() for name in configs):
             raise RecipeError("recipe key `base.model`", f"{uri} has no config.json", "Name a folder with a model")
         check_pickles((path.name for path in local.iterdir()), uri)
+        check_folder(local)
         return local
     with _of_the_user(uri):
         return _fetch_objects(uri, folder, configs, weights=weights, through=through)
@@ -103,6 +104,7 @@ def _fetch_objects(uri: str, folder: Path, configs: tuple[str, ...], *, weights:
     items = [item for item in store.list() if takes(item.key)]  # and no console's mark of a folder, with an empty key
     names = [item.key for item in items]
     check_pickles(names, uri)
+    check_sizes({item.key: item.size for item in items}, uri)
     if not set(configs) & set(names) or not any(name.endswith(".safetensors") for name in names):
         raise RecipeError(
             "recipe key `base.model`", f"{uri} has no config.json and safetensors", "Upload the model with both"
