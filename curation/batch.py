@@ -103,7 +103,7 @@ class Batch:
         self.kinds.append(kind)
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         beside = sum(map(len, (row.extras or "", row.label or "", row.source or "", row.group or "")))
-        self.weight += 4 * (chars + beside) + 200
+        self.weight += 4 * (chars + beside) + 200 + 100 * len(row.roles)
         if (near := task.rules.near) is not None:
             self.weight += near.bands * (24 + 4 * near.rows)
 

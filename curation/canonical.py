@@ -41,6 +41,8 @@ ROLES: Final = {
     **dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool"),
 }
 SYSTEM: Final = ("system", "system_prompt")
+#: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
+LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
 #: Every field that is looked at besides `text`; columns of Parquet files outside this list are never read.
 FIELDS: Final = frozenset({*LISTS, *(name for pair in PAIRS for name in pair), *SYSTEM, *GROUPS, "label", "source"})
@@ -67,6 +69,11 @@ class Row(NamedTuple):
     @property
     def chars(self) -> int:
         return len(self.text) if self.text is not None else sum(map(len, self.contents))
+
+    @property
+    def held(self) -> int:
+        """About how much it holds in memory beside others, in characters."""
+        return self.chars + len(self.extras or "") + 50 * len(self.roles)
 
 
 def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool = False, answers: bool = False) -> Row:
@@ -229,6 +236,8 @@ def _name(value: Any, name: str) -> str | None:
     if value is None or value == "":
         return None
     text = _written(value)
+    if len(text) > LONGEST_NAME:
+        raise RejectError(Reason.TOO_LARGE, f"`{name}` has {len(text)} characters, more than {LONGEST_NAME}")
     if "\0" in text:
         raise RejectError(Reason.NUL, f"a NUL character in `{name}`")
     _unicode(text)

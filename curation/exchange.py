@@ -8,9 +8,11 @@ functions on text, `cast(sum(x) as bigint)`. Keys travel, text does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
 
 from curation import caps, conflicts, near
 from curation.engines.tables import Tables
@@ -167,9 +169,16 @@ KEYS: Final = "select key, rank from sides where side = {side} order by key, ran
 SHARDS: Final = """
 select r.chars as weight, r.key, r.messages, r.text, r.label, r.source, r."group", r.extras
 from rows r join sides s on r.key = s.key and r.rank = s.rank
-where s.side = {side}
+where s.side = {side}{within}
 order by r.key, r.rank
 """
+#: Rows that an engine cannot put aside while it joins and sorts: of both sides, and those that went.
+LONG: Final = """
+select r.key, r.rank, r.chars + {beside} as weight from rows r where r.chars + {beside} > {most} order by r.key, r.rank
+"""
+#: Characters of a row that is sorted like any other, and of those beyond it that are sorted at once.
+_ORDINARY: Final = 1 << 17
+_AT_ONCE: Final = 32 << 20
 QUARANTINE: Final = "select file, position, reason, detail, head from faults order by file, position"
 
 
@@ -256,6 +265,30 @@ def _tie(tables: Tables) -> int:
         now += 1
         if not moved:
             return now
+
+
+def shard_rows(tables: Tables, side: int, *, extras: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a side in their order. Very long ones are held in memory while they are sorted, so where a
+    drop has many of them the rows come in several parts.
+
+    :param extras: whether the recipe keeps columns.
+    """
+    beside = "coalesce(length(r.extras), 0)" if extras else "0"
+    cuts, held = [], 0
+    for batch in tables.batches(LONG.format(beside=beside, most=_ORDINARY)):
+        for key, rank, weight in zip(*(batch.column(at).to_pylist() for at in range(3)), strict=True):
+            held += weight
+            if held > _AT_ONCE:
+                cuts.append((key.hex(), rank.hex()))
+                held = weight
+    for first, end in zip([None, *cuts], [*cuts, None], strict=True):
+        within = f" and not {_before(*first)}" if first else ""
+        within += f" and {_before(*end)}" if end else ""
+        yield from tables.batches(SHARDS.format(side=side, within=within), 1024)
+
+
+def _before(key: str, rank: str) -> str:
+    return f"(r.key < unhex('{key}') or (r.key = unhex('{key}') and r.rank < unhex('{rank}')))"
 
 
 def counts(tables: Tables) -> dict[str, int]:

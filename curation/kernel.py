@@ -210,7 +210,7 @@ def _batches(items: Iterator[Canonical | Fault]) -> Iterator[list[Canonical | Fa
     chars = 0
     for item in items:
         held.append(item)
-        chars += item.row.chars if isinstance(item, Canonical) else 0
+        chars += item.row.held if isinstance(item, Canonical) else 0
         if len(held) >= _STAGE_ROWS or chars >= _STAGE_CHARS:
             yield held
             held, chars = [], 0

@@ -65,7 +65,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.BAD_ENCODING: "Save the file as UTF-8, or say in `data.encoding` what else may be read",
     Reason.LONE_SURROGATE: "Write characters beyond the basic plane as UTF-8 or as whole surrogate pairs",
     Reason.NUL: "Remove the NUL characters",
-    Reason.TOO_LARGE: "Split the row, or raise `data.max_row_bytes`",
+    Reason.TOO_LARGE: "Split the row, raise `data.max_row_bytes`, or shorten its label, source or group",
     Reason.RAGGED: "Give every CSV row as many cells as the header",
     Reason.BAD_QUOTES: 'Close every quoted CSV cell, and write a quote inside one as ""',
     Reason.BAD_HEADER: "Begin the CSV file with one line of distinct column names",

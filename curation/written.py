@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from curation.engines.tables import Tables
-from curation.exchange import KEYS, LEDGER, QUARANTINE, SHARDS
+from curation.exchange import KEYS, LEDGER, QUARANTINE, shard_rows
 from curation.identity import exact_name
 from curation.shards import LocalShard, Size, file_sha256, schema_of, write_ledger, write_quarantine, write_shards
 from curation.task import Report, Rules, Task
@@ -78,9 +78,10 @@ def write(
         tell("write", done, total, 0)
 
     tell("write", 0, total, 0)
-    schema = schema_of(extras=rules.keep_columns is not None)
+    kept = rules.keep_columns is not None
+    schema = schema_of(extras=kept)
     shards = {
-        split: write_shards(tables.batches(SHARDS.format(side=_SIDES[split]), 1024), out / split, Size(), more, schema)
+        split: write_shards(shard_rows(tables, _SIDES[split], extras=kept), out / split, Size(), more, schema)
         for split in SPLITS
     }
     ledger = tables.batches(LEDGER.format(files=len(names)), 65_536)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.canonical import canonical
+from curation.canonical import LONGEST_NAME, canonical
 from curation.identity import fold, names, rank, salt_bytes, unit
 from curation.reasons import Reason, RejectError
 from curation.tokens import invisible, neutralise
@@ -198,3 +198,19 @@ def test_golden_names() -> None:
     assert unit(row, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"
     assert words == 4
     assert rank(exact, content, 3, 258).hex() == f"0000{exact.hex()}{content.hex()}000000030000000000000102"
+
+
+@pytest.mark.parametrize("name", ["label", "source", "group"])
+def test_a_name_without_end_is_refused(name: str) -> None:
+    """Rows are joined and counted by it, in memory."""
+    assert canonical({"text": "a", name: "x" * LONGEST_NAME})
+    with pytest.raises(RejectError, match="more than 65536") as refused:
+        canonical({"text": "a", name: "x" * (LONGEST_NAME + 1)})
+    assert refused.value.reason == Reason.TOO_LARGE
+
+
+def test_what_a_row_holds_is_more_than_its_texts() -> None:
+    """Stages get few rows at once where each holds much, whatever it is."""
+    row = canonical({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 500})
+    assert row.held > 20 * row.chars
+    assert canonical({"text": "a"})._replace(extras="x" * 1_000).held == 1_001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import resource
 import struct
@@ -145,3 +146,30 @@ def test_the_limit_is_set_once_and_taken_back_by_the_last_thread() -> None:
     leave.set()
     thread.join()
     assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["texts", "kept columns"])
+def test_many_long_rows_are_sorted_in_little_memory_in_one_order(
+    store: FolderStore,
+    upload: Callable[..., Drop],
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: bool,
+) -> None:
+    """What DuckDB cannot put aside while it sorts comes in parts, and the dataset is the same."""
+    long = b"x" * 2_000_000
+    row = b'{"text": "a %d", "more": "' if kept else b'{"text": "a %d '
+    drop = upload({"a.jsonl.gz": gzip.compress(b"".join(row % at + long + b'"}\n' for at in range(60)), 1)})
+    asked = recipe(workers=1, memory="64MB")
+    if kept:
+        asked = asked.model_copy(update={"data": asked.data.model_copy(update={"keep_columns": "all"})})
+    monkeypatch.setattr("curation.exchange._AT_ONCE", 5_000_000)
+    made = curate(store, drop, asked, workdir=tmp_path / "w")
+    assert made.counts["train"] + made.counts["eval"] == 60
+    for split in ("train", "eval"):
+        found = [
+            pq.read_table(path)["key"].to_pylist() for path in sorted((tmp_path / "w").rglob(f"{split}/*.parquet"))
+        ]
+        assert sorted(sum(found, [])) == sorted(set(sum(found, [])))
+        assert all(keys == sorted(keys) for keys in found)
