@@ -73,7 +73,8 @@ def paused(process: psutil.Process) -> Iterator[None]:
 
 def test_services_and_tasks_are_killed_and_the_run_ends_well(stack: Stack, tmp_path: Path) -> None:
     """One run for all of it, because its start and its end take most of the time."""
-    drop = stack.drop(FAMILY, "one", rows(tmp_path), f"{RECIPE}{BRACES}train: {{max_steps: 400, checkpoint_every: 20}}\n")
+    recipe = f"{RECIPE}{BRACES}train: {{max_steps: 400, checkpoint_every: 20}}\n"
+    drop = stack.drop(FAMILY, "one", rows(tmp_path), recipe)
     run = wait_for_run(stack.connection, drop)
     wait("training", lambda: stack.checkpoints(run) and stack.tasks(run)["train"]["state"] == "deferred")
     (gang,) = stack.ranks()
