@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from dropforge import layout, ledger, sources
@@ -18,6 +18,8 @@ from dropforge.intake_rules import Known, Waiting
 from dropforge.recipe_data import Source
 from dropforge.store import MissingObjectError, Store
 
+# So late a family's rules that were changed come into force, if no drop comes before.
+ASLEEP: Final = timedelta(minutes=10)
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -169,9 +171,10 @@ def write_state(store: Store, family: str, before: State, after: State) -> bool:
 
 
 def asleep(store: Store, now: datetime) -> frozenset[str]:
-    """Families of which nothing can go on yet."""
+    """Families of which nothing can go on yet; none sleeps for longer than `ASLEEP`, whatever the clock was set to."""
     names = [info.key.removeprefix(layout.RULES).removesuffix(".json") for info in store.list(layout.RULES)]
-    return frozenset(name for name in names if (until := read_state(store, name).until) is not None and until > now)
+    untils = {name: read_state(store, name).until for name in names}
+    return frozenset(name for name, until in untils.items() if until is not None and now < until <= now + ASLEEP)
 
 
 def _number(value: object) -> float:

@@ -18,6 +18,9 @@ from dropforge.errors import RecipeError
 from dropforge.section import Section
 
 BATCH: Final = 1000  # drops that `data.source.drops` reads as one
+# By which clocks of machines differ. What was noted later than that was noted before the clock was set back, and
+# nothing waits for it.
+_SKEW: Final = timedelta(minutes=5)
 _UNITS: Final = {
     "minute": timedelta(minutes=1),
     "hour": timedelta(hours=1),
@@ -142,7 +145,7 @@ def decide(rules: Intake, waiting: Sequence[Waiting], known: Known, now: datetim
     batches: list[tuple[str, ...]] = []
     for group in _groups(rules, [one for one in stays if one.id not in go]):
         closes = _closes(rules, group)
-        if closes is not None and closes > now:
+        if closes is not None and now < closes <= now + (rules.gathers or _SKEW) + _SKEW:
             hold(group, f"its family gathers drops until {_told(closes)} (intake.window: {rules.window})", closes)
         elif (free := turns.take()) is not None:
             hold(group, f"its family takes {rules.rate} (intake.rate); the next one from {_told(free)}", free)
@@ -215,7 +218,7 @@ class _Turns:
 
     def __init__(self, limit: tuple[int, timedelta] | None, taken: Iterable[datetime], now: datetime) -> None:
         self._limit, self._now = limit, now
-        self._taken = sorted(at for at in taken if limit is not None and at > now - limit[1])
+        self._taken = sorted(at for at in taken if limit is not None and now - limit[1] < at <= now + _SKEW)
 
     def take(self) -> datetime | None:
         """Take a turn; if there is none, when there will be one."""

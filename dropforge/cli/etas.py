@@ -82,9 +82,9 @@ class Etas:
             return None
         told = newest(Named("", "", row)).get("train/eta_seconds")
         if told is not None:
-            return max(0.0, told.value - (time.time() - told.at))
+            return max(0.0, told.value - max(0.0, time.time() - told.at))
         lasts, began = self._lasts(job), int(row["info"].get("start_time", 0)) / 1000
-        return None if lasts is None else max(0.0, lasts - (time.time() - began))
+        return None if lasts is None else max(0.0, lasts - max(0.0, time.time() - began))
 
     def _lasts(self, job: Mapping[str, Any] | None) -> float | None:
         """How long a training takes, by the finished runs of its family."""

@@ -255,7 +255,8 @@ def _stage(name: str, task: dict[str, Any] | None) -> Stage:
     seconds = None
     if start:
         began = datetime.fromisoformat(start)
-        seconds = ((datetime.fromisoformat(end) if end else datetime.now(began.tzinfo)) - began).total_seconds()
+        ended = datetime.fromisoformat(end) if end else datetime.now(began.tzinfo)
+        seconds = max(0.0, (ended - began).total_seconds())
     return Stage(name, str(task.get("state") or ""), seconds, int(task.get("try_number") or 0))
 
 

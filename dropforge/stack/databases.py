@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +24,8 @@ from dropforge.stack.secrets import write_private
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812
+
+log = logging.getLogger("dropforge.supervisor")
 
 VARIABLE: Final = "DROPFORGE_DATABASE_URL"
 EXAMPLE: Final = "postgresql://USER:PASSWORD@HOST:5432/NAME"
@@ -103,6 +107,27 @@ class Databases:
         except ConnectionError:
             return False
         return True
+
+    def end_future_heartbeats(self, job: str, now: float) -> None:
+        """Have no process of Airflow that has ended count as alive until the clock has come to its last heartbeat.
+
+        To Airflow, what it held would be another's until then: a day long where the clock was set back by a day.
+
+        :param job: what kind of process. None of it runs here. :param now: Unix time.
+        """
+        import psycopg2
+
+        moment = datetime.fromtimestamp(now, UTC)
+        change = "UPDATE job SET latest_heartbeat = %s WHERE job_type = %s AND latest_heartbeat > %s"
+        try:
+            connection = self.connect(self.name("airflow"), patience=3)
+            try:
+                with connection, connection.cursor() as cursor:
+                    cursor.execute(change, (moment, job, moment))
+            finally:
+                connection.close()
+        except (ConnectionError, psycopg2.Error) as error:  # whoever starts will tell what is wrong with the database
+            log.warning("heartbeats of %s cannot be looked at: %s", job, _line(error))
 
     def __str__(self) -> str:
         """The server and the name, without who logs in and how."""

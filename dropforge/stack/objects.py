@@ -82,6 +82,7 @@ class ObjectServer:
         self._turn = threading.Condition(threading.RLock())
         self._s3 = create_backend_app("s3")
         self._sqs = create_backend_app("sqs")
+        self._clock = time.time() - time.monotonic()
         self._folder = state / "objects"
         self._store = Persistence(self._folder)
         self.count = self._store.load()
@@ -314,6 +315,17 @@ class ObjectServer:
                 # A message may also become visible again by itself, so look every second.
                 self._turn.wait(min(left, 1))
 
+    def _follow_clock(self) -> None:
+        """Move the moments at which messages come back along with a clock that was set: none comes an hour late."""
+        clock = time.time() - time.monotonic()
+        if abs(moved := clock - self._clock) < 1:
+            return
+        self._clock = clock
+        for queue in sqs_queues().values():
+            for message in queue._messages:
+                message.visible_at += moved * 1000
+                message.delayed_until += moved * 1000
+
     def _wait(self, name: str, values: dict[str, Any]) -> float:
         """How many seconds a receiver waits for messages."""
         told = values.get("WaitTimeSeconds")
@@ -325,6 +337,7 @@ class ObjectServer:
 
     def _ask_queue(self, environ: Environ, body: bytes, action: str) -> Answer:
         environ = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        self._follow_clock()
         try:
             status, headers, parts = _ask(self._sqs, environ)
             answer = status, headers, [b"".join(parts)]

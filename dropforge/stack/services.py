@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ _STARTED_BY_PEOPLE = {
     "dropforge_rollback": "rollback.py",
     "dropforge_sweep": "sweep.py",
 }
+# What Airflow's parts are called in its table of heartbeats.
+_JOBS = {"scheduler": "SchedulerJob", "triggerer": "TriggererJob", "dag_processor": "DagProcessorJob"}
 # Variables of the caller that would reach into the stack from outside.
 _FOREIGN = ("AIRFLOW_", "AIRFLOW__", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_TRAINING_", "_MLFLOW", "_AIRFLOW", "PG")
 # What a person may set for the DAGs, and the size of the local cluster.
@@ -89,6 +92,7 @@ class Service:
     :param stop_signal: what asks it to end.
     :param within: folder in which all of its processes work, and no other's: by that they are found without it.
     :param told_by: name of the service that tells whether this one is well; while that is away, nobody asks.
+    :param before: what is done before each start.
     """
 
     name: str
@@ -106,6 +110,7 @@ class Service:
     stop_signal: signal.Signals = signal.SIGTERM
     within: Path | None = None
     told_by: str = ""
+    before: Callable[[], None] = lambda: None
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -142,6 +147,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             after=("airflow-db", _DATABASE),
             preload=_AIRFLOW_MODULES,
             told_by=_DATABASE if part == "metadatabase" else "airflow-api",
+            before=lambda: databases.end_future_heartbeats(_JOBS[part], time.time()) if part in _JOBS else None,
         )
 
     found = [
@@ -318,7 +324,8 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases
             "secret_key": secrets.api_secret_key,
             "instance_name": "Dropforge",
         },
-        "api_auth": {"jwt_secret": secrets.jwt_secret},
+        # A clock that is set by up to a day ends no task that runs: its token would not be valid yet, or no more.
+        "api_auth": {"jwt_secret": secrets.jwt_secret, "jwt_leeway": str(25 * 3600)},
         # Tasks end with a scheduler that is killed; the next one shall not wait five minutes before it takes them up.
         "scheduler": {"scheduler_idle_sleep_time": "0.5", "orphaned_tasks_check_interval": "10"},
         # So often a worker looks whether its task's process has ended. Until then the executor's place is taken, and a

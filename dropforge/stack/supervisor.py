@@ -44,7 +44,7 @@ _STABLE = 60.0  # seconds of health after which earlier failures are forgotten
 
 
 class Watched:
-    """A service and what has become of it."""
+    """A service and what has become of it. Its times are of the monotonic clock: nobody can set that."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -126,7 +126,7 @@ class Supervisor:
                 self._advance(watched)
             except Exception:
                 log.exception("%s: something that nobody expected; it goes on", watched.service.name)
-                watched.next_check = time.time() + watched.service.check_every
+                watched.next_check = time.monotonic() + watched.service.check_every
         if all(watched.state.status != "waiting" for watched in self.watched):
             self._close_nursery()
         self._publish()
@@ -136,7 +136,7 @@ class Supervisor:
 
     def _advance(self, watched: Watched) -> None:
         """Do what is due for one service."""
-        now = time.time()
+        now = time.monotonic()
         status = watched.state.status
         if status == "waiting":
             if self._can_start(watched.service):
@@ -151,13 +151,14 @@ class Supervisor:
         if service.port is not None and not port_free(service.port):
             return self._failed(watched, f"port {service.port} of 127.0.0.1 is taken by another program")
         try:
+            service.before()
             log_path = self._log_path(service.name)
             pid = self._fork(service, log_path) if service.preload else None
             if pid is None:
                 pid = self._spawn(service, log_path)
         except OSError as error:
             return self._failed(watched, f"it cannot be started ({error})")
-        watched.started = time.time()
+        watched.started = time.monotonic()
         watched.next_check, watched.failed_checks = watched.started, 0
         watched.set("starting", pid=pid)
         return None
@@ -234,7 +235,8 @@ class Supervisor:
             watched.next_check = now + watched.service.check_every / 2
             return
         try:
-            ready = watched.service.ready(watched.started)
+            # By the clock as it is now: it may have been set since the service started.
+            ready = watched.service.ready(time.time() - (now - watched.started))
             trouble = "" if ready else "it does not report itself healthy"
         except Exception as error:  # it may answer what nobody expected
             ready, trouble = False, f"it does not answer ({error!r})"
@@ -264,7 +266,7 @@ class Supervisor:
             return self._failed(watched, f"{why}, and it is gone")
         processes.send(process, signal.SIGKILL)
         watched.failed_checks = 0
-        watched.next_check = time.time() + watched.service.check_every
+        watched.next_check = time.monotonic() + watched.service.check_every
         return None
 
     def _reap(self) -> None:
@@ -293,7 +295,7 @@ class Supervisor:
             if watched.service.name == "airflow-db":
                 with contextlib.suppress(OSError):  # it spares the next start a look
                     note_migrated(self.folder)
-            watched.set("done", f"after {time.time() - watched.started:.1f} s")
+            watched.set("done", f"after {time.monotonic() - watched.started:.1f} s")
             return
         self._failed(watched, f"it ended with {processes.ending(code)}; logs/{watched.service.name}.log says why")
 
@@ -308,7 +310,7 @@ class Supervisor:
             watched.set("failed", why)
             return
         pause = _BACKOFF[watched.failures - 1]
-        watched.restart_at = time.time() + pause
+        watched.restart_at = time.monotonic() + pause
         watched.state = replace(watched.state, restarts=watched.state.restarts + 1)
         watched.set("restarting", why)
 

@@ -90,13 +90,13 @@ class Watch:
         except Exception as error:  # any source may fail in any way, and the others are told all the same
             if before.up or name not in self._sources:
                 log.warning("%s cannot be read: %s", name, error)
-            self._sources[name] = Source(False, before.succeeded, self.now() - began)
+            self._sources[name] = Source(False, before.succeeded, max(0.0, self.now() - began))
             if self.now() - before.succeeded > KEEP:
                 self._last.pop(name, None)
         else:
             if not before.up and name in self._sources:
                 log.info("%s is read again", name)
-            self._sources[name] = Source(True, self.now(), self.now() - began)
+            self._sources[name] = Source(True, self.now(), max(0.0, self.now() - began))
         found: _T | None = self._last.get(name)
         return found
 

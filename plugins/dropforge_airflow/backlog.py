@@ -54,4 +54,5 @@ def deserves_event(nudged: Nudged, now: datetime, *, after: float = 20.0, longes
     if nudged.last is None or nudged.times == 0:
         return True
     pause = min(after * 2.0 ** min(nudged.times - 1, 30), longest)
-    return now - nudged.last >= timedelta(seconds=pause)
+    # It was sent in the future if the clock was set back since.
+    return not timedelta(0) <= now - nudged.last < timedelta(seconds=pause)

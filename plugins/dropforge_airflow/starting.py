@@ -143,7 +143,7 @@ class LateOperator(AwaitRunOperator):
             raise AirflowSkipException(f"Nothing to compare with: {self.told}")
         self.explain_retry(context)
         self.log.info("The run counts as late after %.0f s: %s", self.limit, self.told)
-        left = self.since + self.limit - time.time()
+        left = min(self.since + self.limit - time.time(), self.limit)  # the clock may have been set back
         if left <= 0 and state_of(context["ti"], self.awaited, self.run) in GOING:
             self._late(context)
         # A wait that ends at once would be a state mismatch, as an event at once would.
@@ -160,6 +160,6 @@ class LateOperator(AwaitRunOperator):
             self._late(context)
 
     def _late(self, context: Context) -> NoReturn:
-        reason = f"run {self.run} has taken {time.time() - self.since:.0f} s and has not ended; {self.told}"
+        reason = f"run {self.run} has taken {max(0.0, time.time() - self.since):.0f} s and has not ended; {self.told}"
         context["ti"].xcom_push(key="reason", value=reason)
         raise AirflowFailException(f"Late: {reason}. It goes on; end it on its page if it hangs") from None

@@ -51,9 +51,9 @@ def first_event_at() -> float:
 
 
 async def reach(moment: float | None) -> None:
-    """Sleep until a Unix time; not at all if there is none."""
+    """Sleep until what `first_event_at` returned; not at all if there is none, and never longer than it is away."""
     if moment is not None:
-        await asyncio.sleep(max(0.0, moment - time.time()))
+        await asyncio.sleep(max(0.0, min(moment - time.time(), report_seconds())))
 
 
 class ResumableTask:

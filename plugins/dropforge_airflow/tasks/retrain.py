@@ -167,7 +167,7 @@ def close(name: str, looked: Looked | None = None, ti: Any = None, run_id: str |
     if looked is None or states.get("finetune") != "success":
         raise AirflowFailException(f"The retrain of {name} did not end well: see the tasks before this one")
     now = datetime.now(UTC)
-    seconds = now.timestamp() - looked["began"]
+    seconds = max(0.0, now.timestamp() - looked["began"])
     store = connection.open_store(from_env().bucket)
     retrains.end(store, name, Ended(looked["run"], looked["work"], seconds, now.isoformat(timespec="seconds")))
     log.info("The retrain took %.0f s", seconds)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from dropforge import intake_ledger, layout, ledger
 from dropforge.errors import DropforgeError
@@ -20,9 +20,6 @@ log = logging.getLogger(__name__)
 
 Rules = Callable[[str], Family | None]
 """The file of a family; raises `DropforgeError` for one that is broken."""
-
-# So late a family's rules that were changed come into force, if no drop comes before.
-_ASLEEP = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def _ruled(
     after = remember(family.intake, waiting, state.known, announced, now)
     until = None
     if by_id and len(decided.held) == len(by_id) and decided.until is not None:
-        until = min(decided.until, now + _ASLEEP)
+        until = min(decided.until, now + intake_ledger.ASLEEP)
     # Before anything is done by it: who was faster has decided on the same drops.
     if not intake_ledger.write_state(store, name, state, State(after, until)):
         log.info("Another intake looks at family %s", name)

@@ -60,11 +60,12 @@ class Memory:
         """Unix time at which this try's time is over; a deferral does not move it."""
         if timeout is None:
             return None
+        latest = time.time() + timeout.total_seconds()
         stored = self._of_this_try(TIME_KEY)
         if stored is None:
-            stored = {"try": self._try, "until": time.time() + timeout.total_seconds()}
+            stored = {"try": self._try, "until": latest}
             self._keep(TIME_KEY, stored)
-        return float(stored["until"])
+        return min(float(stored["until"]), latest)  # the clock may have been set back
 
     @property
     def failures(self) -> int:

@@ -51,6 +51,8 @@ class Gang:
         self._written = json.dumps(self.state, sort_keys=True)
         self._keepers: dict[str, subprocess.Popen[bytes]] = {}
         self._spawned: dict[str, float] = {}
+        self._since: dict[float, float] = {}
+        self._before: dict[float, float] = {}
         self._ordered: set[tuple[str, str]] = set()
         if not self.state["status"]:
             status.condition(self.state["status"], "Created", "PyTorchJobCreated", "the job is accepted")
@@ -107,6 +109,10 @@ class Gang:
         """How many of its pods there would be room for, one by one."""
         sizes = range(len(self.plans), 0, -1)
         return next((n for n in sizes if not gang_resources(self.manifest, n).missing(free)), 0)
+
+    def seconds_since(self, moment: float) -> float:
+        """Seconds since something was first seen here that happened at this Unix time: the clock may have been set."""
+        return time.monotonic() - self._since.setdefault(moment, time.monotonic())
 
     def fits(self, free: Resources) -> int:
         """How many of its pods could run with that much free; 0 if too few."""
@@ -228,20 +234,25 @@ class Gang:
             if not self.holds:
                 kind, reason = ("Succeeded", "PyTorchJobSucceeded") if master == 0 else ("Failed", "NodeShutdown")
                 told = f"{leader.name} succeeded" if leader and master == 0 else "the local cluster was stopped"
+                self._note_end()
                 status.condition(job, kind, reason, told)
             return
         if leader and master == 0:
             # Workers leave with the master; whoever stays longer than the grace period is ended.
             if not self.holds:
+                self._note_end()
                 status.condition(job, "Succeeded", "PyTorchJobSucceeded", f"{leader.name} succeeded")
-            elif (since := self.pods.finished(leader)) and time.time() - since > grace_seconds(leader, self.manifest):
+            elif (since := self.pods.finished(leader)) and self.seconds_since(since) > grace_seconds(
+                leader, self.manifest
+            ):
                 self.end("succeeded")
         elif failed:
             self._event("PodFailed", f"{', '.join(failed)} failed; the others are ended", warning=True)
             limit = " and the limit of restarts is reached" if self.elastic else ""
+            self._note_end()
             status.condition(job, "Failed", "PyTorchJobFailed", f"{', '.join(failed)} failed{limit}")
             self.end("failed")
-        elif deadline is not None and started and time.time() - started.timestamp() > deadline:
+        elif deadline is not None and started and self._ran(started.timestamp()) > deadline:
             status.condition(
                 job, "Failed", "DeadlineExceeded", f"the job ran longer than its deadline of {deadline} seconds"
             )
@@ -249,14 +260,25 @@ class Gang:
         elif all(self.pods.records.get(plan.name) for plan in self.pods.placed()) and not status.has(job, "Running"):
             status.condition(job, "Running", "PyTorchJobRunning", "its pods run")
 
+    def _note_end(self) -> None:
+        """The job ends when the last of its pods did: what these ran is right, whatever the clock was set to."""
+        ends = [end for plan in self.pods.placed() if (end := self.pods.finished(plan)) is not None]
+        self.state["status"].setdefault("completionTime", timestamp(max(ends, default=None)))
+
+    def _ran(self, started: float) -> float:
+        """Seconds that it has run; by the clock up to the first look of this supervisor, and not by it from then on."""
+        self._before.setdefault(started, max(0.0, time.time() - started))
+        return self._before[started] + self.seconds_since(started)
+
     def _revive(self) -> None:
         """Start the pods of an elastic gang again, each after a pause that doubles with every time."""
         for plan in self.pods.placed():
             if not self.pods.returns(plan):
                 continue
-            count, ended = self.state["restarts"].get(plan.name, 0), self.pods.finished(plan) or 0.0
+            count, ended = self.state["restarts"].get(plan.name, 0), self.pods.finished(plan)
             keeper = self.pods.records.get(plan.name, {}).get("keeper")
-            if time.time() - ended < min(2.0 ** min(count, 10), _LONGEST_PAUSE) or processes.alive(keeper):
+            pause = min(2.0 ** min(count, 10), _LONGEST_PAUSE)
+            if (ended is not None and self.seconds_since(ended) < pause) or processes.alive(keeper):
                 continue
             folder = self.pods.folder(plan)
             self.state["restarts"][plan.name] = count + 1

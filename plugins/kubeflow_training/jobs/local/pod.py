@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ class Keeper:
         self.status: dict[str, Any] = {}
         self.code: int | None = None
         self.child: subprocess.Popen[bytes] | None = None
+        self.began = time.monotonic()
 
     def run(self) -> None:
         """Run the command to its end; returns when the exit status is on disk."""
@@ -58,7 +60,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         kills_before = processes.oom_kills()
-        started = timestamp()
+        started, self.began = timestamp(), time.monotonic()
         output, inlet = os.pipe()
         me = os.getpid()
 
@@ -220,11 +222,13 @@ class Keeper:
         return "" if code == 0 else "\n".join(tail(self.folder / "log", 80))[-_LAST_LINES:]
 
     def _finish(self, started: str, code: int, reason: str, message: str) -> None:
+        # So that it ran as long as it did, whatever the clock was set to meanwhile.
+        finished = datetime.fromisoformat(started).timestamp() + time.monotonic() - self.began
         terminated = {
             "exitCode": code,
             "reason": reason,
             "startedAt": started,
-            "finishedAt": timestamp(),
+            "finishedAt": timestamp(finished),
             "message": message,
         }
         self.status = {**self.status, "state": {"terminated": terminated}}

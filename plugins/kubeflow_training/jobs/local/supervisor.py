@@ -153,7 +153,7 @@ class Supervisor:
         with contextlib.suppress(FileNotFoundError):
             wake = self.layout.wake.stat().st_mtime_ns
             # Two knocks within one tick of the file system's clock look like one: look again for a second.
-            fresh = wake != self._wake or time.time() - wake / 1e9 < 1
+            fresh = wake != self._wake or abs(time.time() - wake / 1e9) < 1
             if not fresh and time.monotonic() - self._scanned < _SCAN_SECONDS:
                 return
             self._wake = wake
@@ -177,7 +177,7 @@ class Supervisor:
         for path, gang in list(self.gangs.items()):
             ttl = (gang.manifest["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
             finished = moment(gang.state["status"].get("completionTime"))
-            if ttl is not None and finished and not gang.holds and time.time() - finished.timestamp() > ttl:
+            if ttl is not None and finished and not gang.holds and gang.seconds_since(finished.timestamp()) > ttl:
                 self._remove(path, gang)
 
     def _remove(self, path: Path, gang: Gang) -> None:

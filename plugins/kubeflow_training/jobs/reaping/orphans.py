@@ -138,7 +138,9 @@ def sort(
         if task is None or why is None:
             kept += 1
             continue
-        since = task.ended if task.ended is not None else (seen or {}).get(job.uid, now)
+        # A moment that is still to come was noted before the clock was set back.
+        known = (seen or {}).get(job.uid, now)
+        since = min(now, known if task.ended is None or task.ended > now else task.ended)
         fate = Fate.DELETE if now - since >= grace else Fate.WAIT
         orphans.append(Orphan(job, owner, fate, since, why))
     return Findings(orphans, kept, live.unclear)

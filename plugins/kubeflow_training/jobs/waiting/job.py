@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from kubeflow_training.jobs.backend import Snapshot
@@ -111,6 +112,8 @@ class Waiting:
         self._refused_since: float | None = None
         self._snapshot: Snapshot | None = None
         self._known = False
+        self._offset = time.time() - time.monotonic()
+        self._moments: tuple[datetime | None, ...] = ()
 
     async def run(self) -> End:
         """Until the job has ended or a limit is passed.
@@ -127,12 +130,29 @@ class Waiting:
                 if not self._known and (left := first - time.monotonic()) > 0:
                     await self._subscription.changed(left)
                     continue
-                now = time.time()
+                now = self._now(seen)
                 if why := exceeded(self._limits, seen, now):
                     return End("timeout", seen, why)
                 await self._subscription.changed(self._pause(seen, now))
         finally:
             await self._logs.close()
+
+    def _now(self, seen: Observation | None) -> float:
+        """Unix time for the limits: a clock that is set while nothing happens passes none, and puts none off.
+
+        Moments of the job are by the clock as it was when they were first seen.
+        """
+        moments = () if seen is None else (seen.started, seen.held_since, seen.unplaced_since)
+        if moments != self._moments:
+            self._moments, offset = moments, time.time() - time.monotonic()
+            moved, self._offset = offset - self._offset, offset
+            until, queue_until = self._limits.until, self._limits.queue_until
+            self._limits = replace(
+                self._limits,
+                until=None if until is None else until + moved,
+                queue_until=None if queue_until is None else queue_until + moved,
+            )
+        return self._offset + time.monotonic()
 
     def _pause(self, seen: Observation | None, now: float) -> float | None:
         """Seconds until there may be something to see without any news; None if never."""
