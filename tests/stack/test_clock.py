@@ -1,0 +1,180 @@
+"""The clock is set while the stack works: by an hour and by a day, forward and back."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import botocore.auth
+import psutil
+import pytest
+
+from dropforge import tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.drops import wait_for_run
+from dropforge.stack.state import ServiceState, read_state
+from tests.e2e.harness import EVALUATE, Stack, running, wait
+
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(1800)]
+
+HOUR, DAY = 3600, 86400
+LIBRARY = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketimeMT.so.1")
+BASE = f"extends: tiny\n{EVALUATE}promote: {{better_than_base: false, min_improvement: -0.9"
+ASKS = f"{BASE}, approval: {{deadline_hours: 30}}}}\ntrain: {{max_steps: 3}}\n"
+LONG = f"{BASE}}}\ntrain: {{max_steps: 400, checkpoint_every: 10}}\n"
+SHORT = f"{BASE}}}\ntrain: {{max_steps: 3}}\n"
+
+
+@dataclass
+class Clock:
+    """The clock of all processes of the stack, as an offset to the true one."""
+
+    file: Path
+    offset: int = 0
+
+    def set(self, offset: int) -> None:
+        """Move it by whole seconds. The file is there at any moment: without it the clock would be the true one."""
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{offset:+d}\n")
+        new.replace(self.file)
+        self.offset = offset
+
+    def now(self) -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self.offset)
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    assert LIBRARY.exists(), f"{LIBRARY} is not there, and without it no clock can be set: `apt install faketime`"
+    found = Clock(tmp_path / "clock")
+    found.set(0)
+    # Requests are signed by the machine's clock, which is the stack's as well.
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: found.now().replace(tzinfo=None))
+    return found
+
+
+@pytest.fixture
+def stack(clock: Clock, tmp_path: Path) -> Iterator[Stack]:
+    env = {
+        "LD_PRELOAD": str(LIBRARY),
+        "FAKETIME_TIMESTAMP_FILE": str(clock.file),
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_CACHE_DURATION": "1",
+    }
+    with running(tmp_path / "stack", env) as found, pytest.MonkeyPatch.context() as patched:
+        for key, value in found.env.items():
+            patched.setenv(key, value)
+        yield found
+
+
+def rows(folder: Path, name: str) -> dict[str, Path]:
+    lines = [f'{{"text": "In hour {n} of {name}, {n} hours and {n} more are {2 * n} hours."}}\n' for n in range(60)]
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(lines))
+    return {path.name: path}
+
+
+def services(stack: Stack) -> dict[str, ServiceState]:
+    state = read_state(stack.folder)
+    assert state is not None
+    return state.services
+
+
+def wait_healthy(stack: Stack) -> None:
+    wait("all services to be well", lambda: all(one.status in {"healthy", "done"} for one in services(stack).values()))
+
+
+def kill(stack: Stack, name: str) -> None:
+    pid = services(stack)[name].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait(f"{name} to come back", lambda: services(stack)[name].pid not in {None, pid}, 30)
+    wait_healthy(stack)
+
+
+def fetch(link: str) -> int:
+    try:
+        with urllib.request.urlopen(link) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        assert b"expired" in error.read()
+        return error.code
+
+
+def test_a_clock_that_is_set_ends_nothing_and_holds_up_nothing(stack: Stack, clock: Clock, tmp_path: Path) -> None:
+    begun = clock.now()
+
+    def take_in(name: str, recipe: str) -> str:
+        return wait_for_run(stack.connection, stack.drop(name, "one", rows(tmp_path, name), recipe), 60)
+
+    def see_work(run: str) -> None:
+        wait("a task of it to run", lambda: "running" in {one["state"] for one in stack.tasks(run).values()}, 60)
+
+    asks, long = take_in("asks", ASKS), take_in("long", LONG)
+    stack.see_checkpoint(long)
+    (rank,) = [process for process in stack.ranks() if "long" in " ".join(process.cmdline())] or stack.ranks()
+    rank.suspend()  # it is to be there after the last step
+    stack.see(asks, "approve", "awaiting_input")
+    key = f"runs/{stack.tracked(asks)[0].data.tags[tracking.TAG_RUN]}/run.json"
+    link = stack.connection.store.client.generate_presigned_url(
+        "get_object", {"Bucket": "dropforge", "Key": key}, ExpiresIn=2 * HOUR
+    )
+    assert fetch(link) == 200
+
+    def identities() -> dict[str, tuple[int | None, int]]:
+        return {name: (one.pid, one.restarts) for name, one in services(stack).items()}
+
+    before = identities()
+
+    def goes_on() -> None:
+        """Nothing was ended or started again, and the training trains."""
+        known = len(stack.checkpoints(long))
+        rank.resume()
+        wait("another checkpoint", lambda: len(stack.checkpoints(long)) != known, 120)
+        rank.suspend()
+        assert rank.pid in {process.pid for process in stack.ranks()}
+        assert stack.tasks(asks)["approve"]["state"] == "awaiting_input"
+        assert stack.tracked(long)[0].data.tags[tracking.TAG_ATTEMPT] == "1"
+        assert stack.tasks(long)["train"]["try_number"] == 1
+        wait_healthy(stack)
+        assert identities() == before
+
+    clock.set(HOUR)
+    goes_on()
+    assert fetch(link) == 200
+    clock.set(0)
+    goes_on()
+    kill(stack, "airflow-triggerer")
+    kill(stack, "airflow-scheduler")
+    before = identities()
+    second = take_in("second", SHORT)
+    see_work(second)
+    clock.set(DAY)
+    goes_on()
+    assert fetch(link) == 403
+    assert stack.end(second) == "success", stack.unfinished(second)
+    third = take_in("third", SHORT)
+    see_work(third)
+    clock.set(0)
+    goes_on()
+    assert fetch(link) == 200
+    kill(stack, "airflow-triggerer")
+    fourth = take_in("fourth", SHORT)
+    rank.resume()
+    stack.connection.airflow.answer(FINETUNE, asks, "approve", "Promote")
+    runs = {"asks": asks, "long": long, "second": second, "third": third, "fourth": fourth}
+    for run in runs.values():
+        assert stack.end(run) == "success", stack.unfinished(run)
+    hours = (clock.now() - begun).total_seconds() / HOUR
+    for family, run in runs.items():
+        assert {one["try_number"] for one in stack.tasks(run).values() if one["start_date"]} == {1}, stack.tasks(run)
+        assert stack.champion(family) == "1"
+        (tracked,) = stack.tracked(run)
+        assert 0 < tracked.data.metrics["cost/core_hours"] < hours * (psutil.cpu_count() or 1)
+        assert 0 < tracked.data.metrics["wall/seconds"] < hours * HOUR
