@@ -98,13 +98,13 @@ def kill(stack: Stack, name: str) -> None:
     wait_healthy(stack)
 
 
-def fetch(link: str) -> int:
+def fetch(link: str) -> str:
+    """What the link leads to, or what is said instead."""
     try:
         with urllib.request.urlopen(link) as answer:
-            return int(answer.status)
+            return str(answer.read().decode())
     except urllib.error.HTTPError as error:
-        assert b"expired" in error.read()
-        return error.code
+        return f"{error.code}: {error.read().decode()}"
 
 
 def test_a_clock_that_is_set_ends_nothing_and_holds_up_nothing(stack: Stack, clock: Clock, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_clock_that_is_set_ends_nothing_and_holds_up_nothing(stack: Stack, clo
     link = stack.connection.store.client.generate_presigned_url(
         "get_object", {"Bucket": "dropforge", "Key": key}, ExpiresIn=2 * HOUR
     )
-    assert fetch(link) == 200
+    assert fetch(link).startswith("{")
 
     def identities() -> dict[str, tuple[int | None, int]]:
         return {name: (one.pid, one.restarts) for name, one in services(stack).items()}
@@ -147,7 +147,7 @@ def test_a_clock_that_is_set_ends_nothing_and_holds_up_nothing(stack: Stack, clo
 
     clock.set(HOUR)
     goes_on()
-    assert fetch(link) == 200
+    assert fetch(link).startswith("{")
     clock.set(0)
     goes_on()
     kill(stack, "airflow-triggerer")
@@ -157,13 +157,13 @@ def test_a_clock_that_is_set_ends_nothing_and_holds_up_nothing(stack: Stack, clo
     see_work(second)
     clock.set(DAY)
     goes_on()
-    assert fetch(link) == 403
+    assert "Request has expired" in fetch(link)
     assert stack.end(second) == "success", stack.unfinished(second)
     third = take_in("third", SHORT)
     see_work(third)
     clock.set(0)
     goes_on()
-    assert fetch(link) == 200
+    assert fetch(link).startswith("{")
     kill(stack, "airflow-triggerer")
     fourth = take_in("fourth", SHORT)
     rank.resume()
