@@ -83,7 +83,7 @@ def test_an_event_is_kept_back_no_longer_than_it_was_to_be(clock, monkeypatch):
 
 
 def test_an_orphan_whose_task_ended_in_the_future_goes_after_the_grace():
-    job = Snapshot("u", {"metadata": {"name": "job", "namespace": "n"}}, (), ())
+    job = Snapshot({"metadata": {"name": "job", "namespace": "n", "uid": "u"}})
     live, tasks, now = Owned([(job, "me")]), {"me": Task("failed", ended=1000 + DAY)}, 1000.0
     first = sort(live, tasks, now, 300, {})
     assert [one.fate for one in first.orphans] == [Fate.WAIT]

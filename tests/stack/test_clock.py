@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,7 +27,7 @@ from tests.e2e.harness import EVALUATE, Stack, running, wait
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 HOUR, DAY = 3600, 86400
-LIBRARY = Path(f"/usr/lib/{os.uname().machine}-linux-gnu/faketime/libfaketimeMT.so.1")
+SOURCE = Path(__file__).with_name("set_clock.c")
 BASE = f"extends: tiny\n{EVALUATE}promote: {{better_than_base: false, min_improvement: -0.9"
 ASKS = f"{BASE}, approval: {{deadline_hours: 30}}}}\ntrain: {{max_steps: 3}}\n"
 LONG = f"{BASE}}}\ntrain: {{max_steps: 400, checkpoint_every: 10}}\n"
@@ -39,10 +42,10 @@ class Clock:
     offset: int = 0
 
     def set(self, offset: int) -> None:
-        """Move it by whole seconds. The file is there at any moment: without it the clock would be the true one."""
-        new = self.file.with_suffix(".new")
-        new.write_text(f"{offset:+d}\n")
-        new.replace(self.file)
+        """Move it by whole seconds, in all processes at this moment."""
+        self.file.touch()
+        with self.file.open("r+b", buffering=0) as file:
+            file.write(offset.to_bytes(8, sys.byteorder, signed=True))
         self.offset = offset
 
     def now(self) -> datetime.datetime:
@@ -51,7 +54,9 @@ class Clock:
 
 @pytest.fixture
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    assert LIBRARY.exists(), f"{LIBRARY} is not there, and without it no clock can be set: `apt install faketime`"
+    assert shutil.which("cc"), (
+        "there is no C compiler, and without one no clock can be set: `apt install gcc libc6-dev`"
+    )
     found = Clock(tmp_path / "clock")
     found.set(0)
     # Requests are signed by the machine's clock, which is the stack's as well.
@@ -61,12 +66,9 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def stack(clock: Clock, tmp_path: Path) -> Iterator[Stack]:
-    env = {
-        "LD_PRELOAD": str(LIBRARY),
-        "FAKETIME_TIMESTAMP_FILE": str(clock.file),
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_CACHE_DURATION": "1",
-    }
+    library = tmp_path / "set_clock.so"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    env = {"LD_PRELOAD": str(library), "SET_CLOCK": str(clock.file)}
     with running(tmp_path / "stack", env) as found, pytest.MonkeyPatch.context() as patched:
         for key, value in found.env.items():
             patched.setenv(key, value)
