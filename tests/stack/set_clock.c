@@ -32,7 +32,8 @@ int gettimeofday(struct timeval *restrict at, void *restrict zone) {
     struct timespec now;
     (void)zone;
     clock_gettime(CLOCK_REALTIME, &now);
-    if (at) at->tv_sec = now.tv_sec, at->tv_usec = now.tv_nsec / 1000;
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
     return 0;
 }
 

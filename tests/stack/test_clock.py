@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     assert shutil.which("cc"), (
-        "there is no C compiler, and without one no clock can be set: `apt install gcc libc6-dev`"
+        "no clock can be set without a C compiler: `apt install gcc libc6-dev`"
     )
     found = Clock(tmp_path / "clock")
     found.set(0)
