@@ -10,6 +10,8 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+from dropforge_airflow import heartbeats
+
 PREFIX = "/dropforge"
 
 
@@ -42,6 +44,7 @@ class DropforgePlugin(AirflowPlugin):
     """Dropforge's pages: a tab on each task and run, and the families; DAGs, assets and triggers need no plugin."""
 
     name = "dropforge"
+    listeners = [heartbeats]  # noqa: RUF012
     fastapi_apps = [{"app": Pages(), "url_prefix": PREFIX, "name": "Dropforge"}]  # noqa: RUF012 - the base declares it so
     react_apps = [  # noqa: RUF012
         _tab("Training", "task_instance", "dropforge-task"),

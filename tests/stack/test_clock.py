@@ -54,9 +54,7 @@ class Clock:
 
 @pytest.fixture
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    assert shutil.which("cc"), (
-        "no clock can be set without a C compiler: `apt install gcc libc6-dev`"
-    )
+    assert shutil.which("cc"), "no clock can be set without a C compiler: `apt install gcc libc6-dev`"
     found = Clock(tmp_path / "clock")
     found.set(0)
     # Requests are signed by the machine's clock, which is the stack's as well.
