@@ -1,7 +1,7 @@
 """Airflow's processes tell that they live after the clock was set back, too.
 
-Airflow 3.3 beats again when a time has passed since the last beat. One in the future silences scheduler, triggerer and DAG
-processor until the clock has come to it: they count as dead, and the scheduler takes its own running tasks for orphans.
+Airflow 3.3 beats again when a time has passed since the last beat. One in the future silences scheduler, triggerer and
+DAG processor until the clock has come to it: they count as dead, and the scheduler takes its own tasks for orphans.
 """
 
 from __future__ import annotations
