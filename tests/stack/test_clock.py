@@ -111,10 +111,10 @@ def test_a_clock_that_is_set_ends_nothing_and_holds_up_nothing(stack: Stack, clo
     begun = clock.now()
 
     def take_in(name: str, recipe: str) -> str:
-        return wait_for_run(stack.connection, stack.drop(name, "one", rows(tmp_path, name), recipe), 60)
+        return wait_for_run(stack.connection, stack.drop(name, "one", rows(tmp_path, name), recipe), 120)
 
     def see_work(run: str) -> None:
-        wait("a task of it to run", lambda: "running" in {one["state"] for one in stack.tasks(run).values()}, 60)
+        wait("a task of it to run", lambda: "running" in {one["state"] for one in stack.tasks(run).values()}, 120)
 
     asks, long = take_in("asks", ASKS), take_in("long", LONG)
     stack.see_checkpoint(long)
