@@ -1,12 +1,14 @@
-"""Airflow's processes tell that they live after the clock was set back, too.
+"""Airflow's processes tell that they live also right after the clock was set.
 
-Airflow 3.3 beats again when a time has passed since the last beat. One in the future silences scheduler, triggerer and
-DAG processor until the clock has come to it: they count as dead, and the scheduler takes its own tasks for orphans.
+Airflow 3.3 beats again when a time has passed since the last beat, and writes down the moment of the one before. So a
+clock that is set back silences scheduler, triggerer and DAG processor until it has come to the last beat again, and
+after one that is set forward they look dead for seconds. The scheduler then takes its own tasks for orphans.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -17,15 +19,17 @@ _RUNNERS: Final = ("scheduler_job_runner", "triggerer_job_runner", "dag_processo
 
 
 class Beat:
-    """Airflow's `perform_heartbeat`, for which no last beat is in the future."""
+    """Airflow's `perform_heartbeat`, which beats at once when the clock was set."""
 
     def __init__(self, perform: Callable[..., None]) -> None:
         self._perform = perform
+        self._clock = time.time() - time.monotonic()
 
     def __call__(self, job: Any, *arguments: Any, **named: Any) -> None:
-        now = datetime.now(UTC)
-        if job.latest_heartbeat is not None and job.latest_heartbeat > now:
-            job.latest_heartbeat = now - timedelta(seconds=job.heartrate)
+        clock = time.time() - time.monotonic()
+        if abs(clock - self._clock) > 1:
+            self._clock = clock
+            job.latest_heartbeat = datetime.now(UTC) - timedelta(seconds=job.heartrate)
         self._perform(job, *arguments, **named)
 
 
