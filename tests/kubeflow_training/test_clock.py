@@ -113,3 +113,20 @@ def test_a_deadline_counts_what_the_job_ran(clock, step, tmp_path):
     clock.moved = step
     assert found._ran(started) == pytest.approx(50, abs=5)
     assert found.seconds_since(started) == pytest.approx(0, abs=5)
+
+
+def test_a_deadline_is_not_passed_because_the_clock_was_set(clock, monkeypatch):
+    began = datetime.fromtimestamp(clock.time() - 50, UTC)
+    manifest = pytorch_job(name="job", namespace="n", image="-", command=["true"])
+    manifest["spec"].setdefault("runPolicy", {})["activeDeadlineSeconds"] = 3600
+    manifest["status"] = {"startTime": began.isoformat(), "conditions": [{"type": "Running", "status": "True"}]}
+    waiting = Waiting("job", "u", News(None), JobLog(lambda _: None, None), Silent())
+    real = waiting_job.observe
+
+    def later(*arguments, now=None, **named):
+        return real(*arguments, now=now or datetime.now(UTC) + timedelta(days=1), **named)
+
+    monkeypatch.setattr(waiting_job, "observe", later)
+    clock.moved = DAY
+    assert not waiting._observe(Snapshot(manifest)).ended
+    assert real(manifest, now=datetime.now(UTC) + timedelta(days=1)).reason == "deadline"

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, nodes, observe, told_best
 from kubeflow_training.jobs.observation.reader import may_replace
+from kubeflow_training.jobs.observation.reasons import Reason
 from kubeflow_training.jobs.shapes import mapping, storable
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.waiting.limits import Limits, exceeded, next_check
@@ -264,8 +265,13 @@ class Waiting:
     def _observe(self, snapshot: Snapshot | None) -> Observation:
         if snapshot is None:
             return observe(None, (), (), self._log.progress)
-        listed = snapshot.pods_listed
-        return observe(snapshot.job, snapshot.pods, snapshot.events, self._log.progress, pods_listed=listed)
+        listed, progress = snapshot.pods_listed, self._log.progress
+        seen = observe(snapshot.job, snapshot.pods, snapshot.events, progress, pods_listed=listed)
+        if seen.reason is not Reason.DEADLINE:
+            return seen
+        # By the clock it runs too long, and that may have been set meanwhile.
+        now = datetime.fromtimestamp(self._offset + time.monotonic(), UTC)
+        return observe(snapshot.job, snapshot.pods, snapshot.events, progress, now=now, pods_listed=listed)
 
     def _say(self, phase: Phase, message: str) -> None:
         if self._said != (phase, message):
