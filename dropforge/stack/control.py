@@ -192,14 +192,7 @@ def _check_address(host: str) -> None:
 
 def _end_leftovers(traces: Traces) -> bool:
     """End what a killed supervisor left behind."""
-    found = False
-    for _ in range(20):  # what is killed may just have started something
-        left = processes.leftovers(traces)
-        if not left:
-            return found
-        found = True
-        processes.end(left, grace=5.0)
-    return found
+    return processes.end_all(lambda: processes.leftovers(traces), grace=5.0)
 
 
 def _private(path: str, flags: int) -> int:

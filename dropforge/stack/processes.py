@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +148,28 @@ def end(processes: Iterable[Process], grace: float, asked: Mapping[int, signal.S
     deadline = time.monotonic() + 10
     while any(alive(process) for process in left) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def end_all(find: Callable[[], list[Process]], grace: float) -> bool:
+    """End what is found until nothing is, as what is killed may just have started more; False if there was nothing."""
+    for number in range(20):
+        if not (left := find()):
+            return number > 0
+        end(left, grace)
+    return True
+
+
+def reap() -> None:
+    """Take the exits of all children that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def own_descendants() -> list[Process]:
+    """What this process has started and what that has, as far as it lives."""
+    found = table()
+    return [found[pid] for pid in sorted(descendants([os.getpid()], found)) if not found[pid].zombie]
 
 
 def ending(code: int) -> str:

@@ -66,7 +66,8 @@ def respawn(supervise: Callable[[], None]) -> int:
             return 0
         ends = 1 if time.monotonic() - begun > _STABLE else ends + 1
         log.error("the supervisor ended with %s; what it left is ended", processes.ending(code))
-        _end_what_is_left()
+        processes.end_all(processes.own_descendants, _GRACE)
+        processes.reap()
         if ends > _MOST:
             return 1
         time.sleep(_PAUSE)
@@ -87,16 +88,3 @@ def _end_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "cannot be told of the parent's end")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end_what_is_left() -> None:
-    for _ in range(20):  # what is killed may just have started something
-        table = processes.table()
-        left = [table[pid] for pid in processes.descendants([os.getpid()], table) if not table[pid].zombie]
-        if left:
-            processes.end(left, _GRACE)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from dropforge.stack import processes
 from dropforge.stack.nursery import Nursery
-from dropforge.stack.processes import Process, Traces
+from dropforge.stack.processes import Traces
 from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
@@ -287,7 +287,7 @@ class Supervisor:
         within = watched.service.within
         left = [
             process
-            for process in self._descendants()
+            for process in processes.own_descendants()
             if process.session == pid or (within is not None and processes.works_in(process, within))
         ]
         processes.end(left, grace=2.0)
@@ -359,14 +359,9 @@ class Supervisor:
         found_by_folder = {watched.state.pid for watched in self.watched if watched.service.within is not None}
         return frozenset(
             process.identity
-            for process in self._descendants()
+            for process in processes.own_descendants()
             if process.session == process.pid and process.parent not in found_by_folder
         )
-
-    def _descendants(self) -> list[Process]:
-        table = processes.table()
-        found = processes.descendants([os.getpid()], table)
-        return [table[pid] for pid in sorted(found) if not table[pid].zombie]
 
     def _stop(self) -> None:
         """End the services, those that serve the others last, then everything that still descends from us."""
@@ -378,12 +373,8 @@ class Supervisor:
         for serves in sorted({watched.service.serves for watched in self.watched}):
             group = [watched for watched in reversed(self.watched) if watched.service.serves == serves]
             self._end_group(group, max(1.0, deadline - time.monotonic()))
-        for _ in range(100):
-            left = self._descendants()
-            if not left:
-                break
-            processes.end(left, grace=0.0)
-            self._reap_all()
+        processes.end_all(processes.own_descendants, grace=0.0)
+        processes.reap()
         for watched in self.watched:
             watched.state = replace(watched.state, status="stopped", pid=None, message="")
         self._state = replace(self._state, phase="stopped")
@@ -396,19 +387,12 @@ class Supervisor:
         asked = {watched.state.pid: watched.service.stop_signal for watched in group if watched.state.pid}
         pids = set(asked)
         leaders = [process for pid in pids if (process := processes.look(pid)) is not None]
-        sessions = [process for process in self._descendants() if process.session in pids]
+        sessions = [process for process in processes.own_descendants() if process.session in pids]
         # The leader tells its children by itself; one that does not, leaves them to the sweep.
         processes.end(leaders, grace, asked)
-        self._reap_all()
+        processes.reap()
         processes.end([process for process in sessions if process.pid not in pids], grace=1.0)
-        self._reap_all()
-
-    def _reap_all(self) -> None:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass
+        processes.reap()
 
 
 def _failure(state: StackState) -> OSError | None:
