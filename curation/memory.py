@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 try:
     import resource
 except ImportError:  # pragma: no cover - Windows
@@ -66,6 +68,7 @@ def bound_of(max_row_bytes: int) -> int:
 @contextmanager
 def bounded(max_row_bytes: int) -> Iterator[None]:
     """Let what is called add no more than `bound_of` to the process. :raises MemoryError: where it would."""
+    pa.allocate_buffer(1)  # Arrow's allocator reserves a gigabyte of addresses with its first bytes
     _LIMIT.enter(bound_of(max_row_bytes))
     try:
         yield

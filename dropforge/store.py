@@ -7,6 +7,7 @@ Credentials and the endpoint come from the environment (`AWS_*`, `AWS_ENDPOINT_U
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from dropforge.memory_file import MemoryFile
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+log = logging.getLogger(__name__)
 
 PATIENCE: Final = "DROPFORGE_S3_PATIENCE"  # environment variable, in seconds
 _PATIENCE: Final = 600
@@ -182,8 +184,15 @@ def wait_for_s3() -> None:
     os.environ.setdefault(PATIENCE, str(_PATIENCE))
 
 
+def wait_no_longer() -> None:
+    """From now on give up on an S3 that is away as soon as botocore does: this process was asked to end."""
+    _Patience.over = True
+
+
 class _Patience:
     """A handler of botocore: repeats a request that nobody answers. Its own retries are over after seconds."""
+
+    over = False
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -198,8 +207,10 @@ class _Patience:
         if not isinstance(caught_exception, Unreached | HTTPClientError) or isinstance(caught_exception, SSLError):
             return None
         now = time.monotonic()
+        if "dropforge_away_since" not in request_dict["context"]:
+            log.warning("S3 does not answer, it is waited for up to %.0f s: %s", self._seconds, caught_exception)
         began: float = request_dict["context"].setdefault("dropforge_away_since", now)
-        return _PAUSE if now - began < self._seconds else None
+        return _PAUSE if now - began < self._seconds and not _Patience.over else None
 
 
 class S3Store:

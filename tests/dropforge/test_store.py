@@ -30,6 +30,7 @@ from dropforge.store import (
     s3_client,
     split_uri,
 )
+from trainer.state.stop import StopSignal
 
 
 def test_what_was_put_is_read_back(store: Store) -> None:
@@ -229,6 +230,7 @@ def test_a_job_waits_for_an_s3_that_is_away_longer_than_botos_own_retries(
     monkeypatch.setattr(stores, "_PAUSE", 0.01)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     monkeypatch.setattr(stores, "_PATIENCE", 60)
+    monkeypatch.setattr(stores._Patience, "over", False)
     monkeypatch.delenv(stores.PATIENCE, raising=False)
 
     def tries(first_good: int, **hurried: bool) -> int:
@@ -253,6 +255,10 @@ def test_a_job_waits_for_an_s3_that_is_away_longer_than_botos_own_retries(
     assert tries(20) == 20
     with pytest.raises(EndpointConnectionError):
         tries(20, hurried=True)
+    StopSignal()._note(signal.SIGTERM, None)
+    with pytest.raises(EndpointConnectionError):  # a pod that is asked to end has no ten minutes
+        tries(20)
+    monkeypatch.setattr(stores._Patience, "over", False)
     monkeypatch.setenv(stores.PATIENCE, "0.000001")
     with pytest.raises(EndpointConnectionError):
         tries(20)

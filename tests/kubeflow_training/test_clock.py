@@ -109,9 +109,9 @@ def test_a_deadline_counts_what_the_job_ran(clock, step, tmp_path):
     job = {"uid": "u", "order": 1, "manifest": pytorch_job(name="job", namespace="n", image="-", command=["true"])}
     (tmp_path / "job.json").write_text(json.dumps(job))
     found, started = Gang(tmp_path), clock.time() - 50
-    assert found._ran(started) == pytest.approx(50, abs=5)  # of an earlier supervisor
+    assert found.age(started) == pytest.approx(50, abs=5)  # of an earlier supervisor
     clock.moved = step
-    assert found._ran(started) == pytest.approx(50, abs=5)
+    assert found.age(started) == pytest.approx(50, abs=5)
     assert found.seconds_since(started) == pytest.approx(0, abs=5)
 
 

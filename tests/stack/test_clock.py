@@ -30,7 +30,7 @@ HOUR, DAY = 3600, 86400
 SOURCE = Path(__file__).with_name("set_clock.c")
 BASE = f"extends: tiny\n{EVALUATE}promote: {{better_than_base: false, min_improvement: -0.9"
 ASKS = f"{BASE}, approval: {{deadline_hours: 30}}}}\ntrain: {{max_steps: 3}}\n"
-LONG = f"{BASE}}}\ntrain: {{max_steps: 400, checkpoint_every: 10}}\n"
+LONG = f"{BASE}}}\ntrain: {{max_steps: 4000, checkpoint_every: 20}}\n"
 SHORT = f"{BASE}}}\ntrain: {{max_steps: 3}}\n"
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+from dropforge.store import wait_no_longer
+
 TOO_EARLY: Final = "asked to stop before training began"
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -88,6 +90,7 @@ class StopSignal:
     def _note(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         self.since = self.since or time.monotonic()
+        wait_no_longer()
 
     @property
     def asked(self) -> bool:

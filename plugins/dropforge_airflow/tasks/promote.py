@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from dropforge import approval, gangs, layout, promotion, unsent
+from dropforge import approval, gangs, layout, promotion
 from dropforge.costs import Tariff
 from dropforge.gangs import Gang
 from dropforge.holdout import holdout_of
@@ -24,6 +24,7 @@ from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, read_json, read_spec
+from dropforge_airflow.tasks.run import send_unsent
 from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 
 if TYPE_CHECKING:
@@ -166,8 +167,7 @@ def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = N
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
     version = evaluation.get("champion_version")
     link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))
-    if sent := unsent.send(store, spec.run, settings.tracking_uri, opened["mlflow_run"]):
-        log.info("%d metrics and tags, for which MLflow was away, are there now", sent)
+    send_unsent(store, opened)
     health = _health(settings.tracking_uri, opened["mlflow_run"])
     failed = gangs.failed(gangs.kept(store, opened["run"]), "train")
     text = summary(spec, evaluation, measured, verdict, listed, wall, link, health, failed)

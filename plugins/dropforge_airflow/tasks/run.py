@@ -157,7 +157,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None, partiti
         status = "KILLED"  # by a person's word, or by the recipe's in the place of one
     end_jobs(opened, f"{ti.dag_id}/{run_id}/")
     taken = _settled(store, opened, ti)
-    _send_unsent(store, opened)
+    send_unsent(store, opened)
     tags |= {tracking.TAG_ENDED_BY: task, tracking.TAG_REASON: _reason(store, opened, task)} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(store, opened["family"], run_id or "")
@@ -186,10 +186,11 @@ def _settled(store: Store, opened: Opened, ti: Any) -> str:
         return "what it has used is not known"
 
 
-def _send_unsent(store: Store, opened: Opened) -> None:
-    """What MLflow did not take of a run that failed. It is no reason to leave the run open."""
+def send_unsent(store: Store, opened: Opened) -> None:
+    """What MLflow did not take of a training, before the run ends. It is no reason to fail it or to leave it open."""
     try:
-        unsent.send(store, opened["run"], from_env().tracking_uri, opened["mlflow_run"])
+        if sent := unsent.send(store, opened["run"], from_env().tracking_uri, opened["mlflow_run"]):
+            log.info("%d metrics and tags, for which MLflow was away, are there now", sent)
     except Exception as error:
         log.warning("What MLflow did not take of run %s stays in its folder: %r", opened["run"], error)
 

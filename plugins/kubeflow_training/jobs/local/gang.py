@@ -252,7 +252,7 @@ class Gang:
             self._note_end()
             status.condition(job, "Failed", "PyTorchJobFailed", f"{', '.join(failed)} failed{limit}")
             self.end("failed")
-        elif deadline is not None and started and self._ran(started.timestamp()) > deadline:
+        elif deadline is not None and started and self.age(started.timestamp()) > deadline:
             status.condition(
                 job, "Failed", "DeadlineExceeded", f"the job ran longer than its deadline of {deadline} seconds"
             )
@@ -265,10 +265,10 @@ class Gang:
         ends = [end for plan in self.pods.placed() if (end := self.pods.finished(plan)) is not None]
         self.state["status"].setdefault("completionTime", timestamp(max(ends, default=None)))
 
-    def _ran(self, started: float) -> float:
-        """Seconds that it has run; by the clock up to the first look of this supervisor, and not by it from then on."""
-        self._before.setdefault(started, max(0.0, time.time() - started))
-        return self._before[started] + self.seconds_since(started)
+    def age(self, moment: float) -> float:
+        """Seconds since this Unix time: by the clock up to this supervisor's first look, and not by it from then on."""
+        self._before.setdefault(moment, max(0.0, time.time() - moment))
+        return self._before[moment] + self.seconds_since(moment)
 
     def _revive(self) -> None:
         """Start the pods of an elastic gang again, each after a pause that doubles with every time."""

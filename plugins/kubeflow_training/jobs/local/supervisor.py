@@ -177,7 +177,7 @@ class Supervisor:
         for path, gang in list(self.gangs.items()):
             ttl = (gang.manifest["spec"].get("runPolicy") or {}).get("ttlSecondsAfterFinished")
             finished = moment(gang.state["status"].get("completionTime"))
-            if ttl is not None and finished and not gang.holds and gang.seconds_since(finished.timestamp()) > ttl:
+            if ttl is not None and finished and not gang.holds and gang.age(finished.timestamp()) > ttl:
                 self._remove(path, gang)
 
     def _remove(self, path: Path, gang: Gang) -> None:
