@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from dropforge_airflow.backlog import Nudged, deserves_event
 
-from dropforge import intake_ledger, layout
+from dropforge import intake_ledger
 from dropforge.intake_ledger import State
 from dropforge.intake_rules import Intake, Known, Waiting, decide
-from dropforge.moves import moving
 from dropforge.store import FolderStore
 from dropforge.watching.runs import Runs
 
@@ -41,13 +39,6 @@ def test_a_family_sleeps_no_longer_than_it_may(tmp_path) -> None:
     assert intake_ledger.write_state(store, "f", state, State(Known(), NOW + timedelta(minutes=9)))
     assert intake_ledger.asleep(store, NOW) == {"f"}
     assert intake_ledger.asleep(store, NOW - timedelta(hours=1)) == set()
-
-
-def test_aliases_that_were_left_behind_are_taken_over(tmp_path) -> None:
-    store, now = FolderStore(tmp_path), NOW.timestamp()
-    store.put(layout.move_key("f"), json.dumps({"owner": "killed", "at": now + 3600}).encode())
-    with moving(store, "f", "me", clock=lambda: now, sleep=lambda _: pytest.fail("it waits")):
-        pass
 
 
 def test_runs_that_ended_before_the_step_are_read_anew(monkeypatch) -> None:
