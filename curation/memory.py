@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ except ImportError:  # pragma: no cover - Windows
 #: the row as an object.
 _FREE: Final = 1 << 30
 _ROWS: Final = 8
+#: What C++ says of memory that it does not get, where Arrow makes an error of another kind of it.
+_REFUSED: Final = "std::bad_alloc"
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -65,13 +68,23 @@ def bound_of(max_row_bytes: int) -> int:
     return _FREE + _ROWS * max_row_bytes
 
 
+@cache
+def _warm() -> None:
+    """Have Arrow's allocator reserve its gigabyte of addresses, which it does with its first bytes."""
+    pa.allocate_buffer(1)
+
+
 @contextmanager
 def bounded(max_row_bytes: int) -> Iterator[None]:
     """Let what is called add no more than `bound_of` to the process. :raises MemoryError: where it would."""
-    pa.allocate_buffer(1)  # Arrow's allocator reserves a gigabyte of addresses with its first bytes
+    _warm()
     _LIMIT.enter(bound_of(max_row_bytes))
     try:
         yield
+    except (pa.ArrowException, OSError) as error:
+        if _REFUSED in str(error):
+            raise MemoryError(str(error)) from error
+        raise
     finally:
         _LIMIT.leave()
 

@@ -62,6 +62,18 @@ def nulls() -> bytes:
     return zlib.decompress(b64decode(NULLS))
 
 
+def footer() -> bytes:
+    """Parquet's metadata alone, in thrift: a million row groups, two of them with a million columns each."""
+
+    def million(elements: bytes) -> bytes:
+        return b"\x19\xfc\xbf\x84\x3d" + elements
+
+    columns = million(b"\x26\0\0" * 999_999)
+    sound = b"\x15\x02\x19\x1c\x48\x01a\0\x16\0"  # version, schema of one element, no rows
+    metadata = sound + million(columns + b"\x16\x02\x16\x02\0" + million(b""))
+    return b"PAR1" + metadata + struct.pack("<I", len(metadata)) + b"PAR1"
+
+
 def claim() -> bytes:
     """A stream whose one compressed text says that it is a terabyte."""
     text = "x" * 5_000
@@ -71,7 +83,7 @@ def claim() -> bytes:
     return data.replace(said + b"\x28\xb5\x2f\xfd", struct.pack("<q", 1 << 40) + b"\x28\xb5\x2f\xfd")
 
 
-@pytest.mark.parametrize(("name", "make"), [("a.parquet", nulls), ("a.arrow", claim)])
+@pytest.mark.parametrize(("name", "make"), [("a.parquet", nulls), ("a.parquet", footer), ("a.arrow", claim)])
 def test_a_table_that_takes_too_much_memory_is_quarantined_and_the_others_are_curated(
     store: FolderStore,
     upload: Callable[..., Drop],

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -18,9 +19,11 @@ from kubeflow_training.jobs.local.gang import Gang
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.reaping.orphans import Fate, Owned, Task, sort
 from kubeflow_training.jobs.waiting import job as waiting_job
+from kubeflow_training.jobs.waiting import moments
 from kubeflow_training.jobs.waiting.job import Waiting
 from kubeflow_training.jobs.waiting.joblog import JobLog
 from kubeflow_training.jobs.waiting.limits import Limits, exceeded
+from kubeflow_training.jobs.waiting.moments import Moments
 
 from tests.kubeflow_training.test_last_look import News, Silent
 from tests.kubeflow_training.test_limits import Phase, at
@@ -44,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    for module in (gang, pod, memory, waiting_job, state_mismatch):
+    for module in (gang, pod, memory, waiting_job, moments, state_mismatch):
         monkeypatch.setattr(module, "time", found)
     return found
 
@@ -52,17 +55,24 @@ def clock(monkeypatch):
 @pytest.mark.parametrize("step", [-DAY, DAY])
 def test_a_wait_keeps_its_limits(clock, step):
     now = clock.time()
-    limits = Limits(until=now + 100, run_seconds=60)
-    waiting = Waiting("job", "u", News(None), JobLog(lambda _: None, None), Silent(), limits=limits)
-    seen = at(Phase.RUNNING, datetime.fromtimestamp(now, UTC))
-    assert waiting._now(seen) == pytest.approx(now, abs=5)
+    found = Moments(Limits(until=now + 100, run_seconds=60))
+
+    def passed(seen, later=0.0):
+        limits, seen = found.by_now(seen)
+        return exceeded(limits, seen, clock.time() + later)
+
+    early = at(Phase.RUNNING, datetime.fromtimestamp(now, UTC))
+    assert passed(early) is None
     clock.moved += step
-    assert waiting._now(seen) == pytest.approx(now, abs=5)
-    # One that starts after it tells its start by the new clock; the time of the try is as long as it was.
-    seen = at(Phase.RUNNING, datetime.fromtimestamp(now + step, UTC))
-    assert waiting._now(seen) == pytest.approx(now + step, abs=5)
-    assert waiting._limits.until == pytest.approx(now + step + 100, abs=5)
-    assert exceeded(waiting._limits, seen, waiting._now(seen)) is None
+    # The start as it was told before, though another moment of the job is told by the new clock.
+    for seen in (early, replace(early, unplaced_since=datetime.fromtimestamp(now + step, UTC))):
+        assert passed(seen) is None
+        assert "it runs for 6" in passed(seen, 65)
+        assert "its time is over" in passed(seen, 105)
+    # One that starts after the step tells its start by the new clock; the time of the try is as long as it was.
+    late = at(Phase.RUNNING, datetime.fromtimestamp(now + step + 50, UTC))
+    assert passed(late, 65) is None
+    assert "its time is over" in passed(late, 105)
 
 
 def test_the_time_of_a_try_is_never_longer_than_it_is(clock):

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from kubeflow_training.jobs.backend import Snapshot
@@ -17,6 +16,7 @@ from kubeflow_training.jobs.observation.reasons import Reason
 from kubeflow_training.jobs.shapes import mapping, storable
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION, TAIL, JobLog
 from kubeflow_training.jobs.waiting.limits import Limits, exceeded, next_check
+from kubeflow_training.jobs.waiting.moments import Moments
 from kubeflow_training.jobs.waiting.turns import turn
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Waiting:
         settle_seconds: float = 15.0,
     ) -> None:
         self._job, self._uid, self._subscription, self._log, self._logs = job, uid, subscription, log, logs
-        self._limits, self._must_exist, self._settle = limits or Limits(), must_exist, settle_seconds
+        self._must_exist, self._settle = must_exist, settle_seconds
         self.observation: Observation | None = None
         self.version = 0
         """Rises with every change of the observation."""
@@ -113,8 +113,7 @@ class Waiting:
         self._refused_since: float | None = None
         self._snapshot: Snapshot | None = None
         self._known = False
-        self._offset = time.time() - time.monotonic()
-        self._moments: tuple[datetime | None, ...] = ()
+        self._moments = Moments(limits or Limits())
 
     async def run(self) -> End:
         """Until the job has ended or a limit is passed.
@@ -131,37 +130,13 @@ class Waiting:
                 if not self._known and (left := first - time.monotonic()) > 0:
                     await self._subscription.changed(left)
                     continue
-                now = self._now(seen)
-                if why := exceeded(self._limits, seen, now):
+                limits, by_now = self._moments.by_now(seen)
+                now = time.time()
+                if why := exceeded(limits, by_now, now):
                     return End("timeout", seen, why)
-                await self._subscription.changed(self._pause(seen, now))
+                await self._subscription.changed(_pause(limits, by_now, now))
         finally:
             await self._logs.close()
-
-    def _now(self, seen: Observation | None) -> float:
-        """Unix time for the limits: a clock that is set while nothing happens passes none, and puts none off.
-
-        Moments of the job are by the clock as it was when they were first seen.
-        """
-        moments = () if seen is None else (seen.started, seen.held_since, seen.unplaced_since)
-        if moments != self._moments:
-            self._moments, offset = moments, time.time() - time.monotonic()
-            moved, self._offset = offset - self._offset, offset
-            until, queue_until = self._limits.until, self._limits.queue_until
-            self._limits = replace(
-                self._limits,
-                until=None if until is None else until + moved,
-                queue_until=None if queue_until is None else queue_until + moved,
-            )
-        return self._offset + time.monotonic()
-
-    def _pause(self, seen: Observation | None, now: float) -> float | None:
-        """Seconds until there may be something to see without any news; None if never."""
-        at = next_check(self._limits, seen)
-        # What is wrong with a pod or node may count only once it has lasted.
-        doubtful = seen is not None and (seen.phase in _WAITING or seen.reason is not None)
-        pauses = [max(0.05, at - now)] if at is not None else []
-        return min([*pauses, _DOUBT_SECONDS] if doubtful else pauses, default=None)
 
     def _see(self) -> Observation | None:
         """Look, say what is new, and tell the readers of the log."""
@@ -270,7 +245,7 @@ class Waiting:
         if seen.reason is not Reason.DEADLINE:
             return seen
         # By the clock it runs too long, and that may have been set meanwhile.
-        now = datetime.fromtimestamp(self._offset + time.monotonic(), UTC)
+        now = self._moments.now_by(seen.started)
         return observe(snapshot.job, snapshot.pods, snapshot.events, progress, now=now, pods_listed=listed)
 
     def _say(self, phase: Phase, message: str) -> None:
@@ -293,6 +268,15 @@ class Waiting:
                 if time.monotonic() - self._refused_since > _REFUSED_SECONDS:
                     raise trouble
         self._told_trouble = trouble
+
+
+def _pause(limits: Limits, seen: Observation | None, now: float) -> float | None:
+    """Seconds until there may be something to see without any news; None if never."""
+    at = next_check(limits, seen)
+    # What is wrong with a pod or node may count only once it has lasted.
+    doubtful = seen is not None and (seen.phase in _WAITING or seen.reason is not None)
+    pauses = [max(0.05, at - now)] if at is not None else []
+    return min([*pauses, _DOUBT_SECONDS] if doubtful else pauses, default=None)
 
 
 def _unbegun(snapshot: Snapshot | None) -> bool:
