@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 PATIENCE: Final = "DROPFORGE_S3_PATIENCE"  # environment variable, in seconds
 _PATIENCE: Final = 600
 _PAUSE: Final = 5.0  # seconds
+_AWAY: Final = frozenset({502, 503, 504})  # answers of what stands before an S3 that is away
 _S3: Final = "s3://"
 _UNFINISHED: Final = ".tmp-"  # how the name of a file begins that is being written
 
@@ -190,7 +191,8 @@ def wait_no_longer() -> None:
 
 
 class _Patience:
-    """A handler of botocore: repeats a request that nobody answers. Its own retries are over after seconds."""
+    """A handler of botocore: repeats a request that nobody answers, or only what stands before S3 does. Its own
+    retries are over after seconds."""
 
     over = False
 
@@ -198,17 +200,24 @@ class _Patience:
         self._seconds = seconds
 
     def __call__(
-        self, request_dict: dict[str, Any], caught_exception: Exception | None = None, **_: Any
+        self,
+        request_dict: dict[str, Any],
+        response: tuple[Any, Any] | None = None,
+        caught_exception: Exception | None = None,
+        **_: Any,
     ) -> float | None:
         """Seconds until the next try; None for no other one."""
         from botocore.exceptions import ConnectionError as Unreached
         from botocore.exceptions import HTTPClientError, SSLError
 
-        if not isinstance(caught_exception, Unreached | HTTPClientError) or isinstance(caught_exception, SSLError):
+        status = None if response is None else response[0].status_code
+        unreached = isinstance(caught_exception, Unreached | HTTPClientError)
+        if status not in _AWAY and (not unreached or isinstance(caught_exception, SSLError)):
             return None
         now = time.monotonic()
         if "dropforge_away_since" not in request_dict["context"]:
-            log.warning("S3 does not answer, it is waited for up to %.0f s: %s", self._seconds, caught_exception)
+            why = caught_exception or f"HTTP {status}"
+            log.warning("S3 does not answer, it is waited for up to %.0f s: %s", self._seconds, why)
         began: float = request_dict["context"].setdefault("dropforge_away_since", now)
         return _PAUSE if now - began < self._seconds and not _Patience.over else None
 

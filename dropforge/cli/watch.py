@@ -23,6 +23,7 @@ from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.errors import DropforgeError
 from dropforge.stages import JOBS, STAGES
 from dropforge.terminal import Console, Text
+from dropforge.text import shorten
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation
@@ -39,6 +40,7 @@ _MARKS = {
     "up_for_retry": ("↻", "yellow"),
     "awaiting_input": ("?", "yellow"),
 }
+_LONGEST_CAUSE = 300
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -50,6 +52,8 @@ class Stage:
     state: str = ""
     seconds: float | None = None
     attempt: int = 0
+    cause: str = ""
+    """Why it is tried again."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,13 @@ class Watcher:
     title: str
     mlflow_run: str | None = field(default=None, init=False)
     _trained: View | None = field(default=None, init=False)
+    _causes: dict[tuple[str, int], str] = field(default_factory=dict, init=False)
     losses: Course = field(init=False)
     evals: Course = field(init=False)
 
     def look(self) -> View:
         run = self.connection.airflow.dag_run(FINETUNE, self.dag_run)
-        stages = read_stages(self.connection.airflow, self.dag_run)
+        stages = tuple(map(self._with_cause, read_stages(self.connection.airflow, self.dag_run)))
         view = View(title=self.title, state=str(run["state"]), stages=stages)
         opened = next(stage for stage in stages if stage.name == "open_run")
         if opened.state != "success":
@@ -95,6 +100,16 @@ class Watcher:
             last = self._trained or view
             return replace(last, state=view.state, stages=stages, job="", note="MLflow does not answer")
         return self._trained
+
+    def _with_cause(self, stage: Stage) -> Stage:
+        """What the try before ended with: the next one may be minutes away, and end the same way."""
+        if stage.state != "up_for_retry":
+            return stage
+        attempt = stage.name, stage.attempt
+        if attempt not in self._causes:
+            found = self.connection.airflow.error(FINETUNE, self.dag_run, stage.name, stage.attempt) or ""
+            self._causes[attempt] = shorten(found.partition("\n")[0], _LONGEST_CAUSE)
+        return replace(stage, cause=self._causes[attempt])
 
     def _with_training(self, view: View) -> View:
         uri = self.connection.settings.tracking_uri
@@ -200,8 +215,9 @@ def draw(view: View) -> RenderableType:
         tries = f"try {stage.attempt}" if stage.attempt > 1 else ""
         table.add_row(Text(mark, style=style), Text(stage.name, style=style), took, tries)
     head = Text.assemble((view.title, "bold"), f"  {view.state}", (f"  {view.note}" if view.note else "", "yellow"))
+    causes = [Text(f"{stage.name} will be tried again: {stage.cause}", "yellow") for stage in view.stages if stage.cause]
     job = [Text(view.job, style="dim")] if view.job else []
-    return Group(head, table, *job, *([_training(view)] if view.step is not None else []))
+    return Group(head, table, *causes, *job, *([_training(view)] if view.step is not None else []))
 
 
 def _training(view: View) -> RenderableType:
@@ -241,7 +257,7 @@ def _tell(view: View, shown: dict[str, str], console: Console) -> None:
         word = f"{stage.state} try {stage.attempt}" if stage.attempt > 1 else stage.state
         if stage.state and shown.get(stage.name) != word:
             shown[stage.name] = word
-            console.print(f"{stage.name}: {word}", highlight=False)
+            console.print(f"{stage.name}: {word}" + (f": {stage.cause}" if stage.cause else ""), highlight=False)
     quarter = str((view.step or 0) * 4 // view.steps) if view.steps else ""
     if view.losses and shown.get("quarter") != quarter:
         shown["quarter"] = quarter

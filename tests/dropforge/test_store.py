@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.httpsession import URLLib3Session
 
 from dropforge import store as stores
@@ -31,6 +31,13 @@ from dropforge.store import (
     split_uri,
 )
 from trainer.state.stop import StopSignal
+
+
+def answer_of(url: str, status: int) -> AWSResponse:
+    """An answer without a body."""
+    raw = io.BytesIO()
+    raw.stream = lambda *_, **__: iter(())  # type: ignore[attr-defined]
+    return AWSResponse(url, status, {}, raw)
 
 
 def test_what_was_put_is_read_back(store: Store) -> None:
@@ -144,9 +151,7 @@ def test_a_retry_that_meets_its_own_object_has_written_it(s3_store: S3Store, key
             return None
         if not theirs:
             assert URLLib3Session().send(request).status_code == 200
-        raw = io.BytesIO()
-        raw.stream = lambda *_, **__: iter(())  # type: ignore[attr-defined]
-        return AWSResponse(request.url, 503, {}, raw)
+        return answer_of(request.url, 503)
 
     s3_store.client.meta.events.register("before-send.s3.PutObject", lose_the_first)
     if key == "absent":
@@ -233,15 +238,16 @@ def test_a_job_waits_for_an_s3_that_is_away_longer_than_botos_own_retries(
     monkeypatch.setattr(stores._Patience, "over", False)
     monkeypatch.delenv(stores.PATIENCE, raising=False)
 
-    def tries(first_good: int, **hurried: bool) -> int:
-        """How many requests a client makes if the first ones are refused."""
+    def tries(first_good: int, status: int | None = None, **hurried: bool) -> int:
+        """How many requests a client makes if the first ones are refused, or answered with a status."""
         client, count = s3_client(**hurried), 0
 
-        def refuse(**_: Any) -> None:
+        def refuse(**_: Any) -> AWSResponse | None:
             nonlocal count
             count += 1
-            if count < first_good:
+            if count < first_good and status is None:
                 raise EndpointConnectionError(endpoint_url=aws)
+            return answer_of(aws, status) if count < first_good and status else None
 
         client.meta.events.register("before-send.s3", refuse)
         client.list_buckets()
@@ -253,6 +259,9 @@ def test_a_job_waits_for_an_s3_that_is_away_longer_than_botos_own_retries(
     monkeypatch.delenv(stores.PATIENCE)
     stores.wait_for_s3()
     assert tries(20) == 20
+    assert [tries(20, status) for status in (502, 503, 504)] == [20, 20, 20]
+    with pytest.raises(ClientError, match="403"):
+        tries(20, 403)
     with pytest.raises(EndpointConnectionError):
         tries(20, hurried=True)
     StopSignal()._note(signal.SIGTERM, None)

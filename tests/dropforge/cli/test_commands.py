@@ -286,9 +286,11 @@ def test_the_view_shows_stages_and_training() -> None:
         view,
         stages=(
             Stage("plan", "success", 1.0, 1),
-            *view.stages[1:4],
+            *view.stages[1:6],
             Stage("train", "deferred", 9.0, 2),
-            *view.stages[5:],
+            view.stages[7],
+            Stage("evaluate", "up_for_retry", 9.0, 1, "m: S3 is away"),
+            *view.stages[9:],
         ),
         step=30,
         steps=120,
@@ -302,6 +304,7 @@ def test_the_view_shows_stages_and_training() -> None:
     text = console.export_text()
     for word in ("30/120", "loss 2.000", "5,120 tok/s", "eval 8.300 → 2.500", "try 2", "resumed from step 20"):
         assert word in text
+    assert "evaluate will be tried again: m: S3 is away" in text
 
 
 def test_the_end_of_a_failed_run_is_the_error_of_its_log() -> None:
