@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -107,9 +108,10 @@ class Watcher:
             return stage
         attempt = stage.name, stage.attempt
         if attempt not in self._causes:
-            found = self.connection.airflow.error(FINETUNE, self.dag_run, stage.name, stage.attempt) or ""
-            self._causes[attempt] = shorten(found.partition("\n")[0], _LONGEST_CAUSE)
-        return replace(stage, cause=self._causes[attempt])
+            with suppress(DropforgeError):  # how far the run is matters more
+                if found := self.connection.airflow.error(FINETUNE, self.dag_run, stage.name, stage.attempt):
+                    self._causes[attempt] = shorten(found.partition("\n")[0], _LONGEST_CAUSE)
+        return replace(stage, cause=self._causes.get(attempt, ""))
 
     def _with_training(self, view: View) -> View:
         uri = self.connection.settings.tracking_uri
@@ -215,7 +217,8 @@ def draw(view: View) -> RenderableType:
         tries = f"try {stage.attempt}" if stage.attempt > 1 else ""
         table.add_row(Text(mark, style=style), Text(stage.name, style=style), took, tries)
     head = Text.assemble((view.title, "bold"), f"  {view.state}", (f"  {view.note}" if view.note else "", "yellow"))
-    causes = [Text(f"{stage.name} will be tried again: {stage.cause}", "yellow") for stage in view.stages if stage.cause]
+    again = ((stage.name, stage.cause) for stage in view.stages if stage.cause)
+    causes = [Text(f"{name} will be tried again: {cause}", "yellow") for name, cause in again]
     job = [Text(view.job, style="dim")] if view.job else []
     return Group(head, table, *causes, *job, *([_training(view)] if view.step is not None else []))
 
