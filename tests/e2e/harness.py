@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from dropforge.cli.upload import upload
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.stack import control
+from dropforge.stack.state import ServiceState, read_state
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -250,6 +252,39 @@ def running(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[Stac
         yield found
     finally:
         control.stop(folder)
+
+
+@contextmanager
+def logged_in(stack: Stack) -> Iterator[None]:
+    """The stack's addresses and logins in the environment."""
+    with pytest.MonkeyPatch.context() as patched:
+        for key, value in stack.env.items():
+            patched.setenv(key, value)
+        yield
+
+
+def services(stack: Stack) -> dict[str, ServiceState]:
+    state = read_state(stack.folder)
+    assert state is not None
+    return state.services
+
+
+def kill(stack: Stack, name: str, within: float = 60) -> None:
+    """SIGKILL a service, and wait until the supervisor has brought it back. :param within: seconds."""
+    pid = services(stack)[name].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    see_back(stack, name, pid, within)
+
+
+def see_back(stack: Stack, name: str, pid: int, within: float) -> None:
+    """Wait until a service whose process had this number is well again. :param within: seconds."""
+
+    def back() -> bool:
+        now = services(stack)[name]
+        return now.pid not in (None, pid) and now.status == "healthy"
+
+    wait(f"{name} to come back", back, within)
 
 
 def typed(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +19,8 @@ from cryptography.fernet import Fernet
 from dropforge import ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
-from dropforge.stack.state import ServiceState, read_state
-from tests.e2e.harness import RECIPE, Stack, typed, wait
+from dropforge.stack.state import read_state
+from tests.e2e.harness import RECIPE, Stack, kill, typed, wait
 from tests.stack.databases import Postgres
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -41,25 +39,6 @@ def rows(folder: Path) -> dict[str, Path]:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return {path.name: path}
-
-
-def service(stack: Stack, name: str) -> ServiceState:
-    state = read_state(stack.folder)
-    assert state is not None
-    return state.services[name]
-
-
-def kill(stack: Stack, name: str) -> None:
-    """SIGKILL a service, and wait until the supervisor has brought it back."""
-    pid = service(stack, name).pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-    def back() -> bool:
-        now = service(stack, name)
-        return now.pid not in (None, pid) and now.status == "healthy"
-
-    wait(f"{name} to come back", back, 60)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 import time
@@ -13,12 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-import pytest
 
 from dropforge.drop import Drop, parse_partition_key
-from dropforge.stack.state import ServiceState, StackState, read_state
+from dropforge.stack.state import read_state
 from tests import local_settings
-from tests.e2e.harness import Stack, wait
+from tests.e2e.harness import Stack, see_back, services, wait
 
 _COMMANDS: Final = {
     "tokenise": {"trainer.ahead"},
@@ -108,19 +105,11 @@ def runs_of(stack: Stack, drop: Drop) -> list[str]:
     ]
 
 
-def state_of(stack: Stack) -> StackState:
-    state = read_state(stack.folder)
-    assert state is not None
-    return state
-
-
-def service(stack: Stack, name: str) -> ServiceState:
-    return state_of(stack).services[name]
-
-
 def supervisor(stack: Stack) -> psutil.Process:
     """The process that watches the services: the child of the one that would start another."""
-    (found,) = psutil.Process(state_of(stack).supervisor[0]).children()
+    state = read_state(stack.folder)
+    assert state is not None
+    (found,) = psutil.Process(state.supervisor[0]).children()
     return found
 
 
@@ -131,7 +120,7 @@ def away(stack: Stack, name: str, seconds: float) -> Iterator[None]:
     Half of the time it accepts connections and answers nothing, then it refuses them. Nobody starts it again
     meanwhile, as its supervisor is stopped too.
     """
-    watcher, before = supervisor(stack), service(stack, name)
+    watcher, before = supervisor(stack), services(stack)[name]
     assert before.pid is not None
     assert before.port is not None
     process = psutil.Process(before.pid)
@@ -153,7 +142,7 @@ def away(stack: Stack, name: str, seconds: float) -> Iterator[None]:
         assert _answer(before.port) == "refused"
     finally:
         watcher.resume()
-    see_back(stack, name, before.pid)
+    see_back(stack, name, before.pid, BACK)
 
 
 def _answer(port: int | None) -> str:
@@ -169,30 +158,3 @@ def _answer(port: int | None) -> str:
             return "none"
         except OSError:
             return "refused"
-
-
-def kill(stack: Stack, name: str) -> None:
-    """SIGKILL a service, and wait until the supervisor has brought it back."""
-    pid = service(stack, name).pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    see_back(stack, name, pid)
-
-
-def see_back(stack: Stack, name: str, pid: int) -> None:
-    """Wait until a service whose process had this number is well again."""
-
-    def back() -> bool:
-        now = service(stack, name)
-        return now.pid not in (None, pid) and now.status == "healthy"
-
-    wait(f"{name} to come back", back, BACK)
-
-
-@contextmanager
-def logged_in(stack: Stack) -> Iterator[None]:
-    """The stack's addresses and logins in the environment."""
-    with pytest.MonkeyPatch.context() as patched:
-        for key, value in stack.env.items():
-            patched.setenv(key, value)
-        yield

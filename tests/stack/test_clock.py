@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -21,8 +19,7 @@ import pytest
 from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
-from dropforge.stack.state import ServiceState, read_state
-from tests.e2e.harness import EVALUATE, Stack, running, wait
+from tests.e2e.harness import EVALUATE, Stack, kill, logged_in, running, services, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(1800)]
 
@@ -67,9 +64,7 @@ def stack(clock: Clock, tmp_path: Path) -> Iterator[Stack]:
     library = tmp_path / "set_clock.so"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
     env = {"LD_PRELOAD": str(library), "SET_CLOCK": str(clock.file)}
-    with running(tmp_path / "stack", env) as found, pytest.MonkeyPatch.context() as patched:
-        for key, value in found.env.items():
-            patched.setenv(key, value)
+    with running(tmp_path / "stack", env) as found, logged_in(found):
         yield found
 
 
@@ -80,22 +75,8 @@ def rows(folder: Path, name: str) -> dict[str, Path]:
     return {path.name: path}
 
 
-def services(stack: Stack) -> dict[str, ServiceState]:
-    state = read_state(stack.folder)
-    assert state is not None
-    return state.services
-
-
 def wait_healthy(stack: Stack) -> None:
     wait("all services to be well", lambda: all(one.status in {"healthy", "done"} for one in services(stack).values()))
-
-
-def kill(stack: Stack, name: str) -> None:
-    pid = services(stack)[name].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    wait(f"{name} to come back", lambda: services(stack)[name].pid not in {None, pid}, 30)
-    wait_healthy(stack)
 
 
 def fetch(link: str) -> str:

@@ -15,7 +15,7 @@ from dropforge import layout, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.drops import wait_for_run
 from dropforge.drop import Drop
-from tests.e2e.harness import Stack, running, wait
+from tests.e2e.harness import Stack, kill, logged_in, running, see_back, services, wait
 from tests.stack import holds
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(5400)]
@@ -46,7 +46,7 @@ ENDED: Final = 2400.0
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("kills") / "state"
-    with running(folder) as found, holds.logged_in(found):
+    with running(folder) as found, logged_in(found):
         yield found
 
 
@@ -115,13 +115,13 @@ def under_kills(stack: Stack, files: dict[str, dict[str, Path]]) -> list[Drop]:
         if later and name != "objects":  # a drop arrives right before the kill
             drops.append(stack.drop(later.pop(), DROPS[1], files[DROPS[1]], RECIPE))
         assert at_work(stack), f"nothing was at work when {name} was killed"
-        holds.kill(stack, name)
+        kill(stack, name, holds.BACK)
     assert at_work(stack), "nothing was at work when the supervisor was killed"
-    before = {name: holds.service(stack, name).pid for name in SERVICES}
+    before = {name: services(stack)[name].pid for name in SERVICES}
     os.kill(holds.supervisor(stack).pid, signal.SIGKILL)
     for name, pid in before.items():
         assert pid is not None
-        holds.see_back(stack, name, pid)
+        see_back(stack, name, pid, holds.BACK)
     for drop in drops:
         run = wait_for_run(stack.connection, drop, 600)
         assert stack.end(run) == "success", stack.unfinished(run)

@@ -13,7 +13,7 @@ from dropforge import layout, ledger, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.drop import Drop
 from dropforge.stages import JOBS, STAGES
-from tests.e2e.harness import Stack, running, wait
+from tests.e2e.harness import Stack, logged_in, running, wait
 from tests.stack import holds
 from tests.stack.holds import Hold, Pause
 
@@ -37,7 +37,7 @@ ROOM: Final = {"KUBEFLOW_TRAINING_CPUS": "12", "KUBEFLOW_TRAINING_MEMORY_GB": "6
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("outages") / "state"
     holds.install(folder)
-    with running(folder, ROOM) as found, holds.logged_in(found):
+    with running(folder, ROOM) as found, logged_in(found):
         yield found
 
 
