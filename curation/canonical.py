@@ -3,7 +3,8 @@
 ==========================  ==================================================================================
 row                         becomes
 ==========================  ==================================================================================
-messages, conversations...  messages: lists of {role, content} or {from, value}; also as JSON text in one cell
+messages, conversations...  messages: lists of {role, content} or {from, value}, or one object with a list of each;
+                            also as JSON text in one cell
 prompt + completion...      a user's and an assistant's message; `system` in front if there is one
 text                        text
 ==========================  ==================================================================================
@@ -18,6 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from curation import shapes
 from curation.reasons import Reason, RejectError
 from curation.tokens import invisible, neutralise
 
@@ -93,7 +95,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
         if messages is None and text is None:
             known = fields.keys() if any(value is not None for value in fields.values()) else ()
             detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
-            raise RejectError(Reason.NO_CONTENT, detail)
+            raise RejectError(Reason.NO_CONTENT, shapes.rows_within(fields) or detail)
         fields = {**folded, **fields}
     touched = 0
     unseen = False
@@ -103,7 +105,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
     group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
     if messages is None:
         if not isinstance(text, str):
-            raise RejectError(Reason.BAD_FIELD, f"`{text_column}` is {_kind(text)}")
+            raise RejectError(Reason.BAD_FIELD, shapes.column(text, text_column) or f"`{text_column}` is {_kind(text)}")
         if not text.strip():
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
         if answers:
@@ -133,7 +135,8 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, st
         if fields.get(asked) is not None and answered in fields:
             question, answer = fields[asked], fields[answered]
             if asked == "instruction" and isinstance(fields.get("input"), str) and fields["input"].strip():
-                question = f"{_content(question, asked)}\n\n{fields['input']}"
+                told = _content(question, asked)
+                question = f"{told}\n\n{fields['input']}" if told.strip() else fields["input"]
             turns = _side(question, asked, "user") + _side(answer, answered, "assistant")
             system = next((fields[name] for name in SYSTEM if fields.get(name)), None)
             return ([("system", _content(system, "system"))] if system is not None else []) + turns
@@ -142,6 +145,8 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, st
 
 def _side(value: Any, name: str, role: str) -> list[tuple[str, str]]:
     """One side of a pair: text, or a list of messages."""
+    if told := shapes.column(value, name):
+        raise RejectError(Reason.BAD_FIELD, told)
     return _parse_list(value, name) if isinstance(value, list) else [(role, _content(value, name))]
 
 
@@ -150,7 +155,10 @@ def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` is text, but not a JSON list") from None
+            cause = shapes.repr_of_python(value) or "is text, but not a JSON list"
+            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {cause}") from None
+    if isinstance(value, dict):
+        value = shapes.objects(value) or value
     if not isinstance(value, list) or not value:
         raise RejectError(
             Reason.BAD_MESSAGES, f"`{name}` is {'empty' if isinstance(value, list) else _kind(value)}, not a list"
@@ -256,4 +264,5 @@ def group_of(fields: Mapping[str, Any]) -> str | None:
 
 def _kind(value: Any) -> str:
     names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text"}
+    names[bytes] = "bytes that are not UTF-8"
     return names.get(type(value), "a list" if isinstance(value, list) else "an object")

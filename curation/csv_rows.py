@@ -6,6 +6,7 @@ import csv
 from collections import deque
 from collections.abc import Iterator
 
+from curation.dialect import said_separator, separator
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
 
@@ -55,14 +56,14 @@ class _Feed:
 
 
 def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
-    """Records of a CSV file; its first line names the columns, the most frequent of `,;|` and tab there divides them.
+    """Records of a CSV file; its first line names the columns, if it is not Excel's `sep=;`.
 
     :param limit: largest record in bytes.
     """
     csv.field_size_limit(2**31 - 1)
     feed = _Feed(found, limit)
     header: list[str] | None = None
-    delimiter = ","
+    delimiter, said = ",", None
     reader: Iterator[list[str]] | None = None
     while (item := feed.peek()) is not None:
         if isinstance(item, Fault):
@@ -73,8 +74,11 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
             feed.pop()
             yield Blank(item.data.count(b"\n") + 1)
             continue
+        if header is None and said is None and (said := said_separator(item.data)) is not None:
+            feed.pop()
+            continue
         if header is None:
-            delimiter = max(",\t;|", key=lambda mark: item.data.count(mark.encode()))
+            delimiter = said or separator(item.data)
         if reader is None:
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
         try:
@@ -92,7 +96,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
         position, head = taken[0].position, b"\n".join(line.data for line in taken)[:HEAD]
         if header is None:
             header = [cell.strip() for cell in cells]
-            if len(set(header)) != len(header) or any(_is_broken(cell) for cell in header):
+            named = [name for name in header if name]
+            if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in header):
                 yield Fault(position, Reason.BAD_HEADER, "column names repeat or are not UTF-8", head)
                 return
             continue
@@ -103,8 +108,14 @@ def _csv_row(header: list[str], cells: list[str], position: int, head: bytes) ->
     if any(_is_broken(cell) for cell in cells):
         return Fault(position, Reason.BAD_ENCODING, "a cell is not UTF-8", head)
     if len(cells) != len(header):
-        return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(header)} columns", head)
-    return Found(position, {name: cell for name, cell in zip(header, cells, strict=True) if cell != ""}, head)
+        # Programs leave empty cells at the end of a row away, or add some.
+        least = max(at for at, name in enumerate(header, 1) if name)
+        if len(cells) < least or any(cells[len(header) :]):
+            return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(header)} columns", head)
+    fields = {name: cell for name, cell in zip(header, cells, strict=False) if cell != ""}
+    if "" in fields and header.count("") > 1:
+        return Fault(position, Reason.RAGGED, "a value in a column without a name", head)
+    return Found(position, fields, head)
 
 
 def _is_broken(text: str) -> bool:

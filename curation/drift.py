@@ -13,6 +13,8 @@ from math import log, log2, sqrt
 from typing import Any, Final
 
 from curation.earlier import Earlier
+from curation.lost import lost
+from curation.notes import Cause
 from curation.statistics import EDGES, TOP
 from dropforge.dataset import SPLITS, Manifest
 
@@ -103,7 +105,8 @@ def compare(card: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any] 
 
 
 def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[str, Any]:
-    """What the gate needs of a card, for the manifest: `words` that were kept; `drift` and `retyped` columns if any.
+    """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns and `lost`
+    files, and `causes` of faults, if any.
 
     :param parent: the version that the card's drop is added to, whose words count too.
     :returns: `drift` has `parent`, and `found`: by what the gate judges distance and chance in thousandths; and `rows`,
@@ -114,6 +117,10 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
     told: dict[str, Any] = {} if held is None else {"words": held + words}
     if retyped := card["columns"].get("retyped"):
         told["retyped"] = retyped
+    if causes := card.get("causes"):
+        told["causes"] = [Cause(**cause).line() for cause in causes]
+    if (gone := lost([item["key"] for item in card["inputs"]], card["statistics"]["by_file"])) is not None:
+        told["lost"] = gone
     if (drift := card.get("drift")) is not None:
         judged = {name: drift["found"][name] for name in JUDGED if name in drift["found"]}
         pairs = {name: [item["distance"], item["chance"]] for name, item in judged.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
+from curation import dialect
 from curation.reasons import Reason
 from curation.streams import Compression, Limits, TornError, chunks
 
@@ -39,6 +40,11 @@ _FOREIGN: Final = {
     b"Obj\x01": "Avro",
     b"ORC": "ORC",
     b"SQLite format": "an SQLite database",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xff\x06\x00\x00sNaPpY": "snappy",
+    b"\x89HDF": "HDF5",
+    b"\x93NUMPY": "a NumPy array",
+    b"\xd0\xcf\x11\xe0": "an old office document",
 }
 #: Byte order marks, longest first (The Unicode Standard 16.0, section 23.8, table 23-3).
 _MARKS: Final = (
@@ -63,6 +69,7 @@ _UNFINISHED: Final = (
 )  # fmt: skip
 HEAD_BYTES: Final = 1 << 16
 _TWICE: Final = "compressed twice"
+_PARQUET: Final = b"PAR1"
 _ARROW: Final = b"\xff\xff\xff\xff"  # of each message of a stream; Arrow's files begin otherwise
 BOM: Final = b"\xef\xbb\xbf"
 
@@ -116,8 +123,13 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
     if mark := _unfinished(name):
         cause = (Reason.PARTIAL_FILE, f"its name ends with {mark}, as of a file that is still being written")
         return Format(expected or "text", compression, cause)
-    if compression == "none" and head.startswith(_ARROW):
-        return Format("arrow", warnings=(*warnings, *_lie(expected, "Arrow")))
+    if head.startswith((_ARROW, _PARQUET)):
+        kind: Kind = "arrow" if head.startswith(_ARROW) else "parquet"
+        warnings += _lie(expected, _FAMILIES[kind])
+        if compression == "none":
+            return Format(kind, warnings=tuple(warnings))
+        cause = (Reason.BAD_FORMAT, f"it is {_FAMILIES[kind]} within {compression}: unpack it, it is packed inside")
+        return Format(kind, compression, cause, tuple(warnings))
     codec = _wide(head)
     if codec is not None and encoding != "utf-8":
         warnings.append(f"it is {codec.upper()}, and was read as such; places are those in UTF-8")
@@ -130,8 +142,19 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
         cause = (Reason.FILE_ENCODING, "it is UTF-16 or UTF-32")
         return Format(expected or "text", compression, cause, tuple(warnings))
     kind = _kind(head, expected)
+    if kind in {"jsonl", "csv", "text"} and _is_one_line(head):
+        cause = (Reason.BAD_FORMAT, "its lines end with a carriage return alone: end them with line feeds")
+        return Format(kind, compression, cause, tuple(warnings), codec)
+    if kind == "csv":
+        warnings += dialect.told(head)
     warnings += _lie(expected, _FAMILIES[kind])
     return Format(kind, compression, None, tuple(warnings), codec)
+
+
+def _is_one_line(head: bytes) -> bool:
+    """Whether lines end as in files of old Macs: to all else they are one."""
+    ends = b"\r" in head and b"\n" not in head and _json(head) is None
+    return ends and sum(bool(line.strip()) for line in head.split(b"\r")) > 1
 
 
 def _unfinished(name: str) -> str | None:
@@ -161,12 +184,14 @@ def _foreign(head: bytes, compression: Compression) -> str | None:
     for magic, what in _FOREIGN.items():
         if head.startswith(magic):
             return what
+    if head[257:262] == b"ustar":
+        return "a tar archive"
     start = head.removeprefix(BOM).lstrip()[:64].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
         return "a web page or XML"
     # Text has hardly any control bytes; a few NULs in otherwise good rows are the rows' own trouble.
     sample = head[:4096]
-    if not head.startswith(b"PAR1") and not _wide(head):
+    if not _wide(head):
         control = sum(sample.count(bytes([code])) for code in (0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19, 20))
         if len(sample) >= 256 and control * 20 > len(sample):
             return "binary data of an unknown kind"
@@ -188,8 +213,6 @@ def _wide(head: bytes) -> str | None:
 
 
 def _kind(head: bytes, expected: Kind | None) -> Kind:
-    if head.startswith(b"PAR1"):
-        return "parquet"
     body = head.removeprefix(BOM).lstrip()
     first, _, rest = body.partition(b"\n")
     first = first.strip()

@@ -63,7 +63,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
         Check(
             "few rows quarantined",
             share <= rules.max_quarantined,
-            f"{share:.2%} of {rows:,} rows" + (f", mostly {worst} ({bad[worst]:,})" if worst else ""),
+            f"{share:.2%} of {rows:,} rows" + (f", mostly {worst} ({bad[worst]:,}){_cause(manifest)}" if worst else ""),
             f"at most {rules.max_quarantined:.2%}",
             (f"{MENDS[Reason(worst)]}; or" if worst else "Mend the rows, or") + " raise `curation.max_quarantined`",
         ),
@@ -83,6 +83,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             "all of every file, for nobody knows how many rows the rest holds",
             f"{MENDS[Reason(next(iter(torn)))]}; the quarantine names the files" if torn else "",
         ),
+        _files(manifest),
         Check(
             "both splits have rows",
             all(counts.get(split, 0) > 0 for split in SPLITS),
@@ -107,6 +108,23 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
         *([] if rules.gate.max_drift is None else [_drift(manifest, rules.gate.max_drift)]),
         *([] if rules.gate.type_changes == "report" else [_types(manifest)]),
     )
+
+
+def _cause(manifest: Manifest) -> str:
+    """The most frequent detail of the faults, with its place."""
+    causes = manifest.measured.get("causes")
+    return f"; {causes[0]}" if causes else ""
+
+
+def _files(manifest: Manifest) -> Check:
+    lost = manifest.measured.get("lost")
+    name, wanted = "every file gives rows", "one row of each file that can be used"
+    if lost is None:
+        return Check(name, True, "no file is lost", wanted)
+    told = ", ".join(f"{file} ({rows:,} of {reason})" for file, rows, reason in lost["first"])
+    more = f" and {lost['files'] - len(lost['first'])} more" if lost["files"] > len(lost["first"]) else ""
+    found = f"no row of {lost['files']:,} of {lost['of']:,} files can be used: {told}{more}{_cause(manifest)}"
+    return Check(name, False, found, wanted, f"{MENDS[Reason(lost['first'][0][2])]}, or leave the file out")
 
 
 #: Rules about what a manifest of an earlier Dropforge does not tell.

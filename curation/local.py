@@ -22,7 +22,9 @@ from dropforge.recipe import Recipe
 from dropforge.store import FolderStore, Store
 
 #: Rules of the gate that say nothing about a sample.
-_OF_THE_WHOLE = frozenset({"enough rows", "enough words", "both splits have rows", "little drift"})
+_OF_THE_WHOLE = frozenset(
+    {"enough rows", "enough words", "both splits have rows", "every file gives rows", "little drift"}
+)
 
 
 class Layered(FolderStore):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow.parquet as pq
 
 from curation.reasons import Filtered, filtered, mend, quarantined
 from curation.task import Report, Rules, Task
+from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError
 
@@ -46,21 +49,63 @@ def faults(work: Sequence[Task]) -> dict[str, int]:
     return dict(counts)
 
 
-def nothing(drop: Drop, names: Sequence[str], counts: Mapping[str, int]) -> DataError:
+@dataclass(frozen=True)
+class Cause:
+    """Why rows could not be read. :param rows: how many ended so. :param file: and :param position: the first one's."""
+
+    reason: str
+    detail: str
+    rows: int
+    file: str
+    position: int
+
+    def line(self) -> str:
+        told = f"{self.reason}: {self.detail}" if self.detail else self.reason
+        return f"{told} ({self.rows:,} rows, the first at {self.file} @ {self.position:,})"
+
+
+def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:
+    """The most frequent causes for which readers and kernels took rows; details that differ in numbers count as one."""
+    found: dict[tuple[str, str], Cause] = {}
+    rows: Counter[tuple[str, str]] = Counter()
+    for task in work:
+        for batch in pq.ParquetFile(task.faults).iter_batches(columns=["position", "reason", "detail"]):
+            for row in batch.to_pylist():
+                like = row["reason"], _NUMBER.sub("0", row["detail"])
+                if like not in found and len(found) < _DIFFERENT:
+                    found[like] = Cause(row["reason"], row["detail"], 0, task.name, row["position"])
+                rows[like if like in found else _OTHERS] += 1
+    return [replace(found[like], rows=count) for like, count in rows.most_common(most + 1) if like != _OTHERS][:most]
+
+
+#: Causes that are told apart: details come from outside.
+_DIFFERENT: Final = 10_000
+_OTHERS: Final = ("", "")
+_NUMBER: Final = re.compile(r"\d+")
+
+
+class NoUsableRowError(DataError):
+    """A drop of which no row can be used. :ivar manifest: its version, which nobody can train on, if there is one."""
+
+    manifest: Manifest | None = None
+
+
+def nothing(drop: Drop, names: Sequence[str], counts: Mapping[str, int], why: Sequence[Cause] = ()) -> NoUsableRowError:
     """No row could be used: say which files, how many rows each step left and why, and what to do.
 
-    :param counts: rows by the reason for which they went: all of them.
+    :param counts: rows by the reason for which they went: all of them. :param why: rows could not be read.
     """
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
     if not counts:
-        return DataError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
+        return NoUsableRowError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
     reasons = sorted((quarantined(counts) | filtered(counts)).items(), key=lambda item: (-item[1], item[0]))
     worst, rows = reasons[0]
     total = sum(counts.values())
     aside = "copies aside, " if _COPIES & counts.keys() else ""  # these went for the sake of another row
     cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({rows:,} rows)"
-    return DataError(thing, f"{cause}. Step by step: {', '.join(funnel(counts))}", mend(worst))
+    details = "".join(f". {one.line()}" for one in why)
+    return NoUsableRowError(thing, f"{cause}{details}. Step by step: {', '.join(funnel(counts))}", mend(worst))
 
 
 _COPIES: Final = frozenset({"duplicate", "near_duplicate"})

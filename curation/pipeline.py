@@ -31,7 +31,7 @@ from curation.eval_sets import EvalSets, prepare
 from curation.freed import give_back
 from curation.gate import check_names, fit
 from curation.limit import first, limited
-from curation.notes import faults, nothing, warnings
+from curation.notes import NoUsableRowError, causes, faults, nothing, warnings
 from curation.own import prepare_own
 from curation.plan import make_rules, readable, tasks
 from curation.sample import Told, choose_sample
@@ -85,7 +85,8 @@ def curate(
     :param say: told in a sentence which engine is taken, why, and about how long it takes, and which statement of
         settling took long.
     :param sample: look at about so many rows instead of all, for a version that nobody trains on.
-    :raises DataError: if no row can be used, or an object is not what the drop recorded.
+    :raises NoUsableRowError: with a version that shows why, if no row can be used.
+    :raises DataError: if an object is not what the drop recorded.
     :raises DropforgeError: if the engine cannot run here, the disk is full, or the ledger does not add up.
     """
     tell = progress or _silent
@@ -222,7 +223,7 @@ def step(
     :param repair: store what later drops need again, also if the version is there.
     :param bare: the first version may be without a row, as other drops follow.
     :param sample: look at about so many rows instead of all.
-    :raises DataError: if no row of a first drop stays.
+    :raises NoUsableRowError: if no row of a first drop stays.
     """
     store, tell, workdir = desk.store, desk.tell, desk.workdir
     family = rules.scope == "family"
@@ -242,8 +243,11 @@ def step(
     if desk.recipe.curation.steps == "none":
         verify(reports)
     # A drop that is forgotten whole makes a version without a row.
-    if not work or not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
-        raise nothing(drop, names, faults(work))
+    refusal = None
+    if not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
+        refusal = nothing(drop, names, faults(work), causes(work))
+    if not sum(report.records for _, report in reports) and refusal is not None:
+        raise refusal  # there is nothing to show
     tell("settle", 0, planned(rules).total(), 0)
     give_back()
     before = _before(desk, drop.family, earlier, rules)
@@ -255,8 +259,9 @@ def step(
         made = settle(tables, rules, **sides, tell=lambda done, total: tell("settle", done, total, 0), say=desk.say)
         give_back()
         ends = exchange.counts(tables)
-        if not (parent or repair or bare or rules.forgotten or ends["train"] + ends["eval"]):
-            raise nothing(drop, names, {end: rows for end, rows in ends.items() if rows and end != "input"})
+        if refusal is None and not (parent or repair or bare or rules.forgotten or ends["train"] + ends["eval"]):
+            gone = {end: rows for end, rows in ends.items() if rows and end != "input"}
+            refusal = nothing(drop, names, gone, causes(work))
         counts = increments.sums(parent, ends)
         facts = {**rules.facts(), "exact": exact(tables), **({"sample": sample} if sample else {})}
         facts |= {"drop": drop.id} if family else {}
@@ -266,7 +271,7 @@ def step(
         out = workdir / "out" / (drop.id if family else "")
         found = find(store, drop.family, digest)
         if found is not None and not repair:
-            return found
+            return _unless(refusal, store, found)
         old_names = [key for old in earlier for key in old.keys]
         left = state.write(tables, rules, out / "state", len(old_names)) if family else {}
         left = state.as_named(left, found.steps[-1]) if found is not None and left else left
@@ -311,6 +316,7 @@ def step(
     card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
     if told is not None:
         card["sample"] = asdict(told)
+    card["causes"] = [asdict(one) for one in causes(work)]
     if desk.sets is not None:
         found_items = desk.sets.report(counted, out / "contamination.jsonl")
         card["evaluation_sets"] = {"sets": desk.sets.summary(counted), "found": found_items[:_SHOWN]}
@@ -343,7 +349,18 @@ def step(
         this = Step(drop.id, drop.drop, drop.prefix, digest, ends, tuple(names), stored, kept)
         return replace(manifest, files=stored, steps=(*earlier, this))
 
-    return publish(store, drop.family, digest, [one for split in SPLITS for one in shards[split]], out, tell, complete)
+    parts = [one for split in SPLITS for one in shards[split]]
+    return _unless(refusal, store, publish(store, drop.family, digest, parts, out, tell, complete))
+
+
+def _unless(refusal: NoUsableRowError | None, store: Store, manifest: Manifest) -> Manifest:
+    """A version, unless no row of it can be used; then it shows why. :raises NoUsableRowError: with it."""
+    if refusal is None:
+        return manifest
+    card = f"{store.uri}/{manifest.files['card_html']}"
+    told = NoUsableRowError(refusal.thing, f"{refusal.cause}. The card is {card}", refusal.mend)
+    told.manifest = manifest
+    raise told
 
 
 def _any(parent: Manifest | None, split: str) -> bool:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+from curation import table_formats
 from curation.asked import asked
 from curation.extras import Asked
 from curation.fingerprint import Near
@@ -88,7 +89,10 @@ def readable(drop: Drop) -> tuple[list[DropFile], list[str]]:
     """(files to read in the order of their names' bytes, names that are passed over).
 
     Names with a part that begins with `_` or `.` are other programs' markers, as everywhere around S3.
+
+    :raises DataError: if they are a table's, whose log says which rows count.
     """
+    table_formats.check(f"drop {drop.family}/{drop.drop}", sorted(file.key for file in drop.data_files))
     files = sorted(drop.data_files, key=lambda file: file.key.encode())
     hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
     return [file for file in files if file.key not in set(hidden)], hidden

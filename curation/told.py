@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from curation.gate import Check
+from curation.notes import Cause
 from curation.pace import duration
 from curation.page import visible
 from curation.pii.report import NAMES
@@ -58,6 +59,7 @@ def _reasons(card: Mapping[str, Any]) -> list[str]:
     counts = card["counts"]
     gone = {**quarantined(counts), **filtered(counts)}
     lines = [f"{_row(reason, rows, counts['input'])}  {mend(reason)}." for reason, rows in gone.items()]
+    lines += [f"  {visible(Cause(**cause).line())}" for cause in card.get("causes", ())]
     return ["Reasons", *lines] if lines else []
 
 

@@ -63,6 +63,7 @@ def curate(
         from curation.gate import check, checks
         from curation.increments import aside
         from curation.local import Layered, card_of, local_drop, look
+        from curation.notes import NoUsableRowError
         from curation.pipeline import curate as make
         from curation.shown import shown
         from curation.told import card_lines, gate_lines, time_line
@@ -93,11 +94,19 @@ def curate(
         _write(card, found.page)
         return
     target = Layered(out, under) if out is not None else under[0][1]
+    refusal: NoUsableRowError | None = None
     with tempfile.TemporaryDirectory(prefix="curation-") as work, shown(errors) as progress:
-        manifest = make(target, drop, settings, workdir=Path(work), progress=progress, say=_say)
+        try:
+            manifest = make(target, drop, settings, workdir=Path(work), progress=progress, say=_say)
+        except NoUsableRowError as error:
+            if error.manifest is None:
+                raise
+            manifest, refusal = error.manifest, error
     _print([*card_lines(card_of(target, manifest)), *gate_lines(checks(manifest, settings))])
     _print([f"Dataset version {manifest.family}/{manifest.digest}", f"in {target.uri}"])
     _write(card, target.get(manifest.files["card_html"]))
+    if refusal is not None:
+        raise refusal
     check(manifest, settings, aside=aside(target, manifest))
     mark(target, manifest)
 

@@ -1,0 +1,56 @@
+"""Rows that other programs write in another shape: read where it is certain, else named with what writes rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+_LINES: Final = "write one row per line, with pandas `to_json(path, orient='records', lines=True)`"
+_REPR: Final = re.compile(r"\s*(?:array\(\s*)?\[?\s*\{\s*'")
+
+
+def objects(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The messages of an object that has a list of each key, as a struct of lists in Parquet; None for any other."""
+    columns = {name: values for name, values in value.items() if values is not None}
+    if not columns or not all(isinstance(values, list) for values in columns.values()):
+        return None
+    if len({len(values) for values in columns.values()}) > 1:
+        return None
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def rows_within(fields: Mapping[Any, Any]) -> str | None:
+    """What to do about an object that has the rows under one of its keys; None if it has none."""
+    for name, value in fields.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return f"{len(value):,} objects stand under the key `{str(name)[:60]}`: write each as a line of its own"
+    return None
+
+
+def column(value: Any, name: str) -> str | None:
+    """What to do about a field that holds all values of a column; None if it holds something else."""
+    numbered = isinstance(value, dict) and value and all(str(key).isdecimal() for key in value)
+    listed = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
+    if not numbered and not listed:
+        return None
+    if numbered:
+        return f"`{name[:60]}` holds {len(value):,} values of a column: {_LINES}"
+    return f"`{name[:60]}` is a list of {len(value):,} texts, not one; if they are a column's values, {_LINES}"
+
+
+def repr_of_python(text: str) -> str | None:
+    """What to do about a text that `str` of Python made of a list; None for any other."""
+    return "is text as Python shows a list, not JSON: write it with `json.dumps`" if _REPR.match(text) else None
+
+
+def texts(value: Any) -> Any:
+    """A value with text for its bytes, where they are UTF-8."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, dict):
+        return {texts(key): texts(item) for key, item in value.items()}
+    return [texts(item) for item in value] if isinstance(value, list) else value
