@@ -17,6 +17,8 @@ Direction = Literal["lower", "higher"]
 
 SLICE: Final = "slice"  # a line that tells a slice's figures, and judges nothing
 _HIGHER: Final = ("eval/accuracy", "eval/macro_f1", "holdout/accuracy", "holdout/macro_f1", "model/rows_per_second")
+LOST_LABELS: Final = f"{holdout.PREFIX}lost_labels"  # rows whose label the champion knows and the candidate does not
+_TAKE_AWAY: Final = "Take its alias away in MLflow if it is not to be compared with"
 LEAST_ROWS: Final = 20  # of fewer rows, draws from them say little about rows that were not there
 
 
@@ -204,11 +206,13 @@ def decide(
     gain: Gain | None = None,
     slices: Sequence[Mapping[str, Any]] = (),
     champion_days: float | None = None,
+    shared: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Decide whether `candidate` replaces `champion`.
+    """Decide whether `candidate` replaces `champion`, which keeps its place where it has no figure to be held against.
 
     :param candidate: the candidate's metrics on its own evaluation rows.
     :param champion: the champion's metrics on the same rows; None when the family has no champion.
+    :param shared: the candidate's on the rows whose labels both know, where the champion does not know all.
     :param base: the metrics before training on the same rows; None when they were not measured.
     :param gain: over the champion, with the interval that `policy.confidence` asks for.
     :param slices: figures of parts of the rows, as `evaluation.json` has them.
@@ -229,22 +233,35 @@ def decide(
         checks.append(_aged(policy.stale, champion_days))
         if _is_stale(policy.stale, champion_days):
             policy = replace(policy, min_improvement=min(policy.min_improvement, policy.stale.min_improvement))
+    same_rows = {**candidate, **(shared or {})}
     if champion is None:
         checks.append(Check("better than champion", value, None, True, "the family has no champion yet"))
     else:
-        reference = champion.get(policy.metric)
-        checks.append(
-            _compare("better than champion", value, reference, policy.min_improvement, policy, "the champion")
-        )
-        if policy.confidence is not None and _finite(reference) is not None:
-            checks.append(_sure(gain, policy))
+        checks += _against(champion, same_rows, policy, gain)
+    if lost := candidate.get(LOST_LABELS):
+        problem = f"the champion knows the labels of {lost:,} rows of the holdout that the candidate does not know"
+        checks.append(Check("labels", lost, 0, False, problem))
     for guard in policy.guards:
-        checks += _guarded(guard, candidate, champion)
+        checks += _guarded(guard, candidate, champion, same_rows)
     for part in policy.slices:
         for one in slices:
             if one["by"] == part.by:
                 checks += _in_slice(part, one, policy.metric, candidate, known=champion is not None)
     return Verdict(all(check.passed for check in checks), tuple(checks))
+
+
+def _against(
+    champion: Mapping[str, Any], candidate: Mapping[str, Any], policy: Policy, gain: Gain | None
+) -> list[Check]:
+    """Whether the candidate is enough better than the champion on the same rows."""
+    name, value, reference = "better than champion", candidate.get(policy.metric), champion.get(policy.metric)
+    if _finite(reference) is None or _finite(value) is None:
+        why = champion.get("problem")
+        told = f"the champion has no finite {policy.metric} to beat" + (f": {why}" if why else "")
+        return [Check(name, value, reference, False, f"{told}. {_TAKE_AWAY}")]
+    assert value is not None
+    checks = [_compare(name, value, reference, policy.min_improvement, policy, "the champion")]
+    return [*checks, _sure(gain, policy)] if policy.confidence is not None else checks
 
 
 def _compare(name: str, value: float, reference: float | None, improvement: float, policy: Policy, who: str) -> Check:
@@ -272,7 +289,13 @@ def _sure(gain: Gain | None, policy: Policy) -> Check:
     return Check(name, gain.low, needed, passed, f"{gain}; more than {_share(needed)} is needed")
 
 
-def _guarded(guard: Guard, candidate: Mapping[str, Any], champion: Mapping[str, Any] | None) -> list[Check]:
+def _guarded(
+    guard: Guard,
+    candidate: Mapping[str, Any],
+    champion: Mapping[str, Any] | None,
+    same_rows: Mapping[str, Any] | None = None,
+) -> list[Check]:
+    """:param same_rows: the candidate's figures on the champion's rows; None in a slice, which it need not know."""
     metric = guard.metric
     value = _finite(candidate.get(metric))
     if value is None:
@@ -287,16 +310,23 @@ def _guarded(guard: Guard, candidate: Mapping[str, Any], champion: Mapping[str, 
             said = f"{metric} is {_show(value)} and must be {word} {limit:g}"
             checks.append(Check("guard", value, limit, holds, said))
     if guard.max_regression is not None:
-        checks.append(_kept_up(guard, value, (champion or {}).get(metric), known=champion is not None))
+        must = champion is not None and same_rows is not None and not is_cost(guard)
+        mine = value if same_rows is None else _finite(same_rows.get(metric))
+        reference = None if champion is None or mine is None else champion.get(metric)
+        checks.append(
+            _kept_up(guard, value if mine is None else mine, reference, known=champion is not None, must=must)
+        )
     return checks
 
 
-def _kept_up(guard: Guard, value: float, reference: Any, *, known: bool) -> Check:
+def _kept_up(guard: Guard, value: float, reference: Any, *, known: bool, must: bool) -> Check:
+    """:param known: whether there is a champion. :param must: whether it has to have the figure."""
     assert guard.max_regression is not None
     metric, reference = guard.metric, _finite(reference)
     if reference is None:
         who = "the champion has no finite" if known else "there is no champion yet with a"
-        return Check("guard", value, None, True, f"{who} {metric} to hold it against")
+        told = f"{who} {metric} to hold it against"
+        return Check("guard", value, None, not must, f"{told}. {_TAKE_AWAY}" if must else told)
     loss = (value - reference) * (1 if guard.direction == "lower" else -1)
     allowed = guard.max_regression * abs(reference)
     share = f"{loss / abs(reference):.2%}" if reference else _show(loss)

@@ -42,7 +42,7 @@ import numpy as np
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
-from dropforge.promotion import Gain, Policy, policy_of
+from dropforge.promotion import LOST_LABELS, Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.slices import OWN, cuts_of
 from dropforge.store import Store, open_store, split_uri, wait_for_s3
@@ -98,33 +98,43 @@ def _compare(
     if held is not None:
         console.say(str(held))
     own = None if held is None else held.rows
-    measured = measure_model("candidate", order["candidate"], rows, settings, stop, console, code, own)
+
+    def measure(name: str, uri: str, some: list[Row], held_out: list[Row] | None) -> MeasuredModel:
+        return measure_model(name, uri, some, settings, stop, console, code, held_out)
+
+    measured = measure("candidate", order["candidate"], rows, own)
     candidate, tables = measured.figures, {"candidate": measured.answers}
     columns: dict[str, Columns] = {"candidate": measured.columns}
+    compared = columns  # on the same rows
     champion: dict[str, Any] | None = None
+    shared: dict[str, Any] | None = None
     same = True
     if order["champion"] is not None:
         known = measured.labels
-        places = [place for place, row in enumerate(rows) if known is None or row.label in known]
-        shared = [rows[place] for place in places]
-        own = None if own is None else [row for row in own if known is None or row.label in known]
+        places = _places(rows, known)
         try:
-            other = measure_model("champion", order["champion"]["model"], shared, settings, stop, console, code, own)
+            some = [rows[place] for place in places]
+            other = measure("champion", order["champion"]["model"], some, _known(own, known))
             champion, same = other.figures, measured.tokenizer == other.tokenizer
             tables["champion"] = other.answers
             columns["champion"] = placed(other.columns, places, len(rows))
-        except OtherTaskError as error:
+            if lost := _lost(own or (), known, other.labels):
+                candidate[LOST_LABELS] = lost
+            left_out = champion.get("unseen_labels") or champion.get("holdout/unseen_labels")
+            if left_out and "problem" not in champion:
+                console.say("the champion does not know all labels: the candidate is measured without those rows again")
+                places = [place for place in places if rows[place].label in (other.labels or ())]
+                some = [rows[place] for place in places]
+                again = measure("candidate", order["candidate"], some, _known(_known(own, known), other.labels))
+                shared = _kept(again.figures)
+                compared = {**columns, "candidate": placed(again.columns, places, len(rows))}
+        except (OtherTaskError, NoTargetError) as error:
             champion = {"problem": str(error)}
-        if champion.get("unseen_labels"):
-            champion = {"problem": f"it does not know the labels of {champion['unseen_labels']} of the rows"}
-        if champion.get("holdout/unseen_labels"):
-            console.say("the champion does not know all labels of the holdout: it has no figures there")
-            champion = {key: value for key, value in champion.items() if not key.startswith(PREFIX)}
         if "problem" in champion:
             console.say(f"the champion has no figures: {champion['problem']}")
             columns.pop("champion", None)
     policy = policy_of(spec.recipe["promote"], same_tokenizer=same, task=settings.task)
-    gain = gain_of(policy, columns)
+    gain = gain_of(policy, compared)
     if gain is not None:
         console.say(str(gain))
     note = "tokenizers differ: compare eval/bits_per_byte, not eval/loss"
@@ -133,9 +143,8 @@ def _compare(
         "rows": candidate.pop("rows"),
         "target_tokens": candidate.pop("target_tokens"),
         "candidate": candidate,
-        "champion": None
-        if champion is None
-        else {key: value for key, value in champion.items() if key.startswith(_KEPT) or key == "problem"},
+        "champion": None if champion is None else _kept(champion),
+        "shared": shared,
         "champion_version": None if order["champion"] is None else str(order["champion"]["version"]),
         "champion_days": None if order["champion"] is None else order["champion"].get("days"),
         "same_tokenizer": same,
@@ -153,6 +162,28 @@ def _compare(
     result["rows_sha256"] = hashlib.sha256(each_row).hexdigest()
     store.put(RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return result
+
+
+def _kept(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of a model that the candidate is compared with."""
+    return {key: value for key, value in figures.items() if key.startswith(_KEPT) or key == "problem"}
+
+
+def _places(rows: Sequence[Row], labels: Sequence[str] | None) -> list[int]:
+    """Where rows stand whose label a model knows; all of them, if it is no classifier."""
+    return [place for place, row in enumerate(rows) if labels is None or row.label in labels]
+
+
+def _known(rows: list[Row] | None, labels: Sequence[str] | None) -> list[Row] | None:
+    """The rows whose label a model knows."""
+    return None if rows is None else [rows[place] for place in _places(rows, labels)]
+
+
+def _lost(rows: Sequence[Row], candidate: Sequence[str] | None, champion: Sequence[str] | None) -> int:
+    """How many rows have a label that the champion knows and the candidate does not."""
+    if candidate is None or champion is None:
+        return 0
+    return sum(row.label in champion and row.label not in candidate for row in rows)
 
 
 def gain_of(policy: Policy, columns: Mapping[str, Columns]) -> Gain | None:
@@ -183,6 +214,10 @@ class MeasuredModel:
     answers: Answers | None = None
     labels: tuple[str, ...] | None = None
     columns: Columns = field(default_factory=dict)
+
+
+class NoTargetError(RecipeError):
+    """A model for which no row has anything to be measured by."""
 
 
 class OtherTaskError(RecipeError):
@@ -363,7 +398,7 @@ def measure_model(
     settings = replace(settings, train=replace(settings.train, sequence_length=length))
     tokens = encode_eval(tokenizer, rows, settings, labels)
     if not len(tokens):
-        raise RecipeError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
+        raise NoTargetError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
     check_vocabulary(built.model, int(tokens.ids.max()))
     # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
     attention = examine(built, replace(settings, train=replace(settings.train, attention="auto")))
@@ -413,7 +448,7 @@ def measure_model(
     if held is not None:
         others = encode_eval(tokenizer, held, settings, labels)
         if not len(others):
-            raise RecipeError(f"{name} {uri}", "no row of `evaluate.holdout` has a target for it", "Name other rows")
+            raise NoTargetError(f"{name} {uri}", "no row of `evaluate.holdout` has a target for it", "Name other rows")
         check_vocabulary(built.model, int(others.ids.max()))
         told = _held_out(measured(others, alone=False), int(others.facts.get("unseen_labels") or 0))
         console.say(f"{name}, holdout: " + "  ".join(f"{key} {value:.4f}" for key, value in told.items()))

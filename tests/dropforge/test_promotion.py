@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropforge.promotion import Gain, Policy, decide, gain_from, policy_of, verdict_as_dict
+from dropforge.promotion import Gain, Guard, Policy, decide, gain_from, policy_of, verdict_as_dict
 
 LOSS = "eval/loss"
 
@@ -32,7 +32,7 @@ def loss(value: float) -> dict[str, float]:
         (2.3, 2.5, 3.0, Policy(min_improvement=0.05), True),
         (math.nan, 2.5, 3.0, Policy(), False),
         (math.inf, None, None, Policy(), False),
-        (2.0, math.nan, 3.0, Policy(), True),
+        (2.0, math.nan, 3.0, Policy(), False),
     ],
 )
 def test_losses(candidate: float, champion: float | None, base: float | None, policy: Policy, promote: bool) -> None:
@@ -122,7 +122,7 @@ ROUGE = {"metric": "gen/rouge-l"}
         (0.49, 0.5, {"max_regression": 0.05}, True),
         (0.6, 0.5, {"max_regression": 0.0}, True),
         (0.1, None, {"max_regression": 0.0}, True),
-        (0.1, math.nan, {"max_regression": 0.0}, True),
+        (0.1, math.nan, {"max_regression": 0.0}, False),
         (math.nan, 0.5, {"max_regression": 0.5}, False),
         (0.0, 0.0, {"max_regression": 0.0, "at_least": 0.0}, True),
     ],
@@ -211,7 +211,6 @@ def test_an_interval_of_something_else_is_none() -> None:
     policy = Policy(better_than_base=False, confidence=0.95)
     assert not decide(loss(2.0), loss(2.5), None, policy).promote
     assert decide(loss(2.0), None, None, policy).promote  # nobody to be better than
-    assert decide(loss(2.0), loss(math.nan), None, policy).promote
 
 
 def test_a_verdict_is_plain_values() -> None:
@@ -233,7 +232,7 @@ PROMOTE = {"metric": "eval/loss", "min_improvement": 0.1, "better_than_base": Fa
         ({"loss": 2.01}, {"loss": 2.0}, [{"metric": "holdout/loss", "at_most": 3.0}], False, "holdout/loss is worse"),
         ({"loss": 2.0}, {"loss": 2.0}, [{"metric": "holdout/loss", "at_most": 1.5}], False, "must be at most 1.5"),
         ({}, {"loss": 2.0}, [], False, "no finite holdout/loss, which is guarded"),
-        ({"loss": 2.0}, {}, [], True, ""),
+        ({"loss": 2.0}, {}, [], False, "the champion has no finite holdout/loss to hold it against"),
     ],
 )
 def test_on_the_family_s_own_rows_a_candidate_may_be_no_worse(
@@ -266,3 +265,26 @@ def test_they_are_compared_by_what_decides_and_can_be_compared(metric: str, same
     assert (guard.metric, guard.max_regression) == (there, 0.0)
     assert guard.direction == ("higher" if there in ("holdout/accuracy", "holdout/macro_f1") else "lower")
     assert policy_of(promote, same_tokenizer=same, task=task).guards == ()
+
+
+def test_a_champion_without_a_figure_keeps_its_place() -> None:
+    """Whoever uploads rows on which it has none would choose the next one."""
+    for champion in ({"problem": "its loss on these rows is nan"}, {"eval/loss": math.nan}, {}):
+        verdict = decide({"eval/loss": 1.0}, champion, None, Policy(better_than_base=False))
+        assert not verdict.promote
+        assert "the champion has no finite eval/loss to beat" in verdict.reason
+        assert "Take its alias away" in verdict.reason
+    guarded = Policy(better_than_base=False, guards=(Guard("holdout/loss", "lower", max_regression=0.0),))
+    verdict = decide({"eval/loss": 1.0, "holdout/loss": 1.0}, {"eval/loss": 2.0}, None, guarded)
+    assert not verdict.promote
+    assert "the champion has no finite holdout/loss to hold it against" in verdict.reason
+    cost = Policy(better_than_base=False, guards=(Guard("cost/gpu_hours", "lower", max_regression=0.0),))
+    assert decide({"eval/loss": 1.0, "cost/gpu_hours": 1.0}, {"eval/loss": 2.0}, None, cost).promote
+
+
+def test_rows_of_labels_that_the_champion_does_not_know_are_compared_without() -> None:
+    policy = Policy("eval/accuracy", "higher", better_than_base=False)
+    candidate, champion = {"eval/accuracy": 0.9}, {"eval/accuracy": 0.7}
+    assert decide(candidate, champion, None, policy).promote
+    assert not decide(candidate, champion, None, policy, shared={"eval/accuracy": 0.6}).promote
+    assert not decide(candidate | {"holdout/lost_labels": 3}, champion, None, policy).promote

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from dropforge.errors import DataError, RecipeError
+from dropforge.promotion import decide, policy_of
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.assembly import build, examine, pad_id
@@ -449,11 +450,19 @@ def test_a_classifier_learns_and_transformers_alone_uses_it(bases: dict[str, str
         assert result["candidate"]["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-6)
         assert result["candidate"]["eval/macro_f1"] == pytest.approx(after["eval/macro_f1"], rel=1e-9)
         assert result["rows"] == 17
+        promote = {"metric": "eval/accuracy", "min_improvement": 0.0, "better_than_base": False}
+        policy = policy_of(promote, same_tokenizer=True, task="classification")
+        verdict = decide(result["candidate"], result["champion"], None, policy, shared=result["shared"])
         if name == "same":
             assert result["champion"]["eval/loss"] == result["candidate"]["eval/loss"]
+            assert result["shared"] is None
+        elif name == "less":  # both on the twelve rows whose labels both know
+            assert result["shared"]["eval/loss"] != result["candidate"]["eval/loss"]
+            assert verdict.checks[-1].candidate == result["shared"]["eval/accuracy"]
+            assert verdict.checks[-1].reference == result["champion"]["eval/accuracy"]
         else:
-            problem = "does not know the labels of 5 of the rows" if name == "less" else "no classifier"
-            assert problem in result["champion"]["problem"]
+            assert "no classifier" in result["champion"]["problem"]
+            assert not verdict.promote
 
 
 def test_a_rehearsal_has_a_label_at_the_end_of_each_row(bases: dict[str, str]) -> None:

@@ -77,7 +77,9 @@ def test_a_model_without_a_finite_loss_says_so_and_the_other_keeps_its_figures(
     assert math.isfinite(result["candidate"]["eval/loss"])
     assert result["champion"] == {"problem": "its loss on these rows is nan"}
     policy = Policy()
-    assert decide(result["candidate"], result["champion"], None, policy).promote
+    verdict = decide(result["candidate"], result["champion"], None, policy)
+    assert not verdict.promote
+    assert "its loss on these rows is nan. Take its alias away" in verdict.reason
     assert not decide(result["champion"], result["candidate"], None, policy).promote
 
     assert main(["evaluate", sound, str(broken), "--run", files.uri]) == 0

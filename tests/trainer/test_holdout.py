@@ -158,3 +158,51 @@ def test_classifiers_are_measured_on_the_labels_that_they_know(tmp_path: Path) -
     assert told == pytest.approx(figures(found["candidate"], "eval"), abs=1e-5)
     assert told.keys() == {"loss", "accuracy", "macro_f1"}
     assert figures(found["champion"], "holdout") == {**told, "unseen_labels": 0}
+
+
+def test_labels_that_one_of_both_does_not_know_buy_no_promotion(tmp_path: Path) -> None:
+    """A drop with a label that is new made the champion a model without figures, and every rule let that pass; one with
+    few labels left the rows of the others out of the family's own."""
+    toy = labelled_toy(str(tmp_path / "bucket"), held=20)
+    named = held(toy, labelled_rows(20, 1))
+    base = {"model": classifier_base(tmp_path / "base", "distilbert"), "scratch": None}
+    promote = {"metric": "eval/accuracy", "min_improvement": 0.05, "better_than_base": False}
+    asked: dict[str, Any] = {"task": "classification", "base": base, "promote": promote}
+    steps = {"rows_per_step": 8, "tokens_per_step": None, "max_steps": 2}
+
+    def trained_on(toy: Toy, name: str) -> str:
+        uri = toy.run(name, train=steps, evaluate={"max_rows": 30, "holdout": named}, **asked)
+        train(uri)
+        return uri
+
+    champion = {"version": "1", "model": trained_on(toy, "sound").replace("run.json", "model")}
+
+    def judged(name: str, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+        for number, row in enumerate(rows):
+            row["key"] = b"evil" + number.to_bytes(12, "big")
+        evil = Toy(toy.root, write_dataset(toy.store, {"train": rows[:-20], "eval": rows[-20:]}))
+        uri = trained_on(evil, name)
+        files = evil.files(name)
+        order = {"run": uri, "candidate": f"{files.uri}/model", "champion": champion}
+        files.put("evaluate.json", json.dumps(order).encode())
+        found = evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+        policy = policy_of(promote, same_tokenizer=True, task="classification", held_out=True)
+        verdict = decide(found["candidate"], found["champion"], None, policy, shared=found["shared"])
+        assert not verdict.promote
+        return found, verdict.reason
+
+    labels = sorted({row["label"] for row in labelled_rows(20, 1)})
+    turn = dict(zip(labels, [*labels[1:], labels[0]], strict=True))
+    rows = [{**row, "label": turn[row["label"]]} for row in labelled_rows(60, 7)]
+    for row in (rows[0], rows[-1]):
+        row["label"] = "zzz"
+    found, _ = judged("new", rows)
+    assert found["shared"]["eval/accuracy"] == pytest.approx(found["candidate"]["eval/accuracy"], abs=0.1)
+    assert figures(found["champion"], "holdout").keys() >= {"loss", "accuracy"}
+    found, reason = judged("few", [row for row in labelled_rows(120, 8) if row["label"] in labels[:2]])
+    lost = sum(row["label"] not in labels[:2] for row in labelled_rows(20, 1))
+    assert found["candidate"]["holdout/lost_labels"] == lost > 0
+    assert f"the champion knows the labels of {lost} rows of the holdout" in reason
+    found, reason = judged("none", [*rows[:-20], *({**row, "label": "zzz"} for row in rows[-20:])])
+    assert "the champion has no finite eval/accuracy to beat" in reason
+    assert "no evaluation row has a target for it" in reason

@@ -92,6 +92,7 @@ def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict
         gain,
         evaluation.get("slices") or (),
         evaluation.get("champion_days"),
+        evaluation.get("shared"),
     )
     if person and approval_of(spec) is not None:
         verdict = approval.answered(verdict, approval.read(store, run, approval.Pair.of(report, evaluation)))
