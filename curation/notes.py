@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from curation.reasons import Filtered, filtered, mend, quarantined
+from curation.reasons import Filtered, Reason, filtered, mend, quarantined
 from curation.task import Report, Rules, Task
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile
@@ -71,6 +71,8 @@ def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:
     for task in work:
         for batch in pq.ParquetFile(task.faults).iter_batches(columns=["position", "reason", "detail"]):
             for row in batch.to_pylist():
+                if row["reason"] not in _REASONS:
+                    continue  # a rule of the recipe's took it
                 like = row["reason"], _NUMBER.sub("0", row["detail"])
                 if like not in found and len(found) < _DIFFERENT:
                     found[like] = Cause(row["reason"], row["detail"], 0, task.name, row["position"])
@@ -81,6 +83,7 @@ def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:
 #: Causes that are told apart: details come from outside.
 _DIFFERENT: Final = 10_000
 _OTHERS: Final = ("", "")
+_REASONS: Final = frozenset(reason.value for reason in Reason)
 _NUMBER: Final = re.compile(r"\d+")
 
 

@@ -244,7 +244,7 @@ def step(
         verify(reports)
     # A drop that is forgotten whole makes a version without a row.
     refusal = None
-    if not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
+    if not work or not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
         refusal = nothing(drop, names, faults(work), causes(work))
     if not sum(report.records for _, report in reports) and refusal is not None:
         raise refusal  # there is nothing to show

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from curation.explain import explain
+from curation.notes import NoUsableRowError
 from dropforge.dataset import Manifest
-from dropforge.errors import DataError
 from dropforge.store import FolderStore
 
 Rows = Callable[..., list[dict[str, Any]]]
@@ -60,14 +60,16 @@ def test_one_question_with_two_answers(make: Make, rows: Rows, store: FolderStor
 @pytest.mark.parametrize("scope", ["drop", "family"])
 def test_a_drop_without_a_row_after_settling_fails_with_its_funnel(make: Make, store: FolderStore, scope: str) -> None:
     twice = [chat(f"What is {n} and {n}?", answer) for n in range(20) for answer in ("This.", "That.")]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(NoUsableRowError) as caught:
         make(lines([*twice, *twice, *twice, {"x": 1}]), label_conflicts="drop", scope=scope)
     said = "none of 121 rows can be used; copies aside, most often the reason is label_conflict (40 rows)"
     assert said in str(caught.value)
     steps = "121 read, 120 readable (no_content 1), 40 left by exact copies (duplicate 80), 0 left by label conflicts"
     assert steps in str(caught.value)
     assert "curation.label_conflicts" in caught.value.mend
-    assert not list(store.list("datasets/"))
+    assert caught.value.manifest is not None
+    assert caught.value.manifest.counts["label_conflict"] == 40
+    assert not any(info.key.endswith("head.json") for info in store.list("datasets/"))
 
 
 def test_a_drop_that_adds_nothing_to_its_family_is_no_error(make: Make) -> None:

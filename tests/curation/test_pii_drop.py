@@ -114,7 +114,8 @@ def test_rows_are_dropped_on_demand_and_are_no_quarantine(
     assert sum(entry["end"] == "personal_data" for entry in ledger(manifest)) == 4
     assert "personal_data" not in curation.quarantined(manifest.counts)
     assert EMAIL.encode() not in everything(store.root)
-    curation.check(manifest, recipe(pii={"action": "drop-row"}))
+    rules = curation.check(manifest, recipe(pii={"action": "drop-row"}, gate={"override": "a file without a row"}))
+    assert [rule.name for rule in rules if not rule.ok] == ["every file gives rows"]
     assert "4 filtered" in store.get(manifest.files["card_html"]).decode()
 
 

@@ -1,0 +1,145 @@
+"""Files as other programs write them: read as they were meant, or refused with what is wrong and where."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from curation.gate import checks
+from curation.notes import NoUsableRowError
+from dropforge.dataset import Manifest
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+from dropforge.store import FolderStore
+
+Make = Callable[..., Manifest]
+ASKED = [f"What is {n} and {n}?" for n in range(30)]
+ANSWERS = [f"It is {2 * n}, which is even." for n in range(30)]
+BOTH = list(zip(ASKED, ANSWERS, strict=True))
+CHATS = [[{"role": "user", "content": asked}, {"role": "assistant", "content": answer}] for asked, answer in BOTH]
+
+
+def parquet(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def sheet(*rows: str, end: str = "\n") -> bytes:
+    return end.join(rows).encode()
+
+
+PAIRS = [f"{asked};{answer}" for asked, answer in BOTH]
+COMMAS = [f'"{asked}","{answer}"' for asked, answer in BOTH]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", b"\xef\xbb\xbf" + sheet("question,answer,,", *(f"{pair},," for pair in COMMAS), end="\r\n")),
+        ("a.csv", sheet("question,answer,,", *COMMAS)),  # programs leave empty cells at the end away
+        ("a.csv", sheet("question,answer", *(f"{pair}," for pair in COMMAS))),
+        ("a.csv", sheet("sep=;", "question;answer", *PAIRS)),
+        ("a.csv", b"\xef\xbb\xbf" + sheet('"sep=;"', "question;answer", *PAIRS, end="\r\n")),
+        ("a.csv", sheet('question,"a;b;c",answer', *(f'"{a}",,"{b}"' for a, b in BOTH))),
+        ("a.parquet", parquet(prompt=[a.encode() for a in ASKED], completion=[b.encode() for b in ANSWERS])),
+        ("a.parquet", parquet(
+            messages=[{"role": ["user", "assistant"], "content": [a, b]} for a, b in BOTH])),
+        ("a.parquet", parquet(
+            conversations=[{"from": ["human", "gpt"], "value": [a, b]} for a, b in BOTH])),
+        ("a.parquet", parquet(messages=pa.array(
+            [[{"role": b"user", "content": a.encode()}, {"role": b"assistant", "content": b.encode()}]
+             for a, b in BOTH],
+            pa.large_list(pa.struct([("role", pa.binary()), ("content", pa.large_binary())]))))),
+        ("a.parquet", parquet(
+            prompt=pa.array(ASKED).dictionary_encode(), completion=pa.array(ANSWERS, pa.large_string()))),
+        ("a.jsonl", sheet(*(
+            json.dumps({"instruction": "", "input": a, "output": b}) for a, b in BOTH))),
+    ],
+)  # fmt: skip
+def test_the_same_rows_whatever_wrote_them(make: Make, name: str, data: bytes) -> None:
+    plain = sheet(*(json.dumps({"messages": chat}) for chat in CHATS))
+    assert make({name: data}, "theirs").digest == make({"a.jsonl": plain}, "plain").digest
+
+
+def test_columns_without_a_name_are_told_and_a_value_in_one_is_not_dropped(make: Make, store: FolderStore) -> None:
+    rows = [f"{pair},," for pair in COMMAS]
+    rows[3] += "x"
+    made = make({"a.csv": sheet("question,answer,,", *rows)})
+    assert (made.counts["ragged"], made.counts["train"] + made.counts["eval"]) == (1, 29)
+    card = json.loads(store.get(made.files["card_json"]))
+    assert any("2 columns have no name" in line for line in card["warnings"])
+    assert "a value in a column without a name" in store.get(made.files["quarantine"]).decode()
+
+
+COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWERS))}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("a.json", json.dumps({"version": "1.0", "data": [{"text": "a"}, {"text": "b"}]}).encode(),
+         "2 objects stand under the key `data`: write each as a line of its own"),
+        ("a.json", json.dumps(COLUMNS).encode(), "`prompt` holds 30 values of a column.*orient='records', lines=True"),
+        ("a.json", json.dumps({"prompt": ASKED, "completion": ANSWERS}).encode(), "`prompt` is a list of 30 texts"),
+        ("a.json", json.dumps({"text": COLUMNS["prompt"]}).encode(), "`text` holds 30 values of a column"),
+        ("a.csv", sheet("messages", *(f'"{chat}"' for chat in CHATS)), "as Python shows a list.*json.dumps"),
+        ("a.parquet.gz", gzip.compress(parquet(text=ASKED)), "it is Parquet within gzip: unpack it"),
+        ("a.jsonl", sheet(*(json.dumps({"text": a}) for a in ASKED), end="\r"), "carriage return alone"),
+        ("a.tar", b"a.jsonl".ljust(257, b"\0") + b"ustar".ljust(255, b"\0"), "it is a tar archive"),
+        ("a.parquet", parquet(text=[b"\xff\xfe\xfd"] * 3), "`text` is bytes that are not UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_drop_of_which_no_row_can_be_used_says_why_and_where(
+    make: Make, store: FolderStore, name: str, data: bytes, told: str
+) -> None:
+    with pytest.raises(
+        NoUsableRowError, match=f"none of [0-9]+ rows can be used.*{told}.*the first at {name} @ "
+    ) as no:
+        make({name: data})
+    made = no.value.manifest
+    assert made is not None
+    assert made.files["card_html"] in no.value.cause
+    assert store.get(made.files["quarantine"])
+    assert made.counts["train"] + made.counts["eval"] == 0
+
+
+def test_a_file_without_a_row_that_can_be_used_stops_the_gate_however_small_it_is(
+    make: Make, recipe: Callable[..., Recipe]
+) -> None:
+    rows = sheet(*(json.dumps({"text": f"row number {n}"}) for n in range(600)))
+    made = make({"a.json": json.dumps({"data": [{"text": "lost"}] * 9}).encode(), "zz.jsonl": rows})
+    (broken,) = [check for check in checks(made, recipe()) if not check.ok]
+    assert broken.name == "every file gives rows"
+    assert "no row of 1 of 2 files can be used: a.json (1 of no_content)" in broken.found
+    assert "9 objects stand under the key `data`" in broken.found
+
+
+def test_where_a_file_is_a_row_a_bad_file_is_a_bad_row(make: Make, recipe: Callable[..., Recipe]) -> None:
+    files = {f"{n}.json": json.dumps({"text": f"row number {n}"}).encode() for n in range(40)}
+    made = make(files | {"bad.json": b'{"other": 1}'})
+    assert made.counts["no_content"] == 1
+    assert all(check.ok for check in checks(made, recipe()))
+
+
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta.*deltalake"),
+        ("table/_delta_log/00000000000000000001.checkpoint.parquet", "Delta"),
+        ("metadata/v3.metadata.json", "Iceberg.*iceberg"),
+        ("metadata/00002-1b.metadata.json.gz", "Iceberg"),
+        (".hoodie/hoodie.properties", "Hudi.*hudi"),
+        ("rows.lance/_versions/3.manifest", "Lance.*lance"),
+    ],
+)
+def test_a_table_with_a_log_is_refused_with_what_exports_it(make: Make, log: str, named: str) -> None:
+    with pytest.raises(DataError, match=f"it is a table of {named}"):
+        make({"data/part-0.parquet": parquet(text=ASKED), log: b"{}"})
