@@ -332,7 +332,7 @@ def test_what_a_family_s_rules_hold_wakes_nobody_until_its_time(yard: Yard) -> N
     async def test() -> None:
         for family in ("held", "other"):
             yard.store.put(layout.pending_key(family, "x"), b"{}")
-        until_then = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        until_then = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
         yard.store.put(layout.rules_key("held"), json.dumps({"announced": {}, "until": until_then}).encode())
         async with running(DropTrigger(nudge_after=0.2)) as runner:
             await until(lambda: len(runner.events) >= 2)
