@@ -18,6 +18,7 @@ from dropforge.stack.signatures import ChunkSigner
 
 _BLOCK = 1 << 18
 _LINE = 16 << 10
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(;[^\r\n]*)?\r\n")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _CHECKSUMS = {"crc32": "CRC32", "sha1": "SHA1", "sha256": "SHA256", "crc32c": "CRC32C", "crc64nvme": "CRC64NVME"}
 _COMPUTED = ("crc32", "sha1", "sha256")
@@ -51,6 +52,9 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
     :raises BodyError: if bytes are missing, or a checksum or a chunk's signature differs.
     :raises OSError: if the disk is full.
     """
+    promised = environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH")
+    if promised is not None and not re.fullmatch("[0-9]{1,15}", promised):
+        raise BodyError("InvalidRequest", "x-amz-decoded-content-length must be a number of bytes")
     trailers: dict[str, str] = {}
     payload = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
     if payload.startswith("STREAMING-AWS4-") and chunk_signer is None:
@@ -58,31 +62,29 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
     blocks = _plain(environ)
     for block in _decode(_Lines(blocks), trailers, chunk_signer) if payload.startswith("STREAMING-") else blocks:
         spool.write(block)
-    promised = environ.get("HTTP_X_AMZ_DECODED_CONTENT_LENGTH")
-    if promised is not None and promised != str(spool.size):
+        if promised is not None and spool.size > int(promised):
+            raise BodyError("IncompleteBody", f"{promised} bytes were promised and more came")
+    if promised is not None and spool.size != int(promised):
         raise BodyError("IncompleteBody", f"{promised} bytes were promised and {spool.size} came")
     for name, value in trailers.items():
         environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
     spool.finish()
     _check(environ, spool)
     environ["CONTENT_LENGTH"] = "0"
-    for name in ("HTTP_X_AMZ_CONTENT_SHA256", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_MD5", "wsgi.input_terminated"):
+    for name in ("HTTP_X_AMZ_CONTENT_SHA256", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_MD5"):
         environ.pop(name, None)
 
 
 def read_document(environ: dict[str, Any], limit: int) -> bytes:
     """Read a body that moto is to see (a list of parts or keys, a form) before its turn; it can be read again."""
+    if "HTTP_TRANSFER_ENCODING" in environ:
+        raise BodyError("MissingContentLength", "A document needs a Content-Length, and no other transfer")
     length = int(environ.get("CONTENT_LENGTH") or 0)
-    most = limit + 1 if environ.get("wsgi.input_terminated") else length
-    data = environ["wsgi.input"].read(most) if length <= limit else b""
-    if length > limit or len(data) > limit:
+    if length > limit:
         raise BodyError("EntityTooLarge", f"the request's document is longer than {limit} bytes")
-    if len(data) < length:
-        raise BodyError("IncompleteBody", f"the upload ended {length - len(data)} bytes too early")
-    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(len(data))
-    environ.pop("wsgi.input_terminated", None)
-    environ.pop("HTTP_TRANSFER_ENCODING", None)
-    return bytes(data)
+    data = b"".join(_blocks(environ["wsgi.input"], length))
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(length)
+    return data
 
 
 def check_document(environ: dict[str, Any], data: bytes) -> None:
@@ -93,17 +95,41 @@ def check_document(environ: dict[str, Any], data: bytes) -> None:
 
 def _plain(environ: dict[str, Any]) -> Iterator[bytes]:
     stream: BinaryIO = environ["wsgi.input"]
-    if environ.get("wsgi.input_terminated"):
-        while block := stream.read(_BLOCK):
-            yield block
-        return
-    left = int(environ.get("CONTENT_LENGTH") or 0)
-    while left > 0:
-        block = stream.read(min(_BLOCK, left))
+    transfer = environ.get("HTTP_TRANSFER_ENCODING")
+    if transfer is None:
+        return _blocks(stream, int(environ.get("CONTENT_LENGTH") or 0))
+    # S3 must know how much is to come; SDKs that sum what they send tell it in this header.
+    if transfer.lower() != "chunked" or "HTTP_X_AMZ_DECODED_CONTENT_LENGTH" not in environ:
+        raise BodyError("MissingContentLength", "An upload needs a Content-Length or x-amz-decoded-content-length")
+    return _dechunk(stream)
+
+
+def _blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
+    """Read exactly so many bytes."""
+    while count > 0:
+        block = stream.read(min(_BLOCK, count))
         if not block:
-            raise BodyError("IncompleteBody", f"the upload ended {left} bytes too early")
-        left -= len(block)
+            raise BodyError("IncompleteBody", f"the upload ended {count} bytes too early")
+        count -= len(block)
         yield block
+
+
+def _dechunk(stream: BinaryIO) -> Iterator[bytes]:
+    """Undo HTTP's chunked transfer; what a client sends after the last chunk is read and left out."""
+    size = -1
+    while size:
+        line = _SIZE_LINE.fullmatch(stream.readline(_LINE))
+        if line is None:
+            raise BodyError("IncompleteBody", "the transfer's chunks are broken")
+        size = int(line[1], 16)
+        yield from _blocks(stream, size)
+        if size and stream.read(2) != b"\r\n":
+            raise BodyError("IncompleteBody", "the transfer's chunks are broken")
+    room = _LINE
+    while (trailer := stream.readline(room)) != b"\r\n":
+        room -= len(trailer)
+        if not trailer.endswith(b"\r\n") or room <= 0:
+            raise BodyError("IncompleteBody", "the transfer's chunks are broken")
 
 
 class _Lines:

@@ -64,6 +64,7 @@ _FORM = 16 << 20
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _FAILED = "500 Internal Server Error"
+_STATUS = {"SignatureDoesNotMatch": "403 Forbidden", "MissingContentLength": "411 Length Required"}
 _READS = {"GET", "HEAD", "OPTIONS"}
 _SUBRESOURCES = {"acl", "tagging", "retention", "legal-hold", "restore", "select", "torrent"}
 StartResponse = Callable[..., Any]
@@ -137,8 +138,7 @@ class ObjectServer:
         if isinstance(error, SignatureError):
             return ServiceError(error.status, error.code, error.message)
         if isinstance(error, BodyError):
-            status = "403 Forbidden" if error.code == "SignatureDoesNotMatch" else "400 Bad Request"
-            return ServiceError(status, error.code, error.message)
+            return ServiceError(_STATUS.get(error.code, "400 Bad Request"), error.code, error.message)
         if isinstance(error, ExpatError):
             return ServiceError("400 Bad Request", "MalformedXML", f"The document is no XML: {error}")
         if not isinstance(error, OSError | sqlite3.Error):
@@ -444,6 +444,13 @@ def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, 
 
 class _Handler(MotoRequestHandler):
     """Logs nothing but failures: a line per request would be most of what the stack writes."""
+
+    def make_environ(self) -> Environ:
+        environ = super().make_environ()
+        # werkzeug's reader of chunks gives memory that nobody wrote to where a client ends early, or crashes.
+        environ["wsgi.input"] = self.rfile
+        environ.pop("wsgi.input_terminated", None)
+        return environ
 
     def log_request(self, *_: object) -> None:
         pass
