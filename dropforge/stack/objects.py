@@ -415,7 +415,7 @@ def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str,
     found = files.getlist("file")
     if environ.get("QUERY_STRING") or len(found) != 1 or len(files) != 1 or "file" in fields:
         raise ServiceError("400 Bad Request", "InvalidArgument", "A form has one file, named `file`, and no query")
-    sizes = check_form({**fields.to_dict(), "bucket": bucket}, access_key, secret_key, now)
+    sizes = check_form(fields.items(multi=True), bucket, access_key, secret_key, now)
     if len(found[0].read()) not in sizes:
         raise ServiceError("400 Bad Request", "EntityTooLarge", f"The policy allows a file of {sizes.start} bytes up")
 

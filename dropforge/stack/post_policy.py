@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,14 +19,26 @@ _MOST = 5 << 30
 _FREE = {"policy", "signature", "x-amz-signature", "awsaccesskeyid", "file"}
 
 
-def check_form(fields: Mapping[str, str], access_key: str, secret_key: str, now: datetime) -> range:
-    """Check a form's fields, and `bucket` from its address, against their signed policy; the sizes a file may have.
+def check_form(
+    fields: Iterable[tuple[str, str]], bucket: str, access_key: str, secret_key: str, now: datetime
+) -> range:
+    """Check a form's fields, and the bucket of its address, against their signed policy; the sizes a file may have.
 
-    `key` is the object's: `${filename}` is replaced before.
-
-    :raises SignatureError: if the policy is not signed, too old, or does not allow the fields.
+    :raises SignatureError: if the policy is not signed, too old, or does not allow the fields, or one is there twice.
     """
-    given = {name.lower(): value for name, value in fields.items()}
+    given: dict[str, str] = {}
+    for spelling, text in fields:
+        name = spelling.lower()
+        # Of two, one would be checked and the other used.
+        if name in given or name == "file" or (name == "key" and spelling != "key"):
+            raise SignatureError(
+                "InvalidArgument", f"A form has each field once, `key` and `file` as written here: {name}"
+            )
+        given[name] = text
+    if "key" not in given:
+        raise SignatureError("InvalidArgument", "The form has no field `key`")
+    if given.setdefault("bucket", bucket) != bucket:
+        raise SignatureError("AccessDenied", "Invalid according to Policy: Policy Condition failed: bucket")
     policy = given.get("policy")
     if policy is None:
         raise SignatureError("AccessDenied", "The form has no signed policy")

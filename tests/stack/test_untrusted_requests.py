@@ -83,3 +83,40 @@ def test_more_than_was_promised_is_not_stored(tmp_path: Path) -> None:
         read_body({**head, "wsgi.input": body}, spool)
     spool.discard()
     assert spool.size <= 1 << 20
+
+
+def multipart(fields: list[tuple[str, str]], content: bytes = b"x") -> bytes:
+    parts = [f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields]
+    file = '--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    return "".join([*parts, file]).encode() + content + b"\r\n--x--\r\n"
+
+
+def upload_form(server: Server, body: bytes) -> tuple[int, str]:
+    return ask(server, f"POST /{BUCKET}\n{FORM}\nContent-Length: {len(body)}", body)
+
+
+def policy(server: Server) -> list[tuple[str, str]]:
+    """The fields of a form that may upload below user/, but for the key."""
+    conditions = [["starts-with", "$key", "user/"]]
+    made = server.client().generate_presigned_post(BUCKET, "user/${filename}", Conditions=conditions)
+    return [(name, value) for name, value in made["fields"].items() if name != "key"]
+
+
+def test_a_form_cannot_name_a_key_that_its_policy_does_not_see(server: Server) -> None:
+    rest = policy(server)
+    good, bad = "user/ok", "ledger/bad"
+    for fields in (
+        [("key", bad), *rest, ("KEY", good)],
+        [("KEY", good), *rest, ("key", bad)],
+        [("key", good), *rest, ("key", bad)],
+        [("key", bad), *rest, ("key", good)],
+        [("KEY", good), *rest],
+        rest,
+    ):
+        status, text = upload_form(server, multipart(fields))
+        assert (status, "InvalidArgument" in text) == (400, True), text
+    assert upload_form(server, multipart([("key", bad), *rest]))[0] == 403
+    assert upload_form(server, multipart([("key", good), *rest, ("bucket", "another")]))[0] == 403
+    assert listing(server.client()) == []
+    assert upload_form(server, multipart([("key", good), *rest, ("bucket", BUCKET)]))[0] == 204
+    assert [item[0] for item in listing(server.client())] == [good]
