@@ -32,6 +32,13 @@ class BodyError(Exception):
         self.code, self.message = code, message
 
 
+class RequestTimeoutError(BodyError, TimeoutError):
+    """The client has stopped sending."""
+
+    def __init__(self) -> None:
+        BodyError.__init__(self, "RequestTimeout", "Nothing came from the client for too long")
+
+
 def wanted_digests(environ: dict[str, Any]) -> tuple[str, ...]:
     """The checksums that reading this request must compute."""
     names = {"md5"}
@@ -75,16 +82,32 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
         environ.pop(name, None)
 
 
-def read_document(environ: dict[str, Any], limit: int) -> bytes:
+def no_body(environ: dict[str, Any]) -> None:
+    """Leave unread what a request has sent for nothing."""
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(), "0"
+    environ.pop("HTTP_TRANSFER_ENCODING", None)
+
+
+def read_start(environ: dict[str, Any], count: int, limit: int) -> bytes:
+    """Read the first bytes of a document, at most `count`, for `read_document` to go on from."""
+    return b"".join(_blocks(environ["wsgi.input"], min(_document_length(environ, limit), count)))
+
+
+def read_document(environ: dict[str, Any], limit: int, start: bytes = b"") -> bytes:
     """Read a body that moto is to see (a list of parts or keys, a form) before its turn; it can be read again."""
+    length = _document_length(environ, limit)
+    data = b"".join([start, *_blocks(environ["wsgi.input"], length - len(start))])
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(length)
+    return data
+
+
+def _document_length(environ: dict[str, Any], limit: int) -> int:
     if "HTTP_TRANSFER_ENCODING" in environ:
         raise BodyError("MissingContentLength", "A document needs a Content-Length, and no other transfer")
     length = int(environ.get("CONTENT_LENGTH") or 0)
     if length > limit:
         raise BodyError("EntityTooLarge", f"the request's document is longer than {limit} bytes")
-    data = b"".join(_blocks(environ["wsgi.input"], length))
-    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(length)
-    return data
+    return length
 
 
 def check_document(environ: dict[str, Any], data: bytes) -> None:

@@ -32,19 +32,27 @@ from xml.parsers.expat import ExpatError
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
 os.environ["S3_IGNORE_SUBDOMAIN_BUCKETNAME"] = "true"
 
-from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from moto.moto_server.werkzeug_app import create_backend_app
 from moto.utilities.utils import get_partition
 from werkzeug.formparser import parse_form_data
-from werkzeug.serving import make_server
 
 from dropforge.errors import DropforgeError
 from dropforge.stack import previous_store
 from dropforge.stack.answers import Answer, Environ, ServiceError, text_answer
 from dropforge.stack.bodies import WHOLE, Content, cut
-from dropforge.stack.body import BodyError, check_document, read_body, read_document, wanted_digests
+from dropforge.stack.body import (
+    BodyError,
+    check_document,
+    no_body,
+    read_body,
+    read_document,
+    read_start,
+    wanted_digests,
+)
+from dropforge.stack.connections import Handler, Server
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
 from dropforge.stack.persistence import Persistence, queue_models, s3, sqs_queues
-from dropforge.stack.post_policy import check_form
+from dropforge.stack.post_policy import check_form, fields_before_file
 from dropforge.stack.queue_requests import MESSAGE_ACTIONS, has_messages, read_action, without_wait
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
@@ -61,6 +69,7 @@ KEY_VARIABLES = "DROPFORGE_S3_ACCESS_KEY", "DROPFORGE_S3_SECRET_KEY"
 _RETENTION = 14 * 86400
 _DOCUMENT = 8 << 20
 _FORM = 16 << 20
+_FIELDS = 64 << 10
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _FAILED = "500 Internal Server Error"
@@ -168,6 +177,7 @@ class ObjectServer:
         if not _BUCKET_NAME.fullmatch(bucket):
             raise ServiceError("400 Bad Request", "InvalidBucketName", "A bucket's name has letters, digits, . - and _")
         if environ["REQUEST_METHOD"] in _READS:
+            no_body(environ)
             with self._moto(), Request(self._store.bodies).running(), self._access_log(bucket):
                 return _ask_s3(self._s3, environ)
         query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
@@ -410,12 +420,19 @@ def _key(raw: str) -> str:
 
 def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str, now: datetime) -> None:
     """Check a browser's upload against the policy that somebody with the keys signed for it."""
-    data = read_document(environ, _FORM)
+    start = read_start(environ, _FIELDS, _FORM)
+    given = fields_before_file(environ["CONTENT_TYPE"], start)
+    if given is None:
+        message = f"The form's fields are no more than {_FIELDS} bytes, and then comes the file"
+        raise ServiceError("400 Bad Request", "MaxPostPreDataLengthExceeded", message)
+    sizes = check_form(given, bucket, access_key, secret_key, now)
+    data = read_document(environ, _FORM, start)
     _, fields, files = parse_form_data(environ | {"wsgi.input": io.BytesIO(data)})
     found = files.getlist("file")
-    if environ.get("QUERY_STRING") or len(found) != 1 or len(files) != 1 or "file" in fields:
-        raise ServiceError("400 Bad Request", "InvalidArgument", "A form has one file, named `file`, and no query")
-    sizes = check_form(fields.items(multi=True), bucket, access_key, secret_key, now)
+    whole = list(fields.items(multi=True)) == given
+    if environ.get("QUERY_STRING") or len(found) != 1 or len(files) != 1 or not whole:
+        message = "A form has one file, named `file`, after its fields, and no query"
+        raise ServiceError("400 Bad Request", "InvalidArgument", message)
     if len(found[0].read()) not in sizes:
         raise ServiceError("400 Bad Request", "EntityTooLarge", f"The policy allows a file of {sizes.start} bytes up")
 
@@ -440,24 +457,6 @@ def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, 
         raise ServiceError("404 Not Found", "NoSuchKey", "The object to be replaced is not there")
     if (wanted and existing.etag.strip('"') != wanted.strip('"')) or (copies and absent and existing is not None):
         raise ServiceError("412 Precondition Failed", "PreconditionFailed", "The object is not as the request wants it")
-
-
-class _Handler(MotoRequestHandler):
-    """Logs nothing but failures: a line per request would be most of what the stack writes."""
-
-    def make_environ(self) -> Environ:
-        environ = super().make_environ()
-        # werkzeug's reader of chunks gives memory that nobody wrote to where a client ends early, or crashes.
-        environ["wsgi.input"] = self.rfile
-        environ.pop("wsgi.input_terminated", None)
-        return environ
-
-    def log_request(self, *_: object) -> None:
-        pass
-
-    def log(self, type: str, message: str, *args: object) -> None:
-        if type == "error":
-            log.error(message, *args)
 
 
 def _keys(state: Path) -> tuple[str, str]:
@@ -487,9 +486,7 @@ def main(arguments: list[str] | None = None) -> None:
     except DropforgeError as error:
         sys.exit(f"error: {error}")
     hosts = ["127.0.0.1", *([options.pod_host] if options.pod_host else [])]
-    first, *more = [
-        make_server(host, options.port, application, threaded=True, request_handler=_Handler) for host in hosts
-    ]
+    first, *more = [Server(host, options.port, application, Handler) for host in hosts]
     for server in more:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     log.info("%d objects, serving http://%s:%d", application.count, " and ".join(hosts), options.port)

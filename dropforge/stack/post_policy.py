@@ -12,11 +12,31 @@ from typing import Any
 from botocore.auth import HmacV1Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from werkzeug.http import parse_options_header
+from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
 from dropforge.stack.signatures import SignatureError, open_scope, parse_date, same
 
 _MOST = 5 << 30
 _FREE = {"policy", "signature", "x-amz-signature", "awsaccesskeyid", "file"}
+
+
+def fields_before_file(content_type: str, start: bytes) -> list[tuple[str, str]] | None:
+    """The fields of a form before its first file; None if the form's start does not reach there."""
+    fields, name, value = [], "", b""
+    try:
+        decoder = MultipartDecoder(parse_options_header(content_type)[1].get("boundary", "").encode("ascii"))
+        decoder.receive_data(start)
+        while not isinstance(event := decoder.next_event(), File | NeedData | Epilogue):
+            if isinstance(event, Field):
+                name, value = event.name or "", b""
+            elif isinstance(event, Data):
+                value += event.data
+                if not event.more_data:
+                    fields.append((name, value.decode(errors="replace")))
+    except ValueError:
+        return None
+    return fields if isinstance(event, File) else None
 
 
 def check_form(
