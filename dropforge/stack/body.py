@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import io
 import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
+from xml.parsers import expat
 
 from dropforge.stack.bodies import Spool
 from dropforge.stack.signatures import ChunkSigner
@@ -111,9 +113,19 @@ def _document_length(environ: dict[str, Any], limit: int) -> int:
 
 
 def check_document(environ: dict[str, Any], data: bytes) -> None:
+    """Check a document's hash, and that it declares no entities: none of S3's does, and moto fails at them."""
     signed = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
     if _HEX.fullmatch(signed) and hashlib.sha256(data).hexdigest() != signed:
         raise BodyError("XAmzContentSHA256Mismatch", "the bytes that came have another SHA-256 than was signed")
+    for encoding in (None, "utf-8"):  # as the document says, and as moto reads it
+        parser = expat.ParserCreate(encoding)
+        parser.StartDoctypeDeclHandler = _refuse_declarations
+        with contextlib.suppress(expat.ExpatError):  # moto says so, or it is to be no XML
+            parser.Parse(data, True)
+
+
+def _refuse_declarations(*_: object) -> None:
+    raise BodyError("MalformedXML", "The document has a DOCTYPE")
 
 
 def _plain(environ: dict[str, Any]) -> Iterator[bytes]:

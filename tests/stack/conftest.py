@@ -93,16 +93,18 @@ class Server:
             config=config,
         )
 
-    def put(self, path: str, data: bytes, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    def put(
+        self, path: str, data: bytes, headers: dict[str, str] | None = None, method: str = "PUT"
+    ) -> tuple[int, str]:
         """Send what no client would send, signed as it should be; the answer's status and text.
 
         What `x-amz-content-sha256` is to say of the body is taken from the headers.
         """
         headers = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **(headers or {})}
-        request = AWSRequest("PUT", f"{self.url}{path}", headers=headers)
+        request = AWSRequest(method, f"{self.url}{path}", headers=headers)
         _Signer(Credentials(self.access_key, self.secret_key), "s3", "us-east-1").add_auth(request)
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        connection.request("PUT", path, data, dict(request.headers.items()))
+        connection.request(method, path, data, dict(request.headers.items()))
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 

@@ -256,3 +256,21 @@ def test_what_comes_after_an_answer_is_dropped_as_it_comes() -> None:
     finally:
         tracemalloc.stop()
     assert source.left == 0
+
+
+ENTITIES = '<!DOCTYPE a [<!ENTITY b "bbb"><!ENTITY c "&b;&b;"><!ENTITY d SYSTEM "file:///etc/passwd">]>'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("entity", ["c", "d"])
+def test_a_document_with_entities_is_refused(server: Server, entity: str, encoding: str) -> None:
+    text = f"{ENTITIES}<Delete><Object><Key>&{entity};</Key></Object></Delete>"
+    for method, path in (
+        ("POST", f"/{BUCKET}?delete"),
+        ("PUT", f"/{BUCKET}?tagging"),
+        ("PUT", f"/{BUCKET}?cors"),
+        ("PUT", "/another"),
+    ):
+        status, answer = server.put(path, text.encode(encoding), method=method)
+        assert (status, "MalformedXML" in answer) == (400, True), (path, answer)
+    assert "Traceback" not in (server.state / "objects.log").read_text()
