@@ -1,7 +1,7 @@
 """The two classes of moto that hold bytes: an object and an upload in parts, with stored bodies instead of memory.
 
-Everything else of moto is as it is. Both are put where moto looks for its own; that, and the attributes that are
-saved, is why moto is pinned below its next minor version.
+Everything else of moto is as it is, but for the encoding of a list of versions. All are put where moto looks for its
+own; that, and the attributes that are saved, is why moto is pinned below its next minor version.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import moto.core.common_models
 import moto.s3.models
 from moto.s3.exceptions import EntityTooSmall, InvalidPart, MalformedXML
+from moto.s3.responses import S3Response
 
 from dropforge.stack.bodies import Bodies, Checksum, Content, Piece, Spool
 
@@ -180,6 +182,29 @@ def _of_nothing(kind: type) -> dict[str, Any]:
     return copy.copy(_examples[kind])
 
 
+_list_versions: Any = S3Response.list_object_versions
+
+
+def _list_encoded_versions(response: Any) -> Any:
+    """List versions in the encoding that a client asks for: a key may have characters that XML cannot have."""
+    serialized = response.serialized
+    if response.querystring.get("encoding-type") == ["url"]:
+        response.serialized = lambda found: serialized(_encode(found))
+    return _list_versions(response)
+
+
+def _encode(found: Any) -> Any:
+    result = found.result
+    if not isinstance(result, dict):  # a refusal
+        return found
+    result["EncodingType"] = "url"
+    named = [result, *result["Versions"], *result["DeleteMarkers"], *result.get("CommonPrefixes", [])]
+    for names in named:
+        for name in {"Key", "KeyMarker", "NextKeyMarker", "Prefix", "Delimiter"} & names.keys():
+            names[name] = names[name] and quote(names[name])
+    return found
+
+
 def install() -> None:
     """Put our classes where moto looks for its own."""
     # moto remembers every object it ever made, to warn about leaks in tests; that is a leak here.
@@ -187,3 +212,5 @@ def install() -> None:
     base.__new__ = staticmethod(lambda cls, *_args, **_kwargs: object.__new__(cls))
     models.FakeKey = StoredObject
     models.FakeMultipart = StoredUpload
+    response: Any = S3Response
+    response.list_object_versions = _list_encoded_versions

@@ -274,3 +274,18 @@ def test_a_document_with_entities_is_refused(server: Server, entity: str, encodi
         status, answer = server.put(path, text.encode(encoding), method=method)
         assert (status, "MalformedXML" in answer) == (400, True), (path, answer)
     assert "Traceback" not in (server.state / "objects.log").read_text()
+
+
+def test_versions_of_any_key_are_listed(server: Server) -> None:
+    keys = ["a\0b", "c/d\x01+ %41", "c/ü&<", "f"]
+    client = server.client()
+    for key in keys:
+        client.put_object(Bucket=BUCKET, Key=key, Body=b"x")
+    assert [item["Key"] for item in client.list_object_versions(Bucket=BUCKET)["Versions"]] == keys
+    found = client.list_object_versions(Bucket=BUCKET, Prefix="c/", Delimiter="+")
+    assert (found["Prefix"], found["CommonPrefixes"]) == ("c/", [{"Prefix": "c/d\x01+"}])
+    assert [item["Key"] for item in found["Versions"]] == ["c/ü&<"]
+    pages = client.get_paginator("list_object_versions").paginate(Bucket=BUCKET, PaginationConfig={"PageSize": 1})
+    assert [item["Key"] for page in pages for item in page["Versions"]] == keys
+    asked = client.list_object_versions(Bucket=BUCKET, Prefix="c/ü", EncodingType="url")
+    assert [item["Key"] for item in asked["Versions"]] == ["c/%C3%BC%26%3C"]
