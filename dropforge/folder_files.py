@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+_NO_TEXT = "its name is no UTF-8"
+
 
 def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
     """Return the files below a folder by their relative key, sorted; hidden ones are left out.
 
     :param on_skip: called with each symbolic link that is left out, and why: what it leads to is not in the folder, is
-        not there, is hidden, or is a folder, which would be read twice or without end; and with each folder that
-        cannot be read.
+        not there, is hidden, or is a folder, which would be read twice or without end; with each name that is no
+        UTF-8, which a key has to be; and with each folder that cannot be read.
     """
     root = folder.resolve()
     found: dict[str, Path] = {}
@@ -23,12 +25,18 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
     for where, folders, names in os.walk(folder, onerror=unreadable):
         here = Path(where)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in [name for name in folders if not is_text(name)]:
+            folders.remove(name)
+            on_skip(here / name, _NO_TEXT)
         for name in folders:
             if (here / name).is_symlink():  # which `os.walk` does not follow
                 on_skip(here / name, "it is a link to a folder")
         for name in sorted(names):
             path = here / name
             if name.startswith("."):
+                continue
+            if not is_text(name):
+                on_skip(path, _NO_TEXT)
                 continue
             if path.is_symlink():
                 if not path.exists():
@@ -44,3 +52,8 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
             if path.is_file():
                 found[path.relative_to(folder).as_posix()] = path
     return dict(sorted(found.items()))
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8; Python keeps the bytes of another as halves of characters."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in name)

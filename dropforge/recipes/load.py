@@ -32,6 +32,9 @@ from dropforge.section import help_of
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
 _NUMBERS = 10**18
+# What PyYAML raises for values that their tag does not fit: `2001-99-99`, `!!bool x`, `!!float 1:1:...:1.0`.
+_UNFIT = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
+_NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
@@ -40,12 +43,24 @@ _EITHER = (
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, merges and duplicate keys; `1e-3` is a number, as in JSON and YAML 1.2."""
+    """Safe YAML without aliases, merges and duplicate keys; numbers are those of JSON and YAML 1.2: `1e-3` is one, and
+    `1:30` is a text."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        sexagesimal = tag in _NUMBER_TAGS and ":" in value  # a long one is too large for a float
+        return self.DEFAULT_SCALAR_TAG if sexagesimal else tag
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed in a recipe")
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except _UNFIT as error:
+            raise yaml.YAMLError(f"{error}, line {node.start_mark.line + 1}") from error
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -104,7 +119,7 @@ def read_named(source: str | Path) -> dict[str, Any]:
         raise RecipeError(
             f"recipe {str(source)!r}", "it is neither a file nor a preset", f"Presets: {', '.join(presets())}"
         )
-    return read_yaml(path.read_bytes())
+    return _read_file(path)
 
 
 def parse_recipe(text: bytes | str, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -170,7 +185,7 @@ def read_drop_recipe(path: Path) -> dict[str, Any]:
 
     :raises RecipeError: if it is none, or has a key that no recipe has.
     """
-    values = read_yaml(path.read_bytes())
+    values = _read_file(path)
     _check_values(values)
     _check_keys(resolve(values), Recipe)
     return values
@@ -181,6 +196,12 @@ def default_preset() -> str:
     return os.environ.get("DROPFORGE_PRESET") or "sample"
 
 
+def _read_file(path: Path) -> dict[str, Any]:
+    """The strict YAML mapping of a file, of which no more is read than a recipe may have."""
+    with path.open("rb") as stream:
+        return read_yaml(stream.read(RECIPE_LIMIT + 1))
+
+
 def read_yaml(text: bytes | str) -> dict[str, Any]:
     """One strict YAML mapping. :raises RecipeError: otherwise."""
     if len(text) > RECIPE_LIMIT:
@@ -189,8 +210,7 @@ def read_yaml(text: bytes | str) -> dict[str, Any]:
         )
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
-        # The last three are PyYAML's for values that their tag (`!!bool x`) does not fit.
+    except (yaml.YAMLError, RecursionError, *_UNFIT) as error:
         cause = " ".join(str(error).split())
         raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Mend the line that is named") from None
     if values is None:
@@ -244,7 +264,7 @@ def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
         )
     if name in seen:
         raise RecipeError("recipe key `extends`", f"{' -> '.join([*seen, name])} is a circle", "Break it")
-    return merge(resolve(read_yaml(_preset_files()[str(name)].read_bytes()), (*seen, name)), rest)
+    return merge(resolve(_read_file(_preset_files()[str(name)]), (*seen, name)), rest)
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

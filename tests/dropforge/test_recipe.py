@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe, parse_recipe, presets
-from dropforge.recipes.load import build_recipe, default_preset, merge, put_first_drop_over, read_yaml, resolve
+from dropforge.recipes.load import (
+    build_recipe,
+    default_preset,
+    merge,
+    put_first_drop_over,
+    read_drop_recipe,
+    read_yaml,
+    resolve,
+)
 from dropforge.recipes.rules import check_startable
 
 SCRATCH = "base: {scratch: {}}\n"
@@ -265,6 +274,10 @@ def test_every_preset_loads(name: str) -> None:
         ("a: !!bool x", "it is not a YAML mapping"),
         ("a: !!int ''", "it is not a YAML mapping"),
         ("a: !!timestamp x", "it is not a YAML mapping"),
+        (SCRATCH + "train: {epochs: " + "1:" * 300 + "1.0}", r"recipe key `train.epochs`: .*'1:1:1"),
+        (SCRATCH + "train: {max_steps: 1:30}", r"recipe key `train.max_steps`: .*not '1:30'"),
+        ("a: 1\nb: !!float " + "1:" * 300 + "1.0", r"it is not a YAML mapping \(.*float, line 2\)"),
+        ("a: 2001-99-99", r"it is not a YAML mapping \(month .*, line 1\)"),
         ("a: !!set [1]", "it is not a YAML mapping"),
         ("[1]: 2", "a key is no plain value"),
         ("!!python/object/apply:os.system ['true']", r"not a YAML mapping"),
@@ -288,6 +301,15 @@ def test_a_bad_recipe_is_refused_with_the_mend(text: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text)
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+def test_a_recipe_file_is_read_up_to_its_bound_only(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.touch()
+    os.truncate(path, 1 << 40)  # more than any machine's memory, and no block of the disk
+    for read in (read_drop_recipe, load_recipe):
+        with pytest.raises(RecipeError, match="larger than 64 KiB"):
+            read(path)
 
 
 def test_every_number_of_the_recipe_has_an_upper_bound() -> None:

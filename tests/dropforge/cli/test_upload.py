@@ -86,6 +86,10 @@ def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
     (folder / "sub" / "again").symlink_to("..")
     (folder / "other").symlink_to(outside)
     os.mkfifo(folder / "pipe.jsonl")
+    foreign = os.fsdecode(b"caf\xe9")
+    (folder / foreign).mkdir()
+    (folder / foreign / "a.jsonl").write_text("{}")
+    (folder / f"{foreign}.jsonl").write_text("{}")
     told: dict[str, str] = {}
     found = find_files([folder], lambda path, why: told.update({path.relative_to(folder).as_posix(): why}))
     assert list(found) == ["a.jsonl", "inside.jsonl"]
@@ -96,6 +100,8 @@ def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
         "sub/again": "it is a link to a folder",
         "sub/leak.jsonl": f"it is a link out of {folder}",
         "up.jsonl": f"it is a link out of {folder}",
+        foreign: "its name is no UTF-8",
+        f"{foreign}.jsonl": "its name is no UTF-8",
     }
     assert list(files_below(folder)) == ["a.jsonl", "inside.jsonl"]
     (tmp_path / "named").symlink_to(folder)
@@ -107,6 +113,7 @@ def test_a_command_shows_hostile_names_of_files_and_reads_no_link(tmp_path: Path
     folder.mkdir()
     (folder / "a\x1b]0;owned\x07.jsonl").write_text('{"text": "one two three"}\nbroken \x1b[2J\n')
     (folder / "leak\x1b[2J.jsonl").symlink_to("/etc/hostname")
+    (folder / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
     command = [
         sys.executable,
         "-c",
@@ -117,6 +124,7 @@ def test_a_command_shows_hostile_names_of_files_and_reads_no_link(tmp_path: Path
         "100",
     ]
     done = subprocess.run(command, capture_output=True, text=True)
+    assert r"caf\udce9.jsonl is left out: its name is no UTF-8" in done.stderr
     assert r"leak\x1b[2J.jsonl is left out: it is a link out of" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "\x07" not in done.stdout + done.stderr
