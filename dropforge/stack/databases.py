@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from dropforge.errors import DropforgeError
-from dropforge.stack.secrets import write_private
+from dropforge.stack.secrets import read_json, write_private
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812
@@ -194,7 +194,7 @@ def remember(folder: Path, databases: Databases) -> None:
 
 def _noted(note: Path) -> str:
     try:
-        return str(json.loads(note.read_text())["database"])
+        return str(read_json(note)["database"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DropforgeError(
             str(note), f"it cannot be read ({error!r})", f"Delete it, if {VARIABLE} names the server that the stack had"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.stack import processes
+from dropforge.stack.secrets import read_json
 
 _TIMEOUT = 3.0
 _FRESH = 0.5  # seconds for which one report of Airflow's serves all its parts
@@ -102,7 +103,7 @@ def local_cluster(home: Path) -> bool:
     A signature that a killed one left behind does not count.
     """
     try:
-        signed = json.loads((home / "supervisor.json").read_bytes())
+        signed = read_json(home / "supervisor.json")
     except FileNotFoundError:
         return False
     process = processes.look(signed["pid"])

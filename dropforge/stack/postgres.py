@@ -20,6 +20,7 @@ from typing import Final
 
 from dropforge.errors import DropforgeError
 from dropforge.stack.databases import MAJOR, ROLE, SERVICES, VARIABLE, Databases, data_folder, socket_folder
+from dropforge.stack.secrets import read_own
 
 # A small server, few processes. Commits stay synchronous: what was answered survives the end of every process.
 _OPTIONS: Final = {
@@ -134,7 +135,7 @@ def forget_dead_server(lock: Path, data: Path) -> None:
     before it wrote its number, goes.
     """
     try:
-        number, _, rest = lock.read_text().partition("\n")
+        number, _, rest = read_own(lock).partition("\n")
         if not number:
             lock.unlink()
             return

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -40,6 +41,7 @@ class Secrets:
         return "Secrets(...)"
 
 
+_MOST = 16 << 20  # bytes of a file that is read whole, far more than the largest has
 _NAMES = frozenset(value.name for value in fields(Secrets))
 
 
@@ -71,7 +73,7 @@ def read_secrets(state: Path) -> Secrets:
 
 def _known(path: Path) -> dict[str, str]:
     try:
-        known = json.loads(path.read_text())
+        known = read_json(path)
         if not isinstance(known, dict) or not all(isinstance(value, str) and value for value in known.values()):
             raise ValueError("they are no texts by name")
     except FileNotFoundError:
@@ -94,6 +96,32 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of the state folder holds. :raises ValueError: as `read_own`, or if it is no JSON."""
+    try:
+        return json.loads(read_own(path))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def read_own(path: Path) -> str:
+    """The text of a file of the state folder, whatever lies in its place.
+
+    :raises OSError: if it cannot be opened. :raises ValueError: if it is no file, is too large, or is no text.
+    """
+    with open(path, "rb", opener=_at_once) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise ValueError("it is no file")
+        data = stream.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise ValueError(f"it is larger than {_MOST >> 20} MiB")
+    return data.decode()
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for who writes to it
 
 
 def write_private(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from dropforge.errors import DropforgeError
 from dropforge.settings import Settings, is_self_service
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.processes import Traces
-from dropforge.stack.secrets import Secrets, read_secrets, write_private
+from dropforge.stack.secrets import Secrets, read_json, read_secrets, write_private
 
 BUCKET = "dropforge"
 QUEUE = "dropforge-drops"
@@ -157,7 +157,7 @@ def mark_path(folder: Path) -> Path:
 def is_running(folder: Path) -> bool:
     """Whether a supervisor of this folder lives."""
     try:
-        handle = os.open(lock_path(folder), os.O_RDONLY)
+        handle = os.open(lock_path(folder), os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place would wait
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -180,7 +180,7 @@ def read_state(folder: Path) -> StackState | None:
     """
     folder = folder.absolute()
     try:
-        return _stack_state(folder, json.loads(state_path(folder).read_text()))
+        return _stack_state(folder, read_json(state_path(folder)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

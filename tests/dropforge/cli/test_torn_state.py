@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from dropforge.errors import DropforgeError
 from dropforge.stack import databases
 from dropforge.stack.databases import Databases
 from dropforge.stack.doctor import Level, examine
+from dropforge.stack.postgres import forget_dead_server
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import Secrets, read_secrets
-from dropforge.stack.state import StackState, is_running, lock_path, mark_path, write_state
+from dropforge.stack.state import StackState, is_running, lock_path, mark_path, read_state, write_state
 
 
 def commands(group: Any, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -67,6 +69,36 @@ def test_a_torn_state_is_told_with_its_mend_by_every_command(tmp_path: Path, fil
     (finding,) = [one for one in examine(folder) if one.check == "ports"]
     assert finding.level is Level.FAIL
     assert file in finding.found
+
+
+@pytest.mark.parametrize("kind", ["deep", "large", "pipe", "device"])
+def test_what_lies_in_the_place_of_a_state_file_ends_no_command(tmp_path: Path, kind: str) -> None:
+    def put(name: str) -> None:
+        path = tmp_path / name
+        if kind == "deep":
+            path.write_text("[" * 100_000)
+        elif kind == "large":
+            path.touch()
+            os.truncate(path, 1 << 40)  # more than any machine's memory, and no block of the disk
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+
+    put("stack.json")
+    with pytest.raises(DropforgeError, match=r"stack\.json: it cannot be read .* Delete it"):
+        read_state(tmp_path)
+    put("database.json")
+    with pytest.raises(DropforgeError, match=r"database\.json: it cannot be read .* Delete it"):
+        databases.check(tmp_path, Databases.of(tmp_path, {}))
+    put("secrets.json")
+    with pytest.raises(DropforgeError, match=r"secrets\.json: they cannot be read .* delete it"):
+        read_secrets(tmp_path)
+    put("postmaster.pid")
+    forget_dead_server(tmp_path / "postmaster.pid", tmp_path)
+    if kind == "pipe":
+        put(lock_path(tmp_path).name)
+        assert not is_running(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
