@@ -170,9 +170,11 @@ class ChatTemplate:
 
     def _render(self, messages: list[Message], prompt: bool = False) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The text and the ranges inside generation markers."""
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        from trainer.data import bounded_template
+
+        bounded_template.install()
         try:
             found: Any = render_jinja_template(
                 conversations=[messages],
@@ -181,8 +183,8 @@ class ChatTemplate:
                 add_generation_prompt=prompt,
                 **self.special,
             )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
-            cause = " ".join(str(error).split())[:200]
+        except Exception as error:  # a stranger's program: whatever it raises is its fault
+            cause = " ".join(str(error).split())[:200] or type(error).__name__
             raise UnusableChatError(f"the chat template refuses it: {cause}") from error
         texts, marks = found
         return str(texts[0]), tuple((low, high) for low, high in marks[0]) if marks else ()
