@@ -24,6 +24,7 @@ CHARS: Final = 1 << 26
 """Characters of one text or value, beside sixteen times those of the conversation."""
 _BITS: Final = 1 << 16
 _WIDENING: Final = frozenset({"batch", "center", "indent", "slice", "tojson"})  # filters that are told how far
+_WIDENING_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 _WIDE: Final = re.compile(r"%(\([^)]*\))?[-+ #0]*(\d*\.)?(\d{7}|\*)")
 _WIDE_FIELD: Final = re.compile(r"\{[^{}]*:[^{}]*(\d{7}|\{)")
 
@@ -40,12 +41,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         texts = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
         self.spent, self.most = 0, CHARS + 16 * sum(len(text) for text in texts if isinstance(text, str))
 
-    def spend(self, steps: int = 1) -> bool:
+    @property
+    def turn(self) -> bool:
+        """True, and one more turn counted: templates look it up, which costs less than a call."""
+        self.spend(1)
+        return True
+
+    def spend(self, steps: int) -> None:
         """Count work. :raises SecurityError: if it is too much."""
         self.spent += steps
         if self.spent > STEPS:
             raise SecurityError(f"it takes more than {STEPS:,} turns of its loops")
-        return True
 
     def weigh(self, size: int) -> None:
         """:raises SecurityError: if a value of so many characters or items is too large."""
@@ -76,6 +82,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Add, multiply, raise or format, if the result is not too large."""
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):  # nearly all of them
+            self.weigh(len(left) + len(right))
+            return left + right
         sizes = [len(one) if isinstance(one, str | list | tuple) else None for one in (left, right)]
         if operator == "%" and isinstance(left, str) and _WIDE.search(left):
             raise SecurityError("it formats a value wider than any text")
@@ -94,9 +103,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps `str.format`
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            __self.weigh(_largest(args, kwargs))
-        if isinstance(owner, str) and method.__name__ in {"format", "format_map"} and _WIDE_FIELD.search(owner):
-            raise SecurityError("it formats a value wider than any text")
+            if method.__name__ in _WIDENING_METHODS:
+                __self.weigh(_largest(args, kwargs))
+            elif method.__name__ in {"format", "format_map"} and _WIDE_FIELD.search(owner):
+                raise SecurityError("it formats a value wider than any text")
         return __self.held(super().call(__context, __obj, *args, **kwargs))
 
     def held(self, value: Any) -> Any:
@@ -118,22 +128,18 @@ class _Counted(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - as Jinja's own
         self.generic_visit(node)
         if node.test is not None:
-            node.test = nodes.And(_ask("spend"), node.test)
-        node.body.insert(0, nodes.ExprStmt(_ask("spend")))
+            node.test = nodes.And(nodes.EnvironmentAttribute("turn"), node.test)
+        node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("turn")))
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802 - as Jinja's own
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_ask("spend")))
+        node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("turn")))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802 - as Jinja's own
         self.generic_visit(node)
-        return _ask("joined", node.nodes)
-
-
-def _ask(name: str, args: list[nodes.Expr] | None = None) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), args or [], [], None, None)
+        return nodes.Call(nodes.EnvironmentAttribute("joined"), node.nodes, [], None, None)
 
 
 def _largest(args: Iterable[Any], kwargs: dict[str, Any]) -> int:
