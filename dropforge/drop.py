@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, Self
 
@@ -53,6 +54,8 @@ class SuccessEntry(BaseModel):
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
 
 
+_AT_ONCE = 8  # files that are asked for at a time; fewer than a client has connections
+_QUEUED = 1000
 _NAMED = 5  # of files that are missing
 _FAULTS = 1000  # wrong entries that are counted
 
@@ -215,7 +218,14 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
             f"{layout.SUCCESS} lists {_some(missing)}",
             f"Upload what is missing, then {layout.SUCCESS} again",
         )
-    files = tuple(drop_file(store, prefix, found[key], key, (listed or {}).get(key)) for key in names)
+
+    def look(key: str) -> DropFile:
+        return drop_file(store, prefix, found[key], key, (listed or {}).get(key))
+
+    # One request each, which mostly waits: a listing tells neither checksums nor versions.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        starts = range(0, len(names), _QUEUED)
+        files = tuple(file for start in starts for file in pool.map(look, names[start : start + _QUEUED]))
     drop = Drop(family=family, drop=name, id=identity(files), bucket=bucket, files=files, completed=success.modified)
     if not drop.data_files:
         raise DataError(

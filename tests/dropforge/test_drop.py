@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from dropforge import layout
 from dropforge.drop import MAX_FILES, Drop, parse_partition_key, parse_success, partition_key, read_drop
 from dropforge.errors import DataError
-from dropforge.store import S3Store, Store
+from dropforge.store import FolderStore, ObjectInfo, S3Store, Store
 
 
 def put(store: Store, name: str, files: dict[str, bytes], listed: bool = True, family: str = "fam") -> Drop:
@@ -43,6 +45,27 @@ def test_s3_s_own_checksum_is_identity(s3_store: S3Store) -> None:
 def test_a_drop_without_success_is_incomplete(store: Store) -> None:
     store.put(layout.drop_prefix("fam", "d") + "a.jsonl", b"1")
     with pytest.raises(DataError, match="there is no _SUCCESS yet"):
+        read_drop(store, "fam", "d")
+
+
+def test_files_are_asked_for_together_and_the_first_wrong_one_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, prefix = FolderStore(tmp_path), layout.drop_prefix("fam", "d")
+    names = [f"{number}.jsonl" for number in range(8)]
+    for name in names:
+        store.put(prefix + name, b"1")
+    store.put(prefix + layout.SUCCESS, b"")
+    together, stat = Barrier(len(names), timeout=30), store.stat
+
+    def meet(key: str) -> ObjectInfo | None:
+        together.wait()  # for good, if they were asked for one after the other
+        return stat(key)
+
+    monkeypatch.setattr(store, "stat", meet)
+    assert [file.key for file in read_drop(store, "fam", "d").files] == names
+    store.put(prefix + layout.SUCCESS, json.dumps([{"key": name, "size": 9} for name in names]).encode())
+    with pytest.raises(DataError, match=r"file '0.jsonl' of the drop: _SUCCESS promises 9 bytes"):
         read_drop(store, "fam", "d")
 
 
