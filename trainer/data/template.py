@@ -172,9 +172,6 @@ class ChatTemplate:
         """The text and the ranges inside generation markers."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        from trainer.data import bounded_template
-
-        bounded_template.install()
         try:
             found: Any = render_jinja_template(
                 conversations=[messages],
