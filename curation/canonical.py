@@ -197,6 +197,7 @@ def _ordered(messages: list[tuple[str, str]], answered: bool = True) -> list[tup
     :param answered: whether there must be an answer.
     """
     joined: list[tuple[str, str]] = []
+    runs: dict[int, list[str]] = {}  # joined once: a row may be one long run of short messages
     for role, content in messages:
         if not content.strip():
             if role == "assistant":
@@ -205,9 +206,11 @@ def _ordered(messages: list[tuple[str, str]], answered: bool = True) -> list[tup
                 raise RejectError(Reason.EMPTY, f"a message of {role} is empty")
             continue
         if joined and joined[-1][0] == role and role != "tool":
-            joined[-1] = (role, f"{joined[-1][1]}\n\n{content}")
+            runs.setdefault(len(joined) - 1, [joined[-1][1]]).append(content)
         else:
             joined.append((role, content))
+    for at, run in runs.items():
+        joined[at] = (joined[at][0], "\n\n".join(run))
     roles = [role for role, _ in joined]
     body = roles[1:] if roles[:1] == ["system"] else roles
     if answered and "assistant" not in body:

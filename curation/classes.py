@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from curation.records import Found
 
 Classes = Mapping[str, Sequence[str]]
+#: Characters of a class's name: it stands once in the file, and then in each row.
+_LONGEST: Final = 1000
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """The classes of columns that hold their numbers, as datasets writes them into the schema's metadata; what is
-    written otherwise has none."""
+    written otherwise, or has a name of more than 1,000 characters, has none."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         labels = {
@@ -27,7 +30,7 @@ def class_names(schema: pa.Schema) -> dict[str, list[str]]:
     return {
         column: names
         for column, names in labels.items()
-        if isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if isinstance(names, list) and all(isinstance(name, str) and len(name) <= _LONGEST for name in names)
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from curation.dialect import said_separator, separator
 from curation.reasons import Reason
@@ -19,6 +20,9 @@ class _Feed:
         self.waiting: deque[Line | Fault] = deque()
         self.taken: list[Line] = []
         self.size = 0
+        #: Where the last line is that an open quote was followed to in vain, where it ends, and why it was given up.
+        self.tried: tuple[int, int, str] = (-1, -1, "")
+        self.doomed = False
 
     def __iter__(self) -> _Feed:
         return self
@@ -39,20 +43,40 @@ class _Feed:
         # A line that is too long, a tear or the end: an open quote will not be closed any more.
         if item is None or isinstance(item, Fault) or self.size > self.limit:
             raise StopIteration
+        if len(self.taken) == 1 and self._leads_nowhere(item):
+            self.doomed = True
+            raise StopIteration
         self.pop()
         self.taken.append(item)
         self.size += len(item.data) + 1
         return item.data.decode("utf-8", "surrogateescape") + "\n"
 
+    def _leads_nowhere(self, line: Line) -> bool:
+        """Whether a record that is open at a line has been followed from there before, and in vain.
+
+        Between lines an open quote is all that csv.reader remembers, so it would come to the same end: each line of a
+        file may have such a quote. One that was given up for its size may still be closed, if it began further on.
+        """
+        last, end, _ = self.tried
+        return line.position <= last and (end < 0 or end - self.taken[0].position > self.limit // 2)
+
     def accept(self) -> list[Line]:
         taken, self.taken, self.size = self.taken, [], 0
         return taken
 
-    def give_back(self) -> Line:
-        """Keep the first line as the bad one, and read the others again."""
+    def give_back(self, cause: str) -> tuple[Line, str]:
+        """Keep the first line as the bad one, and read the others again.
+
+        :returns: the line, and why it is bad: for what is not followed a second time, what was found at the first.
+        """
+        cause = self.tried[2] if self.doomed else cause
+        self.doomed = False
+        too_long = self.size > self.limit
         first, *rest = self.accept()
+        if rest and rest[-1].position > self.tried[0]:
+            self.tried = rest[-1].position, rest[-1].position + len(rest[-1].data) if too_long else -1, cause
         self.waiting.extendleft(reversed(rest))
-        return first
+        return first, cause
 
 
 def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
@@ -62,7 +86,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
     """
     csv.field_size_limit(2**31 - 1)
     feed = _Feed(found, limit)
-    header: list[str] | None = None
+    header: _Header | None = None
     delimiter, said = ",", None
     reader: Iterator[list[str]] | None = None
     while (item := feed.peek()) is not None:
@@ -84,8 +108,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            reader, cause = None, str(error)
-            first = feed.give_back()
+            reader = None
+            first, cause = feed.give_back(str(error))
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
             yield Fault(first.position, reason, cause[:120], first.data[:HEAD])
             continue
@@ -95,25 +119,34 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
         taken = feed.accept()
         position, head = taken[0].position, b"\n".join(line.data for line in taken)[:HEAD]
         if header is None:
-            header = [cell.strip() for cell in cells]
-            named = [name for name in header if name]
-            if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in header):
+            columns = [cell.strip() for cell in cells]
+            named = [name for name in columns if name]
+            if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in columns):
                 yield Fault(position, Reason.BAD_HEADER, "column names repeat or are not UTF-8", head)
                 return
+            least = max(at for at, name in enumerate(columns, 1) if name)
+            header = _Header(columns, least, columns.count(""))
             continue
         yield _csv_row(header, cells, position, head)
 
 
-def _csv_row(header: list[str], cells: list[str], position: int, head: bytes) -> Record:
+class _Header(NamedTuple):
+    """Names of columns, how many cells a row has at least, and how many columns have no name."""
+
+    columns: list[str]
+    least: int
+    nameless: int
+
+
+def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> Record:
+    columns, least, nameless = header
     if any(_is_broken(cell) for cell in cells):
         return Fault(position, Reason.BAD_ENCODING, "a cell is not UTF-8", head)
-    if len(cells) != len(header):
-        # Programs leave empty cells at the end of a row away, or add some.
-        least = max(at for at, name in enumerate(header, 1) if name)
-        if len(cells) < least or any(cells[len(header) :]):
-            return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(header)} columns", head)
-    fields = {name: cell for name, cell in zip(header, cells, strict=False) if cell != ""}
-    if "" in fields and header.count("") > 1:
+    # Programs leave empty cells at the end of a row away, or add some.
+    if len(cells) != len(columns) and (len(cells) < least or any(cells[len(columns) :])):
+        return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} columns", head)
+    fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell != ""}
+    if "" in fields and nameless > 1:
         return Fault(position, Reason.RAGGED, "a value in a column without a name", head)
     return Found(position, fields, head)
 

@@ -246,7 +246,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             continue
         seen.add(record.fields)
         try:
-            fields = rules.columns.apply(record.fields) if rules.columns else record.fields
+            fields = rules.columns.apply(record.fields, rules.max_row_bytes) if rules.columns else record.fields
             row = canonical(fields, rules.text_column, labels, answers)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))

@@ -46,15 +46,17 @@ class Columns:
         named = [name for _, name in self.names] + [name for _, name in self._parts if name is not None]
         return frozenset(name.strip().lower() for name in named)
 
-    def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def apply(self, fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
         """The row's fields by their known names.
 
-        :raises RejectError: if a named column with content is not there, or the template cannot be filled.
+        :param longest: what the filled template may have, in characters.
+        :raises RejectError: if a named column with content is not there, or the template cannot be filled, or gets too
+            long.
         """
         seen = _Fields(fields)
         known = self._known(seen)
         if self.template is not None:
-            known["prompt" if "completion" in self._content else "text"] = self._filled(seen)
+            known["prompt" if "completion" in self._content else "text"] = self._filled(seen, longest)
         for name, column in self.names:
             if name in self._content and name not in known and name != "system":
                 reason = Reason.NO_ANSWER if name == "completion" else Reason.NO_CONTENT
@@ -92,12 +94,16 @@ class Columns:
     def _parts(self) -> list[tuple[str, str | None]]:
         return [] if self.template is None else parts(self.template)
 
-    def _filled(self, fields: _Fields) -> str:
+    def _filled(self, fields: _Fields, longest: int) -> str:
         made = []
+        length = 0
         for text, name in self._parts:
-            made.append(text)
-            if name is not None:
-                made.append(_written(fields.get(name), name))
+            value = "" if name is None else _written(fields.get(name), name)
+            made += (text, value)
+            length += len(text) + len(value)
+            # A template may name a long field thousands of times.
+            if length > longest:
+                raise RejectError(Reason.TOO_LARGE, f"the filled template has more than {longest} characters")
         return "".join(made)
 
 

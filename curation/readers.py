@@ -7,6 +7,7 @@ and Arrow. Blank lines are no rows; they are counted.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Container, Iterator
 from typing import Any, Final
 
@@ -124,8 +125,8 @@ def _next_line(stream: Any, start: int, end: int) -> int:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise RejectError(Reason.DUPLICATE_FIELD, f"field {twice[:60]!r} stands twice")
     return fields
 

@@ -200,6 +200,15 @@ def test_golden_names() -> None:
     assert rank(exact, content, 3, 258).hex() == f"0000{exact.hex()}{content.hex()}000000030000000000000102"
 
 
+def test_a_run_of_many_messages_is_joined_once() -> None:
+    """One by one it would take minutes: each would copy all before it."""
+    many = 300_000
+    told = [{"role": "user", "content": "a short message, and another"}] * many
+    row = canonical({"messages": [*told, {"role": "assistant", "content": "b"}]})
+    assert row.roles == ("user", "assistant")
+    assert row.contents[0].split("\n\n") == ["a short message, and another"] * many
+
+
 @pytest.mark.parametrize("name", ["label", "source", "group"])
 def test_a_name_without_end_is_refused(name: str) -> None:
     """Rows are joined and counted by it, in memory."""

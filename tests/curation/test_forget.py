@@ -202,7 +202,7 @@ def test_the_group_of_an_unusable_row_is_told_as_that_of_a_usable_one(
     forgotten = Forgotten([document(group).hex()], None, asked)
     assert forgotten.fields({"text": "", **fields}) is gone
     whole = {column: "some words" for name, column in columns.items() if name != "group"} or {"Text": "some words"}
-    assert forgotten.group(canonical(asked.apply({**whole, **fields})).group) is gone
+    assert forgotten.group(canonical(asked.apply({**whole, **fields}, 1000)).group) is gone
 
 
 def test_names_of_forgotten_groups_are_keyed_where_pseudonyms_are(

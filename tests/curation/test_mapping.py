@@ -36,7 +36,7 @@ def columns(template: str | None = None, **names: str) -> Columns:
     ],
 )  # fmt: skip
 def test_fields_get_their_known_names(how: Columns, fields: dict[str, Any], known: dict[str, Any]) -> None:
-    assert how.apply(fields) == known
+    assert how.apply(fields, 1000) == known
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,18 @@ def test_rows_without_a_named_column_end_with_its_name(
     how: Columns, fields: dict[str, Any], reason: Reason, said: str
 ) -> None:
     with pytest.raises(RejectError) as caught:
-        how.apply(fields)
+        how.apply(fields, 1000)
     assert (caught.value.reason, caught.value.detail) == (reason, said)
+
+
+def test_a_template_that_names_a_long_field_many_times_is_refused_before_it_is_filled() -> None:
+    """All at once it would be a gigabyte."""
+    how = columns("{a}" * 10_000)
+    assert how.apply({"a": "x" * 100}, 1_000_000) == {"text": "x" * 1_000_000}
+    with pytest.raises(RejectError) as caught:
+        how.apply({"a": "x" * 100_000}, 1_000_000)
+    assert caught.value.reason == Reason.TOO_LARGE
+    assert caught.value.detail == "the filled template has more than 1000000 characters"
 
 
 @pytest.mark.parametrize(

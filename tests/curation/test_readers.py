@@ -15,6 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from curation.csv_rows import _Feed
 from curation.lines import lines
 from curation.plan import cut
 from curation.readers import read
@@ -375,6 +376,46 @@ def test_blank_lines_are_counted_once_however_they_come(tmp_path: Path, name: st
 def test_an_open_quote_before_many_lines_costs_each_line_once(tmp_path: Path) -> None:
     records = found(tmp_path, "a.csv", b'text\n"open\n' + b"x\n" * 300_000, limit=400_000)
     assert kinds(records) == [Reason.BAD_QUOTES] + ["row"] * 300_000
+
+
+@pytest.mark.parametrize("limit", [1_000_000, 2_000], ids=["to the end", "to the limit"])
+def test_quotes_that_every_line_leaves_open_are_followed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    read_lines, given = _Feed.__next__, 0
+
+    def counted(feed: _Feed) -> str:
+        nonlocal given
+        given += 1
+        return read_lines(feed)
+
+    monkeypatch.setattr(_Feed, "__next__", counted)
+    records = found(tmp_path, "a.csv", b"text\n" + b'",c","\n' * 10_000, limit=limit)
+    assert kinds(records) == [Reason.BAD_QUOTES] * 10_000
+    assert given < 6 * 10_000
+
+
+def test_a_record_of_lines_behind_one_that_was_given_up_for_its_size_is_read(tmp_path: Path) -> None:
+    data = b'size,text\n"open\n' + b"x\n" * 400 + b'5","a\n' + b"b\n" * 100 + b'c"\n' + b"1,d\n"
+    records = found(tmp_path, "a.csv", data, limit=1_000)
+    assert records[0] == (10, Reason.BAD_QUOTES)
+    assert [fields for _, fields in records[-2:]] == [
+        {"size": '5"', "text": "a\n" + "b\n" * 100 + "c"},
+        {"size": "1", "text": "d"},
+    ]
+
+
+def test_short_rows_under_many_columns_without_a_name(tmp_path: Path) -> None:
+    """Looking through all of them for each row would take minutes."""
+    records = found(tmp_path, "a.csv", b"text,other" + b"," * 900_000 + b",last\n" + b"a\n" * 30_000)
+    assert kinds(records) == [Reason.RAGGED] * 30_000
+
+
+def test_a_field_that_repeats_behind_many_is_found_in_one_pass(tmp_path: Path) -> None:
+    """Counting each name in all of them would take minutes."""
+    names = ", ".join(f'"{at}": 1' for at in range(200_000))
+    data = b'{%s, "z": 1, "z": 2}\n' % names.encode() + GOOD
+    assert kinds(found(tmp_path, "a.jsonl", data, limit=8_000_000)) == [Reason.DUPLICATE_FIELD, "row"]
 
 
 # --- pieces may end anywhere ---

@@ -14,6 +14,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
 
 import curation
+from curation.classes import class_names
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 from dropforge.errors import DataError
@@ -111,3 +112,16 @@ def test_a_folder_that_is_not_whole_is_refused(store: FolderStore, save: Callabl
     store.put("lake/two/dataset_dict.json", b'{"splits": ["../one"]}')
     with pytest.raises(DataError, match=r"it is not there"):
         pin(store, Source(prefix="lake/two"), "fam")
+
+
+def test_names_of_classes_that_are_as_long_as_texts_are_none(tmp_path: Path) -> None:
+    """One stands once in the file, and would stand in each of its rows."""
+    features = {
+        "label": {"_type": "ClassLabel", "names": ["x" * 60_000]},
+        "kind": {"_type": "ClassLabel", "names": ["y"]},
+    }
+    schema = pa.schema(
+        {"text": pa.string(), "label": pa.int64(), "kind": pa.int64()},
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    assert class_names(schema) == {"kind": ["y"]}
