@@ -42,14 +42,16 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
                     # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never.
                     batch.validate(full=True)
                 if columns:
-                    for record in batch_rows(batch, row, max_row_bytes, produced):
-                        row += 1
-                        yield record if isinstance(record, Fault) else named(record, classes)
+                    for left in produced.take(row, batch.num_rows):
+                        for record in batch_rows(batch.slice(0, left), row, max_row_bytes, produced):
+                            row += 1
+                            yield record if isinstance(record, Fault) else named(record, classes)
                 else:
                     names = ", ".join(schema.names)[:100]
-                    for _ in range(batch.num_rows):
-                        row += 1
-                        yield Fault(row - 1, Reason.NO_CONTENT, f"fields: {names}", b"")
+                    for left in produced.take(row, batch.num_rows):
+                        for _ in range(left):
+                            row += 1
+                            yield Fault(row - 1, Reason.NO_CONTENT, f"fields: {names}", b"")
                 del batch  # It would stay while the next one is read.
         # A stream that is cut between two batches looks whole without it.
         with path.open("rb") as end:

@@ -40,6 +40,7 @@ _STAGE_CHARS: Final = 4 << 20
 #: A detail of this length may have been cut in the middle of a value, and those of these reasons are cut sooner.
 _CUT: Final = 100
 _QUOTING: Final = frozenset({Reason.DUPLICATE_FIELD, Reason.UNKNOWN_ROLE})
+_NO_MEMORY: Final = "there is not enough memory for what the row becomes"
 Scrub = Callable[[str], str]
 
 
@@ -140,7 +141,12 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             report.faults += 1
             yield item
             continue
-        named = _named(item, task, salt, scrub, report)
+        try:
+            named = _named(item, task, salt, scrub, report)
+        except MemoryError:
+            report.faults += 1
+            yield Fault(item.position, Reason.MEMORY, _NO_MEMORY, b"")
+            continue
         if named.key in forgotten:
             report.faults += 1
             yield Fault(item.position, Filtered.FORGOTTEN, "", b"")
@@ -255,6 +261,9 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
                 yield Fault(record.position, Filtered.FORGOTTEN, "", b"")
             else:
                 yield Fault(record.position, error.reason, error.detail, _head(record))
+            continue
+        except MemoryError:
+            yield Fault(record.position, Reason.MEMORY, _NO_MEMORY, b"")
             continue
         if forgotten.group(row.group):  # before the stages: what they refuse is shown in the quarantine
             yield Fault(record.position, Filtered.FORGOTTEN, "", b"")

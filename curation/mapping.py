@@ -95,7 +95,7 @@ class Columns:
         return [] if self.template is None else parts(self.template)
 
     def _filled(self, fields: _Fields, longest: int) -> str:
-        made = []
+        made: list[str] = []
         length = 0
         for text, name in self._parts:
             value = "" if name is None else _written(fields.get(name), name)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.classes import class_names, named
+from curation.expanded import Sizes, row_sizes, shares
 from curation.freed import give_back
 from curation.memory import bounded, too_much
 from curation.reasons import Reason
@@ -28,11 +29,22 @@ class Produced:
 
     def __init__(self, size: int, limits: Limits) -> None:
         self.size, self.limits, self.total = size, limits, 0
+        self.rows = max(limits.rows, size)
 
     def add(self, more: int) -> None:
         """:raises TornError: if that is too much for the file."""
         self.total += more
         self.limits.check(self.total, self.size)
+
+    def take(self, first: int, rows: int) -> Iterator[int]:
+        """How many of so many rows may come: some that differ take a byte each, as in other compressed files.
+
+        :param first: the place of the first one. :raises TornError: behind them, if there are more.
+        """
+        left = min(rows, max(0, self.rows - first))
+        yield left
+        if left < rows:
+            raise TornError(Reason.BOMB, f"{self.size} bytes hold more than {self.rows} rows")
 
 
 def row_groups(path: Path) -> list[int]:
@@ -68,7 +80,7 @@ def read_parquet(
     with file:
         produced = Produced(path.stat().st_size, limits)
         columns = [name for name in schema.names if name.strip().lower() in wanted]
-        shared = any(pa.types.is_dictionary(field.type) for field in schema if field.name in columns)
+        shared = any(shares(field.type) for field in schema if field.name in columns)
         last = file.metadata.num_row_groups if end is None else end
         row = sum(file.metadata.row_group(index).num_rows for index in range(start))
         for index in range(start, last):
@@ -79,9 +91,10 @@ def read_parquet(
                 limits.check(produced.total + held, produced.size)
                 if not columns:
                     names = ", ".join(schema.names)[:100]
-                    for number in range(rows):
-                        yield Fault(row + number, Reason.NO_CONTENT, f"fields: {names}", b"")
-                    done = rows
+                    for left in produced.take(row, rows):
+                        for _ in range(left):
+                            yield Fault(row + done, Reason.NO_CONTENT, f"fields: {names}", b"")
+                            done += 1
                     continue
                 # Arrow doubles what it has when a row follows a long one, so long rows come a few at a time; a
                 # dictionary comes with each batch anew.
@@ -89,9 +102,10 @@ def read_parquet(
                 most = min(most, max(1, rows))
                 for batch in _batches(file, index, columns, most, max_row_bytes):
                     produced.add(batch.nbytes)
-                    for record in batch_rows(batch, row + done, max_row_bytes, produced):
-                        done += 1
-                        yield record if isinstance(record, Fault) else named(record, classes)
+                    for left in produced.take(row + done, batch.num_rows):
+                        for record in batch_rows(batch.slice(0, left), row + done, max_row_bytes, produced):
+                            done += 1
+                            yield record if isinstance(record, Fault) else named(record, classes)
             except TornError as tear:
                 yield Fault(row + done, tear.reason, tear.detail, b"")
                 return
@@ -149,46 +163,44 @@ def batch_rows(
     """
     batch = _with_plain_times(batch)
     rows: list[dict[str, Any]] | None = None
-    # Exact sizes are only worth their price where a row could be too long.
-    if batch.nbytes <= max_row_bytes:
+    weight = batch.nbytes
+    weights: Sizes | None = None
+    # Exact sizes are only worth their price where a row could be too long, or many share a value.
+    if any(map(shares, batch.schema.types)):
+        with bounded(max_row_bytes):
+            weights = row_sizes(batch)
+            weight = max(weight, int(weights.sum()))
+    if weight <= max_row_bytes:
         with contextlib.suppress(UnicodeDecodeError, MemoryError), bounded(max_row_bytes):
             rows = batch.to_pylist()
     if rows is None:
         left = batch.nbytes
         for index in range(batch.num_rows):
-            size, record = _one(batch.slice(index, 1), first + index, max_row_bytes)
+            row = batch.slice(index, 1)
+            size = sum(column.nbytes for column in row.columns) if weights is None else int(weights[index])
+            size, record = _one(row, size, first + index, max_row_bytes)
             left -= size
             if produced is not None and left < 0:
                 produced.add(-left)
                 left = 0
             yield record
     else:
+        if produced is not None:
+            produced.add(weight - batch.nbytes)
         binary = any(map(_holds_bytes, batch.schema.types))
         for index, fields in enumerate(rows):
             yield Found(first + index, texts(fields) if binary else fields, b"")
 
 
-def _one(row: pa.RecordBatch, place: int, max_row_bytes: int) -> tuple[int, Found | Fault]:
+def _one(row: pa.RecordBatch, size: int, place: int, max_row_bytes: int) -> tuple[int, Found | Fault]:
     """The bytes that become objects, and the row."""
-    with bounded(max_row_bytes):
-        size = sum(map(_bytes, row.columns))
-        if size > max_row_bytes:
-            return 0, Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
-        try:
+    if size > max_row_bytes:
+        return 0, Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
+    try:
+        with bounded(max_row_bytes):
             return size, Found(place, texts(row.to_pylist()[0]), b"")
-        except UnicodeDecodeError:
-            return size, Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
-
-
-def _bytes(column: pa.Array) -> int:
-    """Bytes of a column of one row: of a dictionary, or of buffers that all rows share, its own value alone."""
-    if isinstance(column, pa.DictionaryArray):
-        at = column.indices[0].as_py()
-        return 0 if at is None else int(column.dictionary.slice(at, 1).nbytes)
-    if isinstance(column, (pa.StringViewArray, pa.BinaryViewArray)):
-        value = column[0].as_buffer()
-        return 0 if value is None else int(value.size)
-    return int(column.nbytes)
+    except UnicodeDecodeError:
+        return size, Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

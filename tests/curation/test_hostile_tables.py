@@ -16,12 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from curation import curate, memory
+from curation import curate, kernel, memory
+from curation.canonical import Row
+from curation.expanded import sizes
 from curation.memory import bound_of, bounded
 from curation.plan import cut
 from curation.readers import read
 from curation.reasons import Reason
 from curation.records import Fault, Found
+from curation.streams import Limits
 from dropforge.drop import Drop
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
@@ -185,3 +188,125 @@ def test_many_long_rows_are_sorted_in_little_memory_in_one_order(
         ]
         assert len(keys := [key for part in found for key in part]) == len(set(keys)) == made.counts[split]
         assert all(part == sorted(part) for part in found)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("column", ["text", "unknown"])
+def test_rows_of_nothing_count_as_a_bomb_where_they_are_too_many(tmp_path: Path, name: str, column: str) -> None:
+    """A few hundred bytes say that there are a hundred million."""
+    table = pa.table({column: pa.nulls(100_000_000)}) if name == "a.arrow" else pa.table({column: pa.nulls(3_000_000)})
+    path = tmp_path / "file"
+    path.write_bytes(stream(table) if name == "a.arrow" else parquet(table))
+    most = 5_000 if name == "a.arrow" else max(5_000, path.stat().st_size)
+    [split] = cut(path, name)
+    records = list(read(split, max_row_bytes=ROW, limits=Limits(rows=5_000)))
+    assert [record.position for record in records] == list(range(most + 1))
+    assert isinstance(records[-1], Fault)
+    assert records[-1].reason == Reason.BOMB
+    assert f"more than {most} rows" in records[-1].detail
+
+
+def test_rows_of_few_values_are_all_read_where_they_are_no_more_than_allowed(tmp_path: Path) -> None:
+    text = pa.array(["yes", "no"] * 5_000)
+    path = tmp_path / "file"
+    path.write_bytes(parquet(pa.table({"text": text}), compression="zstd"))
+    [split] = cut(path, "a.parquet")
+    assert path.stat().st_size < 10_000
+    assert len(list(read(split, max_row_bytes=ROW, limits=Limits(rows=10_000)))) == 10_000
+
+
+def one_value(rows: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * ROW]))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "dictionary", "view", "runs", "list"])
+def test_what_rows_share_counts_in_each_of_them(tmp_path: Path, kind: str) -> None:
+    """Also where a batch of them is no longer than a row may be."""
+    rows, value = 3_000, "x" * ROW
+    text = one_value(rows)
+    if kind == "runs":
+        text = pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([value]))
+    elif kind == "view":
+        one = pa.array([value], pa.string_view()).buffers()
+        text = pa.Array.from_buffers(pa.string_view(), rows, [None, pa.py_buffer(one[1].to_pybytes() * rows), *one[2:]])
+    elif kind == "list":
+        text = pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), text)
+    path = tmp_path / "file"
+    path.write_bytes(parquet(pa.table({"text": text})) if kind == "parquet" else stream(pa.table({"text": text})))
+    [split] = cut(path, "a.parquet" if kind == "parquet" else "a.arrow")
+    size = chars = 0
+    for record in read(split, max_row_bytes=8_000_000, limits=Limits(free=1 << 20)):
+        last = record
+        if isinstance(record, Found):
+            size += 1
+            chars += len("".join(record.fields["text"]))
+    assert isinstance(last, Fault)
+    assert last.reason == Reason.BOMB
+    assert size == last.position
+    assert chars <= 250 * path.stat().st_size
+
+
+@pytest.mark.parametrize("within", ["list", "struct", "list of structs", "list view", "fixed list", "map"])
+def test_a_row_of_shared_values_within_lists_and_structs_is_too_large_by_what_it_becomes(
+    tmp_path: Path, within: str
+) -> None:
+    many, value = 10, one_value(30)
+    starts = pa.array([0, many, 2 * many, 3 * many], pa.int32())
+    column = {
+        "list": lambda: pa.ListArray.from_arrays(starts, value),
+        "struct": lambda: pa.StructArray.from_arrays([one_value(3)] * many, [str(at) for at in range(many)]),
+        "list of structs": lambda: pa.ListArray.from_arrays(starts, pa.StructArray.from_arrays([value], ["a"])),
+        "list view": lambda: pa.ListViewArray.from_arrays(starts[:3], pa.array([many] * 3, pa.int32()), value),
+        "fixed list": lambda: pa.FixedSizeListArray.from_arrays(value, many),
+        "map": lambda: pa.MapArray.from_arrays(starts, pa.array([str(at) for at in range(30)]), value),
+    }[within]()
+    table = pa.table({"text": pa.array(["a", "b", "c"]), "messages": column})
+    path = tmp_path / "file"
+    path.write_bytes(stream(table))
+    [split] = cut(path, "a.arrow")
+    records = list(read(split, max_row_bytes=many * ROW - 1))
+    assert [(record.position, getattr(record, "reason", "row")) for record in records] == [
+        (at, Reason.TOO_LARGE) for at in range(3)
+    ]
+    assert [type(record) for record in read(split, max_row_bytes=many * ROW + 1_000)] == [Found] * 3
+
+
+def test_sizes_are_those_of_each_value() -> None:
+    shared = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 1], pa.int8()), pa.array(["a", "bcd"]))
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([3, 5, 9], pa.int32()), pa.array(["a", "bb", None]))
+    assert sizes(shared.slice(1)).tolist() == [3, 0, 3]
+    assert sizes(runs.slice(2, 4)).tolist() == [1, 2, 2, 0]
+    assert sizes(pa.array(["a", None, "b" * 40], pa.string_view()).slice(1)).tolist() == [0, 40]
+    assert sizes(pa.array([], pa.string_view())).tolist() == []
+    assert sizes(pa.ListArray.from_arrays(pa.array([0, 2, 2, 4], pa.int32()), shared).slice(1)).tolist() == [0, 19]
+    union = pa.UnionArray.from_dense(
+        pa.array([0, 1], pa.int8()), pa.array([0, 0], pa.int32()), [pa.array([1]), pa.array(["x" * 20])]
+    )
+    assert sizes(union).tolist() == [20, 20]
+
+
+def test_a_row_that_becomes_too_much_ends_alone(
+    store: FolderStore,
+    upload: Callable[..., Drop],
+    texts: Callable[..., list[bytes]],
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, named = kernel.canonical, kernel.names
+
+    def refused(fields: dict[str, object], *how: object) -> Row:
+        if fields["text"] == "one":
+            raise MemoryError
+        return whole(fields, *how)
+
+    def nameless(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
+        if row.text == "two":
+            raise MemoryError
+        return named(row)
+
+    monkeypatch.setattr(kernel, "canonical", refused)
+    monkeypatch.setattr(kernel, "names", nameless)
+    drop = upload({"a.jsonl": b"\n".join([b'{"text": "one"}', b'{"text": "two"}', *texts(30)])})
+    made = curate(store, drop, recipe(workers=1), workdir=tmp_path / "w")
+    assert (made.counts["input"], made.counts["needs_memory"]) == (32, 2)
