@@ -27,6 +27,17 @@ def shares(kind: pa.DataType) -> bool:
     return types.is_nested(kind) and any(shares(kind.field(at).type) for at in range(kind.num_fields))
 
 
+def expanded(batch: pa.RecordBatch) -> int:
+    """The bytes of a batch whose rows share values."""
+    return sum(_total(column) if shares(column.type) else column.nbytes for column in batch.columns)
+
+
+def _total(column: pa.Array) -> int:
+    if isinstance(column, pa.DictionaryArray) and _has_lengths(column.dictionary.type):  # what most are, quickly
+        return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+    return int(sizes(column).sum())
+
+
 def row_sizes(batch: pa.RecordBatch) -> Sizes:
     """The bytes of each row of a batch."""
     return _sum([sizes(column) for column in batch.columns], batch.num_rows)
@@ -59,11 +70,15 @@ def sizes(column: pa.Array) -> Sizes:
     if isinstance(column, pa.FixedSizeListArray):
         starts = (np.arange(len(column) + 1) + column.offset) * kind.list_size
         return _within(sizes(column.values), starts)
-    if any(
-        is_kind(kind) for is_kind in (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
-    ):
+    if _has_lengths(kind):
         return np.maximum(_numbers(pc.binary_length(column)), 0).astype(np.float64)
     return np.full(len(column), kind.byte_width if types.is_fixed_size_binary(kind) else 8.0)
+
+
+def _has_lengths(kind: pa.DataType) -> bool:
+    types = pa.types
+    known = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
+    return any(is_kind(kind) for is_kind in known)
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:

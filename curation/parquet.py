@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.classes import class_names, named
-from curation.expanded import Sizes, row_sizes, shares
+from curation.expanded import expanded, row_sizes, shares
 from curation.freed import give_back
 from curation.memory import bounded, too_much
 from curation.reasons import Reason
@@ -163,17 +163,16 @@ def batch_rows(
     """
     batch = _with_plain_times(batch)
     rows: list[dict[str, Any]] | None = None
+    shared = any(map(shares, batch.schema.types))
     weight = batch.nbytes
-    weights: Sizes | None = None
-    # Exact sizes are only worth their price where a row could be too long, or many share a value.
-    if any(map(shares, batch.schema.types)):
-        with bounded(max_row_bytes):
-            weights = row_sizes(batch)
-            weight = max(weight, int(weights.sum()))
+    # Exact sizes are only worth their price where a row could be too long.
     if weight <= max_row_bytes:
         with contextlib.suppress(UnicodeDecodeError, MemoryError), bounded(max_row_bytes):
-            rows = batch.to_pylist()
+            weight = max(weight, expanded(batch)) if shared else weight
+            rows = batch.to_pylist() if weight <= max_row_bytes else None
     if rows is None:
+        with bounded(max_row_bytes):
+            weights = row_sizes(batch) if shared else None
         left = batch.nbytes
         for index in range(batch.num_rows):
             row = batch.slice(index, 1)
