@@ -150,19 +150,24 @@ def test_a_form_is_held_when_its_policy_allows_it(server: Server) -> None:
     forms = [
         (multipart([("key", "k"), ("policy", "x")], b""), 403),
         (multipart([("key", "k"), ("x-ignore-a", "x" * (64 << 10))], b""), 400),
-        (b"x" * (1 << 17), 400),
-        (b"--x\r\nnonsense\r\n\r\n" + b"x" * (1 << 17), 400),
+        (b"x", 400),
+        (b"--x\r\nnonsense\r\n\r\n", 400),
     ]
     for start, status in forms:
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             head = f"POST /{BUCKET} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{FORM}\r\n"
-            connection.sendall(f"{head}Content-Length: {16 << 20}\r\n\r\n".encode() + start.ljust(1 << 17, b"x"))
+            connection.sendall(
+                f"{head}Content-Length: {16 << 20}\r\n\r\n".encode() + start.ljust(1 << 16, b"x")[: 1 << 16]
+            )
             assert int(connection.makefile("rb").readline().split()[1]) == status
 
 
 def test_a_head_is_bounded(server: Server) -> None:
-    status, _ = ask(server, f"GET /{BUCKET}\n" + "\n".join(f"x-{number}: {'x' * 4000}" for number in range(20)))
-    assert status == 431
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        # The last line goes beyond the bound, and nothing is left unread, which would reset the connection.
+        lines = [f"x-{number}: {'x' * 4000}\r\n" for number in range(17)]
+        connection.sendall(f"GET /{BUCKET} HTTP/1.1\r\n{''.join(lines)}".encode())
+        assert int(connection.makefile("rb").readline().split()[1]) == 431
 
 
 def test_a_read_s_body_is_not_waited_for(server: Server) -> None:
