@@ -105,6 +105,8 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
     group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
     if messages is None:
         if not isinstance(text, str):
+            text = shapes.texts(text)
+        if not isinstance(text, str):
             raise RejectError(Reason.BAD_FIELD, shapes.column(text, text_column) or f"`{text_column}` is {_kind(text)}")
         if not text.strip():
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
@@ -134,9 +136,10 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, st
     for asked, answered in PAIRS:
         if fields.get(asked) is not None and answered in fields:
             question, answer = fields[asked], fields[answered]
-            if asked == "instruction" and isinstance(fields.get("input"), str) and fields["input"].strip():
+            more = shapes.texts(fields.get("input")) if asked == "instruction" else None
+            if isinstance(more, str) and more.strip():
                 told = _content(question, asked)
-                question = f"{told}\n\n{fields['input']}" if told.strip() else fields["input"]
+                question = f"{told}\n\n{more}" if told.strip() else more
             turns = _side(question, asked, "user") + _side(answer, answered, "assistant")
             system = next((fields[name] for name in SYSTEM if fields.get(name)), None)
             return ([("system", _content(system, "system"))] if system is not None else []) + turns
@@ -151,6 +154,8 @@ def _side(value: Any, name: str, role: str) -> list[tuple[str, str]]:
 
 
 def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
+    if isinstance(value, bytes):
+        value = shapes.texts(value)
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -173,6 +178,8 @@ def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
         if content is None:
             content = message.get("value")
         if not isinstance(role, str):
+            role = shapes.texts(role)
+        if not isinstance(role, str):
             raise RejectError(Reason.BAD_MESSAGES, "a message has no role")
         known = ROLES.get(role) or ROLES.get(role.strip().lower())
         if known is None:
@@ -182,6 +189,9 @@ def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
 
 
 def _content(value: Any, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    value = shapes.texts(value)
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
@@ -256,6 +266,7 @@ def _name(value: Any, name: str) -> str | None:
 
 
 def _written(value: Any) -> str:
+    value = value if isinstance(value, str) else shapes.texts(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from curation.canonical import FIELDS, GROUPS
 from curation.reasons import Reason, RejectError
+from curation.shapes import texts
 from dropforge.recipe_data import CONTENT, parts
 
 _SHOWN: Final = 200
@@ -125,6 +126,7 @@ class _Fields:
 def _written(value: Any, name: str) -> str:
     if value is None or value == "":
         raise RejectError(Reason.NO_CONTENT, f"the template's `{name}` has no value"[:_SHOWN])
+    value = value if isinstance(value, str) else texts(value)
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int | float):

@@ -16,7 +16,6 @@ from curation.freed import give_back
 from curation.memory import bounded, too_much
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Found, Record
-from curation.shapes import texts
 from curation.streams import STEP, Limits, TornError
 
 _BATCH: Final = 256
@@ -186,9 +185,8 @@ def batch_rows(
     else:
         if produced is not None:
             produced.add(weight - batch.nbytes)
-        binary = any(map(_holds_bytes, batch.schema.types))
         for index, fields in enumerate(rows):
-            yield Found(first + index, texts(fields) if binary else fields, b"")
+            yield Found(first + index, fields, b"")
 
 
 def _one(row: pa.RecordBatch, size: int, place: int, max_row_bytes: int) -> tuple[int, Found | Fault]:
@@ -197,21 +195,9 @@ def _one(row: pa.RecordBatch, size: int, place: int, max_row_bytes: int) -> tupl
         return 0, Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
     try:
         with bounded(max_row_bytes):
-            return size, Found(place, texts(row.to_pylist()[0]), b"")
+            return size, Found(place, row.to_pylist()[0], b"")
     except UnicodeDecodeError:
         return size, Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
-
-
-def _holds_bytes(kind: pa.DataType) -> bool:
-    """Whether values have bytes in them, as of programs that do not mark texts."""
-    types = pa.types
-    if types.is_nested(kind):
-        return any(_holds_bytes(kind.field(at).type) for at in range(kind.num_fields))
-    if types.is_dictionary(kind):
-        return _holds_bytes(kind.value_type)
-    return any(is_kind(kind) for is_kind in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)) or (
-        types.is_binary_view(kind)
-    )
 
 
 def _with_plain_times(batch: pa.RecordBatch) -> pa.RecordBatch:

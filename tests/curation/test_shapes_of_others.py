@@ -69,6 +69,16 @@ def test_the_same_rows_whatever_wrote_them(make: Make, name: str, data: bytes) -
     assert make({name: data}, "theirs").digest == make({"a.jsonl": plain}, "plain").digest
 
 
+def test_bytes_of_names_and_templates_are_text_too_and_kept_columns_stay_as_they_are(
+    make: Make, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    columns = {"raw": [b"\x00\xff", b"abc"] * 15, "label": [b"yes", b"no"] * 15, "who": [a.encode() for a in ASKED]}
+    asked = {"prompt_template": "{who}!", "keep_columns": ["raw"]}
+    found = rows(make({"a.parquet": parquet(**columns)}, data=asked))
+    assert {row["text"] for row in found} == {f"{asked}!" for asked in ASKED}
+    assert {(row["label"], row["extras"]) for row in found} == {("yes", '{"raw":"AP8="}'), ("no", '{"raw":"YWJj"}')}
+
+
 def test_columns_without_a_name_are_told_and_a_value_in_one_is_not_dropped(make: Make, store: FolderStore) -> None:
     rows = [f"{pair},," for pair in COMMAS]
     rows[3] += "x"
