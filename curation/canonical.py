@@ -104,8 +104,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
         raise RejectError(Reason.NO_LABEL, "no `label`")
     group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
     if messages is None:
-        if not isinstance(text, str):
-            text = shapes.texts(text)
+        text = shapes.texts(text)
         if not isinstance(text, str):
             raise RejectError(Reason.BAD_FIELD, shapes.column(text, text_column) or f"`{text_column}` is {_kind(text)}")
         if not text.strip():
@@ -189,8 +188,6 @@ def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
 
 
 def _content(value: Any, name: str) -> str:
-    if isinstance(value, str):
-        return value
     value = shapes.texts(value)
     if isinstance(value, str):
         return value
@@ -266,7 +263,7 @@ def _name(value: Any, name: str) -> str | None:
 
 
 def _written(value: Any) -> str:
-    value = value if isinstance(value, str) else shapes.texts(value)
+    value = shapes.texts(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
@@ -277,6 +274,14 @@ def group_of(fields: Mapping[str, Any]) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "a truth value", int: "a number", float: "a number", str: "text"}
-    names[bytes] = "bytes that are not UTF-8"
-    return names.get(type(value), "a list" if isinstance(value, list) else "an object")
+    return _KINDS.get(type(value), "a list" if isinstance(value, list) else "an object")
+
+
+_KINDS: Final = {
+    type(None): "null",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    bytes: "bytes that are not UTF-8",
+}

@@ -25,8 +25,8 @@ def separator(header: bytes) -> str:
 
 
 def told(head: bytes) -> list[str]:
-    """What a person should know of the columns of a file that begins so."""
-    lines = (line for line in head.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
+    """What a person should know of the columns of a file that begins so, without a byte order mark."""
+    lines = (line for line in head.split(b"\n") if line.strip())
     first = next(lines, b"")
     said = said_separator(first)
     header = first if said is None else next(lines, b"")

@@ -146,7 +146,7 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
         cause = (Reason.BAD_FORMAT, "its lines end with a carriage return alone: end them with line feeds")
         return Format(kind, compression, cause, tuple(warnings), codec)
     if kind == "csv":
-        warnings += dialect.told(head)
+        warnings += dialect.told(head.removeprefix(BOM))
     warnings += _lie(expected, _FAMILIES[kind])
     return Format(kind, compression, None, tuple(warnings), codec)
 

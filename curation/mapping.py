@@ -126,7 +126,7 @@ class _Fields:
 def _written(value: Any, name: str) -> str:
     if value is None or value == "":
         raise RejectError(Reason.NO_CONTENT, f"the template's `{name}` has no value"[:_SHOWN])
-    value = value if isinstance(value, str) else texts(value)
+    value = texts(value)
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int | float):

@@ -243,9 +243,9 @@ def step(
     if desk.recipe.curation.steps == "none":
         verify(reports)
     # A drop that is forgotten whole makes a version without a row.
-    refusal = None
+    refusal, why = None, causes(work)
     if not work or not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
-        refusal = nothing(drop, names, faults(work), causes(work))
+        refusal = nothing(drop, names, faults(work), why)
     if not sum(report.records for _, report in reports) and refusal is not None:
         raise refusal  # there is nothing to show
     tell("settle", 0, planned(rules).total(), 0)
@@ -261,7 +261,7 @@ def step(
         ends = exchange.counts(tables)
         if refusal is None and not (parent or repair or bare or rules.forgotten or ends["train"] + ends["eval"]):
             gone = {end: rows for end, rows in ends.items() if rows and end != "input"}
-            refusal = nothing(drop, names, gone, causes(work))
+            refusal = nothing(drop, names, gone, why)
         counts = increments.sums(parent, ends)
         facts = {**rules.facts(), "exact": exact(tables), **({"sample": sample} if sample else {})}
         facts |= {"drop": drop.id} if family else {}
@@ -316,7 +316,7 @@ def step(
     card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
     if told is not None:
         card["sample"] = asdict(told)
-    card["causes"] = [asdict(one) for one in causes(work)]
+    card["causes"] = [asdict(one) for one in why]
     if desk.sets is not None:
         found_items = desk.sets.report(counted, out / "contamination.jsonl")
         card["evaluation_sets"] = {"sets": desk.sets.summary(counted), "found": found_items[:_SHOWN]}

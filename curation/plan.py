@@ -92,8 +92,8 @@ def readable(drop: Drop) -> tuple[list[DropFile], list[str]]:
 
     :raises DataError: if they are a table's, whose log says which rows count.
     """
-    table_formats.check(f"drop {drop.family}/{drop.drop}", sorted(file.key for file in drop.data_files))
     files = sorted(drop.data_files, key=lambda file: file.key.encode())
+    table_formats.check(f"drop {drop.family}/{drop.drop}", (file.key for file in files))
     hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
     return [file for file in files if file.key not in set(hidden)], hidden
 

@@ -46,6 +46,8 @@ def repr_of_python(text: str) -> str | None:
 
 def texts(value: Any) -> Any:
     """A value with text for its bytes, where they are UTF-8."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, bytes):
         try:
             return value.decode()

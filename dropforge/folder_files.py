@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from dropforge.text import has_surrogates
+
 _NO_TEXT = "its name is no UTF-8"
 
 
@@ -25,7 +27,7 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
     for where, folders, names in os.walk(folder, onerror=unreadable):
         here = Path(where)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in [name for name in folders if not is_text(name)]:
+        for name in [name for name in folders if has_surrogates(name)]:
             folders.remove(name)
             on_skip(here / name, _NO_TEXT)
         for name in folders:
@@ -35,7 +37,7 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
             path = here / name
             if name.startswith("."):
                 continue
-            if not is_text(name):
+            if has_surrogates(name):
                 on_skip(path, _NO_TEXT)
                 continue
             if path.is_symlink():
@@ -52,8 +54,3 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
             if path.is_file():
                 found[path.relative_to(folder).as_posix()] = path
     return dict(sorted(found.items()))
-
-
-def is_text(name: str) -> bool:
-    """Whether a file's name is UTF-8; Python keeps the bytes of another as halves of characters."""
-    return not any("\ud800" <= sign <= "\udfff" for sign in name)

@@ -20,6 +20,12 @@ def escape(text: str) -> str:
     )
 
 
+def has_surrogates(text: str) -> bool:
+    """Whether a text holds a half of a surrogate pair, which no UTF-8 can hold: JSON's escapes and Python's names of
+    files that are none make some."""
+    return any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
 def shorten(text: str, most: int) -> str:
     """Return at most `most` characters: the beginning, how much is left out, and the end.
 

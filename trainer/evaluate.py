@@ -111,10 +111,10 @@ def _compare(
     same = True
     if order["champion"] is not None:
         known = measured.labels
-        places = _places(rows, known)
+        places, ours = _places(rows, known), _known(own, known)
         try:
             some = [rows[place] for place in places]
-            other = measure("champion", order["champion"]["model"], some, _known(own, known))
+            other = measure("champion", order["champion"]["model"], some, ours)
             champion, same = other.figures, measured.tokenizer == other.tokenizer
             tables["champion"] = other.answers
             columns["champion"] = placed(other.columns, places, len(rows))
@@ -125,7 +125,7 @@ def _compare(
                 console.say("the champion does not know all labels: the candidate is measured without those rows again")
                 places = [place for place in places if rows[place].label in (other.labels or ())]
                 some = [rows[place] for place in places]
-                again = measure("candidate", order["candidate"], some, _known(_known(own, known), other.labels))
+                again = measure("candidate", order["candidate"], some, _known(ours, other.labels))
                 shared = _kept(again.figures)
                 compared = {**columns, "candidate": placed(again.columns, places, len(rows))}
         except (OtherTaskError, NoTargetError) as error:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.folder_files import files_below, is_text
+from dropforge.folder_files import files_below
 from dropforge.store import Store
+from dropforge.text import has_surrogates
 
 
 def find_files(paths: list[Path], on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
@@ -24,7 +25,7 @@ def find_files(paths: list[Path], on_skip: Callable[[Path, str], None] = lambda 
     for path in paths:
         if path.is_dir():
             found = files_below(path, on_skip)
-        elif path.is_file() and not is_text(path.name):
+        elif path.is_file() and has_surrogates(path.name):
             raise DataError(f"file {str(path)!r}", "its name is no UTF-8, as a key has to be", "Give it another")
         elif path.is_file():
             found = {path.name: path}  # a link, too: it is what the person named

@@ -28,6 +28,7 @@ from dropforge.recipes.place_rules import fill_sizes, without_sizes
 from dropforge.recipes.rules import SIZES, check_combinations
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.section import help_of
+from dropforge.text import has_surrogates
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
@@ -325,7 +326,7 @@ def _check_values(value: Any, path: str = "") -> None:
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_values(inner, path)
-    elif isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+    elif isinstance(value, str) and has_surrogates(value):
         raise RecipeError(thing, f"{value!r:.60} holds half of a character", "Write the character itself, as UTF-8")
     elif isinstance(value, int) and abs(value) >= _NUMBERS:
         digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # no text: Python refuses it

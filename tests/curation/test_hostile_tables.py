@@ -25,6 +25,7 @@ from curation.readers import read
 from curation.reasons import Reason
 from curation.records import Fault, Found
 from curation.streams import Limits
+from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
@@ -286,12 +287,7 @@ def test_sizes_are_those_of_each_value() -> None:
 
 
 def test_a_row_that_becomes_too_much_ends_alone(
-    store: FolderStore,
-    upload: Callable[..., Drop],
-    texts: Callable[..., list[bytes]],
-    recipe: Callable[..., Recipe],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., Manifest], texts: Callable[..., list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, named = kernel.canonical, kernel.names
 
@@ -307,6 +303,5 @@ def test_a_row_that_becomes_too_much_ends_alone(
 
     monkeypatch.setattr(kernel, "canonical", refused)
     monkeypatch.setattr(kernel, "names", nameless)
-    drop = upload({"a.jsonl": b"\n".join([b'{"text": "one"}', b'{"text": "two"}', *texts(30)])})
-    made = curate(store, drop, recipe(workers=1), workdir=tmp_path / "w")
+    made = make({"a.jsonl": b"\n".join([b'{"text": "one"}', b'{"text": "two"}', *texts(30)])})
     assert (made.counts["input"], made.counts["needs_memory"]) == (32, 2)
