@@ -99,8 +99,16 @@ def read_document(environ: dict[str, Any], limit: int, start: bytes = b"") -> by
     """Read a body that moto is to see (a list of parts or keys, a form) before its turn; it can be read again."""
     length = _document_length(environ, limit)
     data = b"".join([start, *_blocks(environ["wsgi.input"], length - len(start))])
-    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(data), str(length)
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = _Whole(data), str(length)
+    environ["wsgi.input_terminated"] = True  # so it is read as it is
     return data
+
+
+class _Whole(io.BytesIO):
+    """A document that is read in one go: where a piece of a form ends in its boundary, werkzeug adds a byte to a file."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read()
 
 
 def _document_length(environ: dict[str, Any], limit: int) -> int:

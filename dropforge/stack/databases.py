@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from dropforge.errors import DropforgeError
-from dropforge.stack.secrets import read_json, write_private
+from dropforge.stack.secrets import read_json, read_own, write_private
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812
@@ -162,11 +162,11 @@ def check(folder: Path, databases: Databases) -> None:
                 f"Start anew: move the folder away (`{away}`), or choose another with `--state`. "
                 "The version that made it still opens it, to fetch models from",
             )
-    version = data_folder(folder) / "PG_VERSION"
-    if version.exists() and version.read_text().strip() != MAJOR:
+    made_by = _made_by(data_folder(folder) / "PG_VERSION")
+    if made_by is not None and made_by != MAJOR:
         raise DropforgeError(
             f"state folder {folder}",
-            f"its database was made by PostgreSQL {version.read_text().strip()}, and PostgreSQL {MAJOR} is installed",
+            f"its database was made by PostgreSQL {made_by}, and PostgreSQL {MAJOR} is installed",
             "Install the version of Dropforge that made it, or start anew in another folder with `--state`",
         )
     note = _note_path(folder)
@@ -190,6 +190,23 @@ def remember(folder: Path, databases: Databases) -> None:
     """Note which server of the user's own the folder's stack has; a server in the folder needs no note."""
     if not databases.embedded:
         write_private(_note_path(folder), json.dumps({"database": str(databases)}))
+
+
+def _made_by(file: Path) -> str | None:
+    """The version of the server that made a folder of data; None where there is none yet."""
+    try:
+        version = read_own(file).strip()
+        if not version:
+            raise ValueError("it is empty")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DropforgeError(
+            str(file),
+            f"it cannot be read ({error})",
+            "Put back a copy of the folder, or start anew in another with `--state`",
+        ) from None
+    return version
 
 
 def _noted(note: Path) -> str:

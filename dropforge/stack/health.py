@@ -104,8 +104,8 @@ def local_cluster(home: Path) -> bool:
     """
     try:
         signed = read_json(home / "supervisor.json")
-    except FileNotFoundError:
+        process = processes.look(int(signed["pid"]))
+        signature = (signed["start"], signed["boot"])
+    except (OSError, ValueError, LookupError, TypeError):  # none, or a torn one
         return False
-    process = processes.look(signed["pid"])
-    signature = (signed["start"], signed["boot"])
     return process is not None and not process.zombie and signature == (process.start, processes.boot_id())

@@ -234,7 +234,7 @@ class ObjectServer:
     def _ask_and_save(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
         uploads = set(query.get("uploadId", []))
         try:
-            answer = _ask_s3(self._s3, environ)
+            answer = self._ask_with_document(environ)
             if answer[0] >= "400":  # moto may have changed something before it refused
                 raise _Refused(answer)
             if BUCKET not in s3().buckets:
@@ -269,6 +269,17 @@ class ObjectServer:
         if told:
             self._turn.notify_all()
         return answer
+
+    def _ask_with_document(self, environ: Environ) -> Answer:
+        try:
+            return _ask_s3(self._s3, environ)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            # moto takes what it looks for in a document from where it should be.
+            if environ["CONTENT_LENGTH"] in {"", "0"}:
+                raise
+            log.warning("%s %s: moto does not read the document: %.200r", environ["REQUEST_METHOD"], environ["PATH_INFO"], error)
+            message = "The document is not one that this request takes"
+            raise ServiceError("400 Bad Request", "MalformedXML", message) from None
 
     @contextlib.contextmanager
     def _access_log(self, name: str) -> Iterator[None]:
@@ -426,8 +437,9 @@ def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str,
         message = f"The form's fields are no more than {_FIELDS} bytes, and then comes the file"
         raise ServiceError("400 Bad Request", "MaxPostPreDataLengthExceeded", message)
     sizes = check_form(given, bucket, access_key, secret_key, now)
-    data = read_document(environ, _FORM, start)
-    _, fields, files = parse_form_data(environ | {"wsgi.input": io.BytesIO(data)})
+    read_document(environ, _FORM, start)
+    _, fields, files = parse_form_data(environ)
+    environ["wsgi.input"].seek(0)
     found = files.getlist("file")
     whole = list(fields.items(multi=True)) == given
     if environ.get("QUERY_STRING") or len(found) != 1 or len(files) != 1 or not whole:

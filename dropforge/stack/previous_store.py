@@ -87,9 +87,13 @@ def _newest(bucket: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
                 if record is not None:
                     yield path, record
                     break
-                aside = bucket.parent.parent / "broken"
-                aside.mkdir(exist_ok=True)
-                log.error("%s is not a whole object; it lies in %s now", path, path.rename(aside / path.name))
+                _put_aside(path, bucket.parent.parent, "object")
+
+
+def _put_aside(path: Path, store: Path, kind: str) -> None:
+    aside = store / "broken"
+    aside.mkdir(exist_ok=True)
+    log.error("%s is not a whole %s; it lies in %s now", path, kind, path.rename(aside / path.name))
 
 
 def _record(path: Path) -> dict[str, Any] | None:
@@ -133,10 +137,14 @@ def _take_queue(folder: Path, store: Persistence) -> None:
         return
     waiting = []
     for path in folder.glob("*.json"):
-        values = json.loads(path.read_text(), object_hook=_decode)
-        message = queue_models.Message(values["id"], values["body"], values["system_attributes"])
-        message.sent_timestamp, message.delayed_until = values["sent"], values["delayed_until"]
-        message.message_attributes = values["attributes"]
+        try:
+            values = json.loads(path.read_text(), object_hook=_decode)
+            message = queue_models.Message(values["id"], values["body"], values["system_attributes"])
+            message.sent_timestamp, message.delayed_until = values["sent"], values["delayed_until"]
+            message.message_attributes = values["attributes"]
+        except (ValueError, LookupError, TypeError):
+            _put_aside(path, folder.parent.parent / "objects", "message")
+            continue
         waiting.append(message)
     known = {message.id for message in queue._messages}
     waiting.sort(key=lambda message: message.sent_timestamp)

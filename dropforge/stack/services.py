@@ -17,7 +17,7 @@ import dropforge
 from dropforge.errors import DropforgeError
 from dropforge.stack import health, mlflow_accounts
 from dropforge.stack.databases import Databases, data_folder
-from dropforge.stack.secrets import Secrets, write_private
+from dropforge.stack.secrets import Secrets, read_own, write_private
 from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
 PORTS = ("objects", "mlflow", "airflow")
@@ -227,8 +227,11 @@ def note_migrated(folder: Path) -> None:
 
 
 def _migrated(folder: Path) -> bool:
-    note = folder / "airflow" / "migrated"
-    return note.is_file() and note.read_text() == airflow_version() and data_folder(folder).is_dir()
+    try:
+        noted = read_own(folder / "airflow" / "migrated")
+    except (OSError, ValueError):  # a migration that finds nothing to do costs seconds
+        return False
+    return noted == airflow_version() and data_folder(folder).is_dir()
 
 
 def passwords_path(folder: Path) -> Path:

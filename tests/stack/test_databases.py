@@ -87,6 +87,15 @@ def test_data_of_another_postgresql_are_refused(tmp_path: Path) -> None:
         databases.check(tmp_path, of(tmp_path))
 
 
+@pytest.mark.parametrize("torn", [b"", b"\n", b"\xff\xfe", None])
+def test_data_whose_version_cannot_be_read_are_left_alone(tmp_path: Path, torn: bytes | None) -> None:
+    file = tmp_path / "database" / "PG_VERSION"
+    file.parent.mkdir()
+    file.mkdir() if torn is None else file.write_bytes(torn)
+    with pytest.raises(DropforgeError, match=r"PG_VERSION.*cannot be read"):
+        databases.check(tmp_path, of(tmp_path))
+
+
 def test_a_stack_does_not_come_up_without_its_runs(tmp_path: Path) -> None:
     own, embedded = of(tmp_path, OWN), of(tmp_path)
     for none_yet in (own, embedded):

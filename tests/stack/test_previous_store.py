@@ -73,10 +73,12 @@ def test_objects_and_messages_are_taken_over_once(state: Path) -> None:
 def test_a_broken_file_is_put_aside_and_told(state: Path) -> None:
     path = old_object(state, "broken", b"whole once")
     path.write_bytes(path.read_bytes()[:-3])
+    message = state / "queues" / "dropforge-drops" / "m0.json"
+    message.write_text('{"id": "m0", "bo')
     server = Server(state).start()
     try:
         check(server)
-        assert (state / "objects" / "broken" / path.name).is_file()
+        assert all((state / "objects" / "broken" / file.name).is_file() for file in (path, message))
         assert "broken" in (state / "objects.log").read_text()
     finally:
         server.kill()
