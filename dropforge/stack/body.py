@@ -105,9 +105,9 @@ def read_document(environ: dict[str, Any], limit: int, start: bytes = b"") -> by
 
 
 class _Whole(io.BytesIO):
-    """A document that is read in one go: where a piece of a form ends in its boundary, werkzeug adds a byte to a file."""
+    """Read in one go: where a piece of a form ends inside its boundary, werkzeug adds a byte to the file."""
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def read(self, _: int | None = -1, /) -> bytes:
         return super().read()
 
 

@@ -277,7 +277,8 @@ class ObjectServer:
             # moto takes what it looks for in a document from where it should be.
             if environ["CONTENT_LENGTH"] in {"", "0"}:
                 raise
-            log.warning("%s %s: moto does not read the document: %.200r", environ["REQUEST_METHOD"], environ["PATH_INFO"], error)
+            asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+            log.warning("%s %s: moto does not read the document: %.200r", *asked, error)
             message = "The document is not one that this request takes"
             raise ServiceError("400 Bad Request", "MalformedXML", message) from None
 
