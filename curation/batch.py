@@ -26,6 +26,7 @@ ROWS: Final = pa.schema(
         ("chars", pa.int64()),
         ("words", pa.int64()),
         ("messages", MESSAGES),
+        ("chat", pa.string()),
         ("text", pa.string()),
         ("label", pa.string()),
         ("source", pa.string()),
@@ -46,6 +47,17 @@ FAULTS: Final = pa.schema(
         ("head", pa.binary()),
     ]
 )
+
+
+def chat(row: Row) -> str | None:
+    """What a conversation says beside its messages' roles and contents, as JSON text; None if there is nothing.
+
+    `tools` is the list that it may call, and `messages` has an object for each message, see `curation.turns`.
+    """
+    if not row.beside:
+        return None
+    tools = "" if row.tools is None else f',"tools":{row.tools}'
+    return f'{{"messages":[{",".join([text or "{}" for text in row.beside])}]{tools}}}'
 
 
 @dataclass
@@ -85,6 +97,7 @@ class Batch:
         columns["position"].append(position)
         columns["chars"].append(chars)
         columns["words"].append(words)
+        columns["chat"].append(chat(row))
         columns["text"].append(row.text)
         columns["label"].append(row.label)
         columns["source"].append(row.source if row.source is not None else task.name)
@@ -115,9 +128,11 @@ class Batch:
     def compared(self) -> pa.RecordBatch:
         """What near duplicates are found by. Many rows share a system message, which makes them no duplicates."""
         texts = []
-        for text, first, last in zip(self.columns["text"], self.offsets, self.offsets[1:], strict=False):
+        columns = zip(self.columns["text"], self.columns["chat"], self.offsets, self.offsets[1:], strict=False)
+        for text, more, first, last in columns:
             turns = zip(self.roles[first:last], self.contents[first:last], strict=True)
-            texts.append("\n".join([said for role, said in turns if role != "system"]) if text is None else text)
+            said = [content for role, content in turns if role != "system"]
+            texts.append("\n".join([*said, *([more] if more else [])]) if text is None else text)
         numbers = (self.columns["file"], self.columns["position"], self.priorities, self.kinds)
         return pa.RecordBatch.from_arrays([*map(integers, numbers), strings(texts)], schema=TEXTS)
 

@@ -4,7 +4,7 @@
 row                         becomes
 ==========================  ==================================================================================
 messages, conversations...  messages: lists of {role, content} or {from, value}, or one object with a list of each;
-                            also as JSON text in one cell
+                            also as JSON text in one cell; what else messages say is in `curation.turns`
 prompt + completion...      a user's and an assistant's message; `system` in front if there is one
 text                        text
 ==========================  ==================================================================================
@@ -16,10 +16,11 @@ fields are compared without case when nothing fits exactly. What cannot be mappe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from curation import shapes
+from curation import shapes, turns
 from curation.reasons import Reason, RejectError
 from curation.tokens import invisible, neutralise
 
@@ -37,6 +38,7 @@ PAIRS: Final = (
     ("user", "assistant"),
 )
 ROLES: Final = {
+    **dict.fromkeys(("function_call", "tool_call", "tool_calls"), "function_call"),
     **dict.fromkeys(("user", "human", "prompter", "customer", "question"), "user"),
     **dict.fromkeys(("assistant", "gpt", "bot", "model", "chatbot", "ai", "answer"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
@@ -47,7 +49,24 @@ SYSTEM: Final = ("system", "system_prompt")
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
 #: Every field that is looked at besides `text`; columns of Parquet files outside this list are never read.
-FIELDS: Final = frozenset({*LISTS, *(name for pair in PAIRS for name in pair), *SYSTEM, *GROUPS, "label", "source"})
+FIELDS: Final = frozenset(
+    {*LISTS, *(name for pair in PAIRS for name in pair), *SYSTEM, *GROUPS, *turns.TOOLS, "label", "source"}
+)
+
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Message(NamedTuple):
+    """A message as it was written.
+
+    :param beside: what it says beside its content. :param unknown: its keys that mean nothing here (`curation.turns`).
+    """
+
+    role: str
+    content: str
+    beside: Mapping[str, Any] = _NOTHING
+    unknown: Sequence[str] = ()
 
 
 class Row(NamedTuple):
@@ -56,6 +75,9 @@ class Row(NamedTuple):
     :param neutralised: control tokens made harmless.
     :param invisible: it holds characters that change what a person sees.
     :param extras: columns that are only kept, as JSON text (`curation.extras`).
+    :param beside: what each message says beside its content, as JSON text or nothing (`curation.turns`); empty where
+        none does and there are no tools. :param tools: that it may call, as JSON text.
+    :param unknown: keys of its messages that mean nothing here.
     """
 
     roles: tuple[str, ...]
@@ -67,10 +89,15 @@ class Row(NamedTuple):
     neutralised: int
     invisible: bool
     extras: str | None = None
+    beside: tuple[str, ...] = ()
+    tools: str | None = None
+    unknown: tuple[str, ...] = ()
 
     @property
     def chars(self) -> int:
-        return len(self.text) if self.text is not None else sum(map(len, self.contents))
+        if self.text is not None:
+            return len(self.text)
+        return sum(map(len, self.contents)) + sum(map(len, self.beside)) + len(self.tools or "")
 
     @property
     def held(self) -> int:
@@ -113,17 +140,40 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
         cleaned, touched = clean(text)
         return Row((), (), cleaned, label, source, group, touched, invisible(cleaned))
-    roles, contents = zip(*_ordered(messages, answered=not labels), strict=True)
+    roles, contents, besides, _ = zip(*_ordered(messages, answered=not labels), strict=True)
     harmless = []
     for content in contents:
         cleaned, count = clean(content)
         touched += count
         unseen = unseen or invisible(cleaned)
         harmless.append(cleaned)
-    return Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
+    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
+    tools = turns.tools_of(fields)
+    if unknown := sorted({name for message in messages for name in message.unknown}):
+        row = row._replace(unknown=tuple(unknown))
+    return row if tools is None and not any(besides) else _with(row, besides, tools)
 
 
-def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, str]] | None:
+def _with(row: Row, besides: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> Row:
+    """The row with what its messages say beside their contents."""
+    touched = row.neutralised
+
+    def harmless(text: str) -> str:
+        nonlocal touched
+        cleaned, count = clean(text)
+        touched += count
+        return cleaned
+
+    try:
+        beside = tuple(turns.written(one, harmless) if one else "" for one in besides)
+        given = None if tools is None else turns.written(tools, harmless)
+    except RecursionError:
+        raise RejectError(Reason.TOO_DEEP, "brackets of tools are nested too deeply") from None
+    unseen = row.invisible or any(map(invisible, (*beside, given or "")))
+    return row._replace(beside=beside, tools=given, neutralised=touched, invisible=unseen)
+
+
+def _messages(fields: Mapping[str, Any], text_column: str) -> list[Message] | None:
     """Roles and contents as they were written, or None if the row is no conversation."""
     # A text column that the recipe names wins over everything else.
     if text_column != "text" and fields.get(text_column) is not None:
@@ -139,20 +189,20 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> list[tuple[str, st
             if isinstance(more, str) and more.strip():
                 told = _content(question, asked)
                 question = f"{told}\n\n{more}" if told.strip() else more
-            turns = _side(question, asked, "user") + _side(answer, answered, "assistant")
+            both = _side(question, asked, "user") + _side(answer, answered, "assistant")
             system = next((fields[name] for name in SYSTEM if fields.get(name)), None)
-            return ([("system", _content(system, "system"))] if system is not None else []) + turns
+            return ([Message("system", _content(system, "system"))] if system is not None else []) + both
     return None
 
 
-def _side(value: Any, name: str, role: str) -> list[tuple[str, str]]:
+def _side(value: Any, name: str, role: str) -> list[Message]:
     """One side of a pair: text, or a list of messages."""
     if told := shapes.column(value, name):
         raise RejectError(Reason.BAD_FIELD, told)
-    return _parse_list(value, name) if isinstance(value, list) else [(role, _content(value, name))]
+    return _parse_list(value, name) if isinstance(value, list) else [Message(role, _content(value, name))]
 
 
-def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
+def _parse_list(value: Any, name: str) -> list[Message]:
     if isinstance(value, bytes):
         value = shapes.texts(value)
     if isinstance(value, str):
@@ -183,8 +233,23 @@ def _parse_list(value: Any, name: str) -> list[tuple[str, str]]:
         known = ROLES.get(role) or ROLES.get(role.strip().lower())
         if known is None:
             raise RejectError(Reason.UNKNOWN_ROLE, f"role {role[:40]!r}")
-        found.append((known, _content(content, f"content of {known}")))
+        found.append(_message(known, content, message))
     return found
+
+
+def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
+    if role == "function_call":
+        return Message("assistant", "", turns.called(_content(content, "content of a call")))
+    if content is not None and len(message) == _PLAIN:
+        return Message(role, _content(content, f"content of {role}"))
+    beside, unknown = turns.beside(message), turns.unknown(message)
+    if content is None and "tool_calls" in beside:
+        return Message(role, "", beside, unknown)
+    return Message(role, _content(content, f"content of {role}"), beside, unknown)
+
+
+#: Keys of a message that has a role and a content alone.
+_PLAIN: Final = 2
 
 
 def _content(value: Any, name: str) -> str:
@@ -192,36 +257,43 @@ def _content(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        parts = [part.get("text") for part in value if part.get("type", "text") == "text"]
-        if len(parts) == len(value) and all(isinstance(part, str) for part in parts):
+        kinds = [str(part.get("type") or "text") for part in value]
+        if others := sorted(set(kinds) - {"text"}):
+            shown = ", ".join(others)[:80]
+            raise RejectError(Reason.BAD_FIELD, f"{name} has parts of type {shown}, and only text is learned")
+        parts = [part.get("text") for part in value]
+        if all(isinstance(part, str) for part in parts):
             return "".join(map(str, parts))
     raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")
 
 
-def _ordered(messages: list[tuple[str, str]], answered: bool = True) -> list[tuple[str, str]]:
+def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     """Check the order that chat templates ask for, and join neighbours of one role.
 
     :param answered: whether there must be an answer.
     """
-    joined: list[tuple[str, str]] = []
+    joined: list[Message] = []
     runs: dict[int, list[str]] = {}  # joined once: a row may be one long run of short messages
-    for role, content in messages:
-        if not content.strip():
+    for message in messages:
+        role, content, beside, _ = message
+        if not content.strip() and "tool_calls" not in beside:
             if role == "assistant":
                 raise RejectError(Reason.NO_ANSWER, "an answer is empty")
             if role != "system":
                 raise RejectError(Reason.EMPTY, f"a message of {role} is empty")
             continue
-        if joined and joined[-1][0] == role and role != "tool":
-            runs.setdefault(len(joined) - 1, [joined[-1][1]]).append(content)
+        if joined and joined[-1].role == role and role != "tool" and joined[-1].beside == beside == {}:
+            runs.setdefault(len(joined) - 1, [joined[-1].content]).append(content)
         else:
-            joined.append((role, content))
+            joined.append(message)
     for at, run in runs.items():
-        joined[at] = (joined[at][0], "\n\n".join(run))
-    roles = [role for role, _ in joined]
+        joined[at] = Message(joined[at].role, "\n\n".join(run))
+    roles = [message.role for message in joined]
     body = roles[1:] if roles[:1] == ["system"] else roles
     if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
+    if answered and not any(message.role == "assistant" and "train" not in message.beside for message in joined):
+        raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0")
     if body[:1] != ["user"]:
         raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")
     if "system" in body:

@@ -105,8 +105,8 @@ def compare(card: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any] 
 
 
 def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[str, Any]:
-    """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns and `lost`
-    files, and `causes` of faults, if any.
+    """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns, `lost`
+    files, `unknown_keys` and `causes` of faults, if any.
 
     :param parent: the version that the card's drop is added to, whose words count too.
     :returns: `drift` has `parent`, and `found`: by what the gate judges distance and chance in thousandths; and `rows`,
@@ -117,6 +117,8 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
     told: dict[str, Any] = {} if held is None else {"words": held + words}
     if retyped := card["columns"].get("retyped"):
         told["retyped"] = retyped
+    if unknown := card.get("unknown_keys"):
+        told["unknown_keys"] = unknown
     if causes := card.get("causes"):
         told["causes"] = [Cause(**cause).line() for cause in causes]
     if (gone := lost([item["key"] for item in card["inputs"]], card["statistics"]["by_file"])) is not None:

@@ -167,7 +167,7 @@ from ends order by file, position
 """
 KEYS: Final = "select key, rank from sides where side = {side} order by key, rank"
 SHARDS: Final = """
-select r.chars as weight, r.key, r.messages, r.text, r.label, r.source, r."group", r.extras
+select r.chars as weight, r.key, r.messages, r.chat, r.text, r.label, r.source, r."group", r.extras
 from rows r join sides s on r.key = s.key and r.rank = s.rank
 where s.side = {side}{within}
 order by r.key, r.rank

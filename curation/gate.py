@@ -107,6 +107,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
         *([] if rules.gate.min_words is None else [_words(manifest, rules.gate.min_words)]),
         *([] if rules.gate.max_drift is None else [_drift(manifest, rules.gate.max_drift)]),
         *([] if rules.gate.type_changes == "report" else [_types(manifest)]),
+        *([] if rules.unknown_keys == "tell" else [_unknown(manifest)]),
     )
 
 
@@ -189,6 +190,15 @@ def _types(manifest: Manifest) -> Check:
     told = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     mend = "Write the column alike everywhere, or set `curation.gate.type_changes` to report"
     return Check(name, not found, told or "no column has another type", wanted, mend)
+
+
+def _unknown(manifest: Manifest) -> Check:
+    keys = manifest.measured.get("unknown_keys", {})
+    found = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in list(keys.items())[:3])
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    mend = "Name their meaning in `data.columns`, keep them with `data.keep_columns`, leave them out, or set"
+    wanted, mend = "keys that mean something or are kept", f"{mend} `curation.unknown_keys` to tell"
+    return Check("no unknown keys", not keys, f"{found}{more}" or "every key is known", wanted, mend)
 
 
 #: For a version that an earlier Dropforge made. A new salt makes another one of the same drop.

@@ -30,15 +30,18 @@ def _words(text: str) -> list[str]:
 def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
     """(content key, exact name, words, input): names of 16 bytes each, and the number of runs without white space.
 
-    The key covers roles and folded text; the exact name covers text, label, source, group and extras as they are. The
-    input names what comes before the last answer, if there is one.
+    The key covers roles, folded text, and what messages say beside it; the exact name covers all that, label, source,
+    group and extras as they are. The input names what comes before the last answer, if there is one.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
     if row.text is None:
         turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
+        if row.beside:  # JSON text, which holds neither of these characters
+            turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, row.beside, strict=True)]
         asked = len(turns) - 1 - row.roles[::-1].index("assistant") if "assistant" in row.roles else 0
-        before, after = "m" + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
+        tools = "m" if row.tools is None else f"n{row.tools}\x1e"
+        before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
         state = blake2b(before.encode(), digest_size=KEY_BYTES)
         question = state.digest() if asked else None
         state.update((f"\x1e{after}" if asked else after).encode())
@@ -46,7 +49,10 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
     else:
         key, question = _hash(f"t{' '.join(texts[0])}".encode()), None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
-    parts = parts if row.extras is None else (*parts, row.extras)
+    if row.extras is not None or row.beside:
+        parts = (*parts, row.extras)
+    if row.beside:
+        parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
     return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question
 

@@ -32,6 +32,7 @@ from curation.schema import Seen, joined, unread
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.task import PRINTED, Report, Task
+from curation.turns import hidden
 
 _FLUSH_BYTES: Final = 16 << 20
 #: What the stages get at once, at most.
@@ -40,6 +41,8 @@ _STAGE_CHARS: Final = 4 << 20
 #: A detail of this length may have been cut in the middle of a value, and those of these reasons are cut sooner.
 _CUT: Final = 100
 _QUOTING: Final = frozenset({Reason.DUPLICATE_FIELD, Reason.UNKNOWN_ROLE})
+_NAME: Final = 60
+_MOST_NAMES: Final = 100
 _NO_MEMORY: Final = "there is not enough memory for what the row becomes"
 Scrub = Callable[[str], str]
 
@@ -152,10 +155,13 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             yield Fault(item.position, Filtered.FORGOTTEN, "", b"")
             continue
         report.rows += 1
+        for name in item.row.unknown:
+            _count(report.unknown, name)
         report.neutralised += item.row.neutralised > 0
         report.invisible += item.row.invisible
         yield named
     if scrub is not None:  # names of columns come from outside as well
+        report.unknown = {scrub(name): rows for name, rows in report.unknown.items()}
         report.columns = joined({scrub(name): kinds} for name, kinds in report.columns.items())
 
 
@@ -168,8 +174,11 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
     if scrub is not None:
         label, source, shown = (None if value is None else scrub(value) for value in (row.label, row.source, group))
         extras = None if row.extras is None else scrubbed(row.extras, scrub)
-        report.masked += (label, source, shown, extras) != (row.label, row.source, group, row.extras)
-        row = row._replace(label=label, source=source, group=shown, extras=extras)
+        beside = tuple(hidden(text, scrub) if text else "" for text in row.beside)
+        tools = None if row.tools is None else hidden(row.tools, scrub)
+        masked = row._replace(label=label, source=source, group=shown, extras=extras, beside=beside, tools=tools)
+        report.masked += masked != row
+        row = masked
     key, exact, words, question = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
@@ -177,6 +186,13 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
     key = labelled(key, row.label) if labels else key
     name = rank(exact, side, task.file, item.position, priority)
     return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0, question)
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    """Names come from outside: only the first ones are told apart."""
+    shown = _printable(name[:_NAME])
+    if shown in counts or len(counts) < _MOST_NAMES:
+        counts[shown] = counts.get(shown, 0) + 1
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:

@@ -11,11 +11,12 @@ from typing import Any, Final
 from curation.canonical import FIELDS, GROUPS
 from curation.reasons import Reason, RejectError
 from curation.shapes import texts
+from curation.turns import TOOLS
 from dropforge.recipe_data import CONTENT, parts
 
 _SHOWN: Final = 200
 #: What is found by its usual name also where content is named.
-_ABOUT: Final = ("label", "source", *GROUPS)
+_ABOUT: Final = ("label", "source", *GROUPS, *TOOLS)
 
 
 @dataclass(frozen=True)

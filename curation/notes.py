@@ -34,10 +34,31 @@ def warnings(
         told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
     for name in sorted({task.name for task, report in reports if report.unlisted}):
         told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
+    if keys := unknown_keys(reports, rules):
+        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
+        told[f"Keys that mean nothing here and are not learned: {shown}"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}
     return list(told)
+
+
+def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:
+    """Keys of rows and of their messages that mean nothing here and are not kept, with the number of rows that have
+    them: the most frequent ones."""
+    counts: Counter[str] = Counter()
+    read = rules.columns.wanted(rules.text_column).union(name.strip().lower() for name in rules.keep_columns or ())
+    for _, report in reports:
+        counts.update({f"messages.{name}": rows for name, rows in report.unknown.items()})
+        if rules.keep_columns == "all":
+            continue
+        for name, kinds in report.columns.items():
+            if name.strip().lower() not in read:
+                counts[name] += sum(rows for kind, rows in kinds.items() if kind != "null")
+    return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0]))[:_KEYS])
+
+
+_KEYS: Final = 20
 
 
 def faults(work: Sequence[Task]) -> dict[str, int]:

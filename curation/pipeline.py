@@ -31,7 +31,7 @@ from curation.eval_sets import EvalSets, prepare
 from curation.freed import give_back
 from curation.gate import check_names, fit
 from curation.limit import first, limited
-from curation.notes import NoUsableRowError, causes, faults, nothing, warnings
+from curation.notes import NoUsableRowError, causes, faults, nothing, unknown_keys, warnings
 from curation.own import prepare_own
 from curation.plan import make_rules, readable, tasks
 from curation.sample import Told, choose_sample
@@ -316,6 +316,7 @@ def step(
     card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
     if told is not None:
         card["sample"] = asdict(told)
+    card["unknown_keys"] = unknown_keys(reports, rules)
     card["causes"] = [asdict(one) for one in why]
     if desk.sets is not None:
         found_items = desk.sets.report(counted, out / "contamination.jsonl")

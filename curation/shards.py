@@ -21,6 +21,7 @@ SCHEMA: Final = pa.schema(
     [
         ("key", pa.binary()),
         ("messages", MESSAGES),
+        ("chat", pa.string()),
         ("text", pa.string()),
         ("label", pa.string()),
         pa.field("source", pa.string(), nullable=False),
@@ -40,7 +41,7 @@ LEDGER: Final = pa.schema(
         ("either", pa.int64()),
     ]
 )
-assert tuple(SCHEMA.names) == COLUMNS
+assert set(COLUMNS) <= set(SCHEMA.names)
 #: Where the recipe keeps columns that mean nothing here (`curation.extras`).
 WITH_EXTRAS: Final = SCHEMA.append(pa.field("extras", pa.string()))
 

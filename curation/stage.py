@@ -118,8 +118,9 @@ def _changed(row: Row, texts: Sequence[str]) -> Row | Refusal:
         return row
     roles: list[str] = []
     cleaned, touched = [], row.neutralised
-    for role, text in zip(row.roles or ("",), texts, strict=True):
-        if not text.strip():
+    beside: list[str] = []
+    for at, (role, text) in enumerate(zip(row.roles or ("",), texts, strict=True)):
+        if not text.strip() and (row.text is not None or row.contents[at].strip()):  # a call has no content
             if role == "system":
                 continue  # as of a row that came with an empty one
             reason = Reason.NO_ANSWER if role == "assistant" else Reason.EMPTY
@@ -129,9 +130,12 @@ def _changed(row: Row, texts: Sequence[str]) -> Row | Refusal:
         except RejectError as error:
             return Refusal(error.reason, error.detail, "")
         roles.append(role)
+        beside += row.beside[at : at + 1]
         cleaned.append(harmless)
         touched += count
     unseen = any(map(invisible, cleaned))
     if row.text is None:
-        return row._replace(roles=tuple(roles), contents=tuple(cleaned), neutralised=touched, invisible=unseen)
-    return row._replace(text=cleaned[0], neutralised=touched, invisible=unseen)
+        row = row._replace(roles=tuple(roles), contents=tuple(cleaned), beside=tuple(beside))
+    else:
+        row = row._replace(text=cleaned[0])
+    return row._replace(neutralised=touched, invisible=unseen)

@@ -3,7 +3,8 @@
 # ruff: noqa: S608 - the statements are put together from this file's own constants
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -256,14 +257,22 @@ def _samples(tables: Tables) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for side, split in _SIDES.items():
         found = tables.all(
-            f"select r.source, r.text, r.messages from {_KEPT} where s.side = {side} order by s.key, s.rank limit 3"
+            f"select r.source, r.text, r.messages, r.chat from {_KEPT} where s.side = {side} order by s.key, s.rank limit 3"
         )
-        for source, text, messages in found:
-            turns = [{"role": turn["role"], "content": turn["content"][:600]} for turn in messages or ()]
+        for source, text, messages, chat in found:
+            turns = _turns(messages or (), chat)
             rows.append(
                 {"split": split, "source": _shown(source), "text": text[:600] if text else None, "messages": turns}
             )
     return rows
+
+
+def _turns(messages: Sequence[Mapping[str, str]], chat: str | None) -> list[dict[str, str]]:
+    """Messages as the card shows them, with what they say beside their contents."""
+    beside = json.loads(chat)["messages"] if chat else [{}] * len(messages)
+    told = [[f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in more.items()] for more in beside]
+    shown = ["\n".join(filter(None, [turn["content"], *more])) for turn, more in zip(messages, told, strict=True)]
+    return [{"role": turn["role"], "content": text[:600]} for turn, text in zip(messages, shown, strict=True)]
 
 
 def _excerpt(text: str | None, messages: list[dict[str, str]] | None) -> str:

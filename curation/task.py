@@ -151,7 +151,8 @@ class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
     rows that were too short for a shingle, `masked` those whose label, source, group or extras have a mask, `recoded`
     lines that are not UTF-8 and were read as the recipe says; `counts` is what the stages counted, `columns` what
-    columns the input has, and `unlisted` how many values are in columns beyond these."""
+    columns the input has, and `unlisted` how many values are in columns beyond these; `unknown` in how many rows a
+    message has which key that means nothing here."""
 
     file: int
     records: int = 0
@@ -166,3 +167,4 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     columns: Counted = field(default_factory=dict)
     unlisted: int = 0
+    unknown: dict[str, int] = field(default_factory=dict)

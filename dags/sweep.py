@@ -51,7 +51,7 @@ with DAG(
     ).expand_kwargs(trials)
     watch = task.sensor(mode="reschedule", poke_interval=10, timeout=WEEK)(sweep.watch)(planned)
     # Trials may fail, or be stopped early, which is a skip: any rule that wants a success would skip at once.
-    best: Any = task(trigger_rule="all_done", multiple_outputs=True)(sweep.best)(planned)
+    best: Any = task(trigger_rule="all_done", multiple_outputs=True)(sweep.best)()
     start = StartRunOperator(
         task_id="start", dag_to_start=FINETUNE_DAG, run=best["run"], conf=best["conf"], note=best["note"]
     )
@@ -59,9 +59,7 @@ with DAG(
         task_id="candidate", awaited=FINETUNE_DAG, run=best["run"], on_failure_callback=None, **WAITING_TASK
     )
     report = task(sweep.report)(planned, best)
-    close = task.sensor(mode="reschedule", poke_interval=10, timeout=WEEK, on_failure_callback=None)(sweep.close)(
-        planned
-    )
+    close = task.sensor(mode="reschedule", poke_interval=10, timeout=WEEK, on_failure_callback=None)(sweep.close)()
 
     chain([trial, watch], best, start, candidate, report, close)
     # A teardown comes also when a person ends the run. It has no setup, which only tasks for `all_success` may follow.

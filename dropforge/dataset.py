@@ -19,7 +19,8 @@ from dropforge.errors import DataError
 SCHEMA: Final = 1
 SPLITS: Final = ("train", "eval")
 
-# Columns of every shard. A row has either `messages` or `text`; `key` is the 16-byte content key.
+# Columns of every shard. A row has either `messages` or `text`; `key` is the 16-byte content key. Shards have a column
+# `chat` too, if they were not made before it: what conversations say beside their messages' roles and contents.
 COLUMNS: Final = ("key", "messages", "text", "label", "source", "group")
 
 

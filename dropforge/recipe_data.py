@@ -287,6 +287,9 @@ class Curation(Section):
     """A larger share of unreadable rows is an error."""
     max_filtered: float = Field(default=0.9, ge=0, le=1)
     """A larger share of rows that `quality`, `language`, `decontaminate`, `pii` and `kernels` removed is an error."""
+    unknown_keys: Literal["tell", "refuse"] = "tell"
+    """Keys of rows and of messages that mean nothing here and that `data.keep_columns` does not keep: card, terminal
+    and log tell them, or with `refuse` they stop the run too."""
     gate: Gate = Gate()
     memory: str = Field(default="512MB", pattern=r"^[1-9]\d{0,5}[MG]B$")
     """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""

@@ -340,6 +340,7 @@ def describe(
     for key, text in (
         ("without_targets", "rows teach nothing and are left out"),
         ("refused_by_template", "of them are refused by the chat template"),
+        ("unwritten_thoughts", "rows have thoughts that the chat template leaves out, so they are not learned"),
         ("cut_conversations", "conversations are longer than a row and are cut"),
         ("cut_targets", "targets are cut off with them"),
         (

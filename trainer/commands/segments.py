@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -109,9 +110,12 @@ def sample_of_row(row: int, content: Row, loss_on: str, *, labelled: bool = Fals
     if content.text is not None:
         return Sample(row, key, 0, 0, (Segment("context" if labelled else "target", content.text, 0),), label)
     segments = []
-    for role, text in content.messages or ():
-        kind: Kind = "target" if not labelled and (loss_on == "all" or role == "assistant") else "context"
-        segments += [Segment("context", f"{role}: ", 0), Segment(kind, text, 0), Segment("context", "\n", 0)]
+    for turn, (role, text) in enumerate(content.messages or ()):
+        learned = not labelled and (loss_on == "all" or role == "assistant") and turn not in content.silent
+        kind: Kind = "target" if learned else "context"
+        calls = content.beside[turn].get("tool_calls") if content.beside else None
+        shown = text + (json.dumps(calls, ensure_ascii=False) if calls else "")
+        segments += [Segment("context", f"{role}: ", 0), Segment(kind, shown, 0), Segment("context", "\n", 0)]
     return Sample(row, key, 0, 0, tuple(segments), label)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dropforge.errors import DataError
 from trainer.data.rows import Row
-from trainer.data.template import ChatTemplate, Message, Rendered, UnusableChatError
+from trainer.data.template import ChatTemplate, Rendered, UnusableChatError
 from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours
 
 _BATCH: Final = 512
@@ -61,6 +61,8 @@ class Encoder(Protocol):
 
     def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]: ...
 
+    def shows_thoughts(self, row: Row) -> bool: ...
+
 
 def make_encoder(tokenizer: Any, loss_on: str) -> Encoder:
     """The encoder for a tokenizer. :param loss_on: `answers` or `all`."""
@@ -71,7 +73,9 @@ def spelled(row: Row, everything: bool) -> int:
     """UTF-8 bytes of a row's text; of a conversation the answers' alone, or everybody's."""
     if row.text is not None:
         return len(row.text.encode())
-    return sum(len(content.encode()) for role, content in row.messages or () if everything or role == "assistant")
+    silent, pairs = row.silent, enumerate(row.messages or ())
+    texts = (text for turn, (role, text) in pairs if turn not in silent and (everything or role == "assistant"))
+    return sum(len(text.encode()) for text in texts)
 
 
 class OwnEncoder:
@@ -95,12 +99,17 @@ class OwnEncoder:
             for role, content in row.messages or ():
                 pieces += [f"{role}\n", content] if role == "assistant" else [f"{role}\n{content}"]
         encoded = iter(self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
-        return [[Encoded(*self._join(row, encoded), spelled(row, self.all))] for row in rows]
+        made = [[Encoded(*self._join(row, encoded), spelled(row, self.all))] for row in rows]
+        return [_TOOLS if row.calls else found for row, found in zip(rows, made, strict=True)]
 
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def shows_thoughts(self, _: Row) -> bool:
+        """None are written."""
+        return False
+
+    def prompt(self, before: Row) -> list[int]:
         """The tokens of a conversation up to where its next answer begins, as the training has them."""
         # The last target of an empty answer is its end, which stands where it would begin.
-        row = Row(b"", (*messages, ("assistant", "")), None)
+        row = Row(b"", (*(before.messages or ()), ("assistant", "")), None)
         [found] = self.encode([row])
         assert not isinstance(found, str)
         targets = [place for place, target in enumerate(found[0].trained) if target]
@@ -116,12 +125,19 @@ class OwnEncoder:
             ids.extend(more)
             trained.extend([target or self.all] * len(more))
 
-        for role, _ in row.messages or ():
+        silent = row.silent
+        for turn, (role, _) in enumerate(row.messages or ()):
             add([self.start], False)
             add(next(encoded).ids, False)
-            if role == "assistant":
+            if role != "assistant":
+                add([self.end], False)
+            elif turn not in silent:
                 add(next(encoded).ids, True)
-            add([self.end], role == "assistant")
+                add([self.end], True)
+            else:  # also where all is learned
+                more = [*next(encoded).ids, self.end]
+                ids.extend(more)
+                trained.extend([False] * len(more))
             add(self.newline, False)
         return ids, trained
 
@@ -157,13 +173,26 @@ class TemplateEncoder:
     def _texts(self, row: Row) -> list[Rendered] | str:
         if row.text is not None:
             return [Rendered(row.text, (), spelled(row, self.all))]
-        messages: list[Message] = [{"role": role, "content": content} for role, content in row.messages or ()]
+        messages, tools, silent = row.turns, row.tools, row.silent
         try:
-            if self.all:
-                return [Rendered(self.template.whole(messages), (), spelled(row, True))]
-            return self.template.answers(messages)
+            if row.calls:
+                self.template.check_tools(messages, tools)
+            if not self.all:
+                return self.template.answers(messages, tools, silent)
+            text = self.template.whole(messages, tools)
+            spans = tuple(self.template.span(text, messages, turn, tools) for turn in silent)
+            if any(span is None for span in spans):
+                return "its chat template does not tell where an answer stands that is not to be learned"
+            return [Rendered(text, tuple(span for span in spans if span is not None), spelled(row, True))]
         except UnusableChatError as error:
             return str(error)
+
+    def shows_thoughts(self, row: Row) -> bool:
+        """Whether the template writes what answers of a row think."""
+        try:
+            return self.template.shows_thoughts(row.turns, row.tools)
+        except UnusableChatError:
+            return False
 
     def _tokenise(self, texts: list[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
         if not texts:
@@ -177,7 +206,11 @@ class TemplateEncoder:
         if row.text is not None and eos is not None and (not ids or ids[-1] != eos):
             ids.append(eos)
         if row.text is not None or self.all:
-            return Encoded(ids, [False] + [True] * (len(ids) - 1), item.said)
+            trained = [False] + [True] * (len(ids) - 1)
+            for low, high in item.spans:  # not to be learned
+                for place, (begin, end) in enumerate(offsets):
+                    trained[place] = trained[place] and not (end > low and begin < high)
+            return Encoded(ids, trained, item.said)
         trained = [False] * len(ids)
         merged = 0
         for low, high in item.spans:
@@ -187,6 +220,9 @@ class TemplateEncoder:
                 trained[place] = True
             merged += bool(inside) and offsets[inside[0]][0] < low
         return Encoded(ids, trained, item.said, merged)
+
+
+_TOOLS: Final = "a tokenizer that was trained here writes no tool calls: take a base whose chat template does"
 
 
 def _chats(rows: Sequence[Row], found: list[list[Rendered] | str]) -> Iterator[Rendered]:
@@ -208,6 +244,7 @@ COUNTS: Final = (
     "merged_at_border",
     "without_targets",
     "refused_by_template",
+    "unwritten_thoughts",
 )
 
 
@@ -220,7 +257,8 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
     :param facts: gains the counts `rows, documents, tokens, targets, target_bytes` (UTF-8 bytes of the rows' own text
         that the targets stand for), `split_texts, cut_conversations, cut_targets` (targets that were cut off),
         `unrolled_conversations, merged_at_border, without_targets` (rows that teach nothing) and, of those,
-        `refused_by_template`; and under `left_out` the first few of them with the reason.
+        `refused_by_template`; `unwritten_thoughts` (rows whose thoughts the chat template leaves out); and under
+        `left_out` the first few that teach nothing, with the reason.
     """
     for key in COUNTS:
         facts.setdefault(key, 0)
@@ -234,6 +272,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
             facts["refused_by_template"] += 1
         else:
             whole = found
+            facts["unwritten_thoughts"] += row.thinks and not encoder.shows_thoughts(row)
             facts["unrolled_conversations"] += len(found) > 1
         made = 0
         for item in whole:

@@ -170,7 +170,9 @@ class _Reader:
     def _render(self, row: Row) -> str:
         if self.template is None:  # looked at with the first conversation, because plain text needs none
             self.template = ChatTemplate(self.tokenizer)
-        return self.template.whole([{"role": role, "content": content} for role, content in row.messages or ()])
+        if row.calls:
+            self.template.check_tools(row.turns, row.tools)
+        return self.template.whole(row.turns, row.tools)
 
     def _tokenise(self, texts: list[str], special: bool) -> list[_Read]:
         if not texts:

@@ -19,7 +19,7 @@ from trainer.data.rows import Row
 from trainer.data.template import UnusableChatError
 from trainer.data.tokenizer import END, EOS, is_ours
 
-Ask = Callable[[Sequence[tuple[str, str]]], tuple[str, tuple[int, ...]] | None]
+Ask = Callable[[Row], tuple[str, tuple[int, ...]] | None]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class Prompt:
     answer: str
 
 
-def held_out(row: Row) -> tuple[Sequence[tuple[str, str]], str] | None:
-    """The messages before a row's last answer, and the answer; None if it has none, or nothing stands before it."""
-    messages = row.messages or ()
+def held_out(row: Row) -> tuple[Row, str] | None:
+    """The row before its last answer that is learned and says something, and that answer; None if there is none, or
+    nothing stands before it."""
+    messages, silent = row.messages or (), row.silent
     for turn in range(len(messages) - 1, 0, -1):
         role, content = messages[turn]
-        if role == "assistant":
-            return messages[:turn], content
+        if role == "assistant" and content.strip() and turn not in silent:
+            return row.until(turn), content
     return None
 
 
@@ -90,7 +91,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     return [Prompt(**{**item, "ids": tuple(item["ids"])}) for item in json.loads(path.read_text())]
 
 
-def _usable(rows: Iterable[Row]) -> Iterator[tuple[Row, tuple[Sequence[tuple[str, str]], str]]]:
+def _usable(rows: Iterable[Row]) -> Iterator[tuple[Row, tuple[Row, str]]]:
     for row in rows:
         if (parts := held_out(row)) is not None:
             yield row, parts
@@ -100,12 +101,12 @@ def _continued(tokenizer: Any) -> Ask:
     encoder = make_encoder(tokenizer, "answers")
     assert isinstance(encoder, (OwnEncoder, TemplateEncoder))
 
-    def ask(before: Sequence[tuple[str, str]]) -> tuple[str, tuple[int, ...]] | None:
+    def ask(before: Row) -> tuple[str, tuple[int, ...]] | None:
         if isinstance(encoder, OwnEncoder):
             ids = encoder.prompt(before)
             return tokenizer.decode(ids), tuple(ids)
         try:
-            text = encoder.template.prompt([{"role": role, "content": content} for role, content in before])
+            text = encoder.template.prompt(before.turns, before.tools)
         except UnusableChatError:
             return None
         # Templates write the begin token themselves: adding it again would double it.

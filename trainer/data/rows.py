@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -24,6 +25,8 @@ _PIECE: Final = 1 << 20
 class Row:
     """A conversation (pairs of role and content) or a plain text, with its 16-byte content key.
 
+    :param beside: what each message says beside these, as `tool_calls` and `reasoning_content`, where one does; `train`
+        is false for an answer that is not to be learned. :param tools: that the conversation may call.
     :param source: what the row says of where it comes from, else the file it came in.
     :param label: what a classifier is to say of it.
     :param extras: columns that are only kept, as JSON text; empty unless they were asked for.
@@ -35,6 +38,38 @@ class Row:
     source: str = ""
     label: str | None = None
     extras: str = ""
+    beside: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Any, ...] = ()
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them."""
+        if not self.beside:
+            return [{"role": role, "content": content} for role, content in self.messages or ()]
+        told = ({key: value for key, value in more.items() if key != "train"} for more in self.beside)
+        pairs = zip(self.messages or (), told, strict=True)
+        return [{"role": role, "content": content, **more} for (role, content), more in pairs]
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """Answers that are not to be learned."""
+        flags = zip(self.messages or (), self.beside, strict=False)
+        return tuple(turn for turn, ((role, _), more) in enumerate(flags) if role == "assistant" and "train" in more)
+
+    @property
+    def calls(self) -> bool:
+        """Whether it has tools, or calls some."""
+        return bool(self.tools) or any("tool_calls" in more for more in self.beside)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether an answer has thoughts."""
+        return any("reasoning_content" in more for more in self.beside)
+
+    def until(self, turn: int) -> Row:
+        """The conversation before a message."""
+        assert self.messages is not None
+        return replace(self, messages=self.messages[:turn], beside=self.beside[:turn])
 
 
 def load_manifest(spec: RunSpec) -> Manifest:
@@ -153,6 +188,7 @@ def _rows_of(store: Store, shard: Shard, local: BinaryIO, extras: bool) -> Itera
             raise DataError(name, f"column {missing[0]!r} is missing", "Curate the drop with this version")
         rows = 0
         kept = ["extras"] if extras and "extras" in file.schema_arrow.names else []
+        kept += ["chat"] if "chat" in file.schema_arrow.names else []  # shards of before have none
         columns = ["key", "messages", "text", "source", "label", *kept]
         for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
             for values in batch.to_pylist():
@@ -171,7 +207,11 @@ def _row(values: dict[str, Any]) -> Row:
     if (messages is None) == (text is None):
         raise DataError(f"row {values['key'].hex()}", "it needs exactly one of messages and text", "Curate again")
     pairs = None if messages is None else tuple((item["role"], item["content"]) for item in messages)
-    return Row(values["key"], pairs, text, values["source"] or "", values["label"], values.get("extras") or "")
+    row = Row(values["key"], pairs, text, values["source"] or "", values["label"], values.get("extras") or "")
+    if not (chat := values.get("chat")):
+        return row
+    told = json.loads(chat)
+    return replace(row, beside=tuple(told["messages"]), tools=tuple(told.get("tools", ())))
 
 
 def texts(rows: Iterator[Row], limit: int, seen: Callable[[Row], None] = lambda _: None) -> Iterator[str]:

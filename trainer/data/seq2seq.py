@@ -49,9 +49,11 @@ class Sources:
     def template(self) -> ChatTemplate:
         return ChatTemplate(self.tokenizer)
 
-    def text(self, messages: Sequence[tuple[str, str]]) -> str:
-        """:raises UnusableChatError: if the template refuses them."""
-        return self.template.prompt([{"role": role, "content": content} for role, content in messages])
+    def text(self, before: Row) -> str:
+        """:raises UnusableChatError: if the template refuses the conversation, or leaves out its tools."""
+        if before.calls:
+            self.template.check_tools(before.turns, before.tools)
+        return self.template.prompt(before.turns, before.tools)
 
     def ids(self, texts: list[str], longest: int | None = None) -> list[list[int]]:
         """:param longest: tokens, cut as the tokenizer cuts."""
@@ -60,10 +62,10 @@ class Sources:
         cut = {} if longest is None else {"truncation": True, "max_length": longest}
         return list(self.tokenizer(texts, add_special_tokens=self.special, verbose=False, **cut)["input_ids"])
 
-    def ask(self, messages: Sequence[tuple[str, str]]) -> tuple[str, tuple[int, ...]] | None:
+    def ask(self, before: Row) -> tuple[str, tuple[int, ...]] | None:
         """A prompt's text and tokens; None if the template refuses it."""
         try:
-            text = self.text(messages)
+            text = self.text(before)
         except UnusableChatError:
             return None
         return text, tuple(self.ids([text])[0])

@@ -9,7 +9,9 @@ are the very texts that the model meets when it is used. What cannot be told eve
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -17,7 +19,7 @@ from typing import Any, Final
 from dropforge.errors import DataError
 from trainer.data.tokenizer import plain_template
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 _MARKER: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _QUESTION: Final = "DROPFORGEQUESTION"
@@ -28,8 +30,17 @@ _MEND: Final = (
 )
 
 
+Tools = Sequence[Any]
+
+
 class UnusableChatError(Exception):
     """One conversation that this template cannot render, or whose answers cannot be told. The text says why."""
+
+
+def _size(message: Message) -> int:
+    """UTF-8 bytes of what an answer says, its calls included."""
+    calls = json.dumps(message["tool_calls"], ensure_ascii=False) if "tool_calls" in message else ""
+    return len(f"{message['content']}{calls}".encode())
 
 
 @dataclass(frozen=True)
@@ -110,48 +121,71 @@ class ChatTemplate:
         stem = self._turn.closing[: self._turn.end]
         return next(token for token in self.ends if stem.endswith(token))
 
-    def prompt(self, messages: list[Message]) -> str:
+    def prompt(self, messages: list[Message], tools: Tools = ()) -> str:
         """The text of a conversation up to where its next answer begins, as for a model that is in use.
 
         :raises UnusableChatError: if the template refuses it.
         """
-        return self._render(messages, prompt=True)[0]
+        return self._render(messages, tools, prompt=True)[0]
 
-    def whole(self, messages: list[Message]) -> str:
+    def whole(self, messages: list[Message], tools: Tools = ()) -> str:
         """The text of a conversation. :raises UnusableChatError: if the template refuses it."""
-        return self._render(messages)[0]
+        return self._render(messages, tools)[0]
 
-    def answers(self, messages: list[Message]) -> list[Rendered]:
+    def check_tools(self, messages: list[Message], tools: Tools) -> None:
+        """:raises UnusableChatError: if the template leaves out tools or their calls, which are to be learned."""
+        text = self.whole(messages, tools)
+        if tools and text == self.whole(messages):
+            raise UnusableChatError("the chat template takes no tools, and the row has some")
+        plain = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+        if plain != messages and text == self.whole(plain, tools):
+            raise UnusableChatError("the chat template writes no tool calls, and the row has some")
+
+    def shows_thoughts(self, messages: list[Message], tools: Tools = ()) -> bool:
+        """Whether the template writes what the last answer's `reasoning_content` says."""
+        last = max(turn for turn, message in enumerate(messages) if "reasoning_content" in message)
+        head = messages[: last + 1]
+        plain = [*head[:-1], {key: value for key, value in head[-1].items() if key != "reasoning_content"}]
+        return self.whole(head, tools) != self.whole(plain, tools)
+
+    def answers(self, messages: list[Message], tools: Tools = (), silent: Container[int] = ()) -> list[Rendered]:
         """A conversation as one text, or as one for each answer; a conversation without an answer has no span.
 
+        :param silent: answers that are not to be learned.
         :raises UnusableChatError: if the template refuses it, or does not tell what the assistant says.
         :raises DataError: if the template trains no end of turn.
         """
-        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-        said = sum(len(messages[turn]["content"].encode()) for turn in turns)
-        text, spans = self._render(messages)
-        if self.marked:
+        answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = [turn for turn in answers if turn not in silent]
+        said = sum(_size(messages[turn]) for turn in turns)
+        text, spans = self._render(messages, tools)
+        if self.marked and len(turns) == len(answers):
             return [Rendered(text, spans, said)]
-        found = [self._span(text, messages, turn) for turn in turns]
+        if self.marked:
+            if len(spans) != len(answers):
+                raise UnusableChatError("its answers cannot be told apart, and one is not to be learned")
+            kept = tuple(span for turn, span in zip(answers, spans, strict=True) if turn not in silent)
+            return [Rendered(text, kept, said)]
+        found = [self.span(text, messages, turn, tools) for turn in turns]
         whole = tuple(span for span in found if span is not None)
         if len(whole) == len(turns):
             return [Rendered(text, whole, said)]
-        return [self._last(messages[: turn + 1]) for turn in turns]
+        return [self._last(messages[: turn + 1], tools) for turn in turns]
 
-    def _last(self, messages: list[Message]) -> Rendered:
+    def _last(self, messages: list[Message], tools: Tools) -> Rendered:
         """The last answer, with all before it as its prompt."""
-        text = self.whole(messages)
-        span = self._span(text, messages, len(messages) - 1)
+        text = self.whole(messages, tools)
+        span = self.span(text, messages, len(messages) - 1, tools)
         if span is None:
             raise UnusableChatError("the prompt for an answer is not how the answered text begins")
-        return Rendered(text, (span,), len(messages[-1]["content"].encode()))
+        return Rendered(text, (span,), _size(messages[-1]))
 
-    def _span(self, text: str, messages: list[Message], turn: int) -> tuple[int, int] | None:
+    def span(self, text: str, messages: list[Message], turn: int, tools: Tools = ()) -> tuple[int, int] | None:
         """Characters of `text` that answer `turn` adds to its prompt; None if the text does not begin with both."""
         if not turn:
             raise UnusableChatError("it begins with an answer")
-        before, _ = self._render(messages[:turn], prompt=True)
-        after = text if turn == len(messages) - 1 else self.whole(messages[: turn + 1])
+        before, _ = self._render(messages[:turn], tools, prompt=True)
+        after = text if turn == len(messages) - 1 else self.whole(messages[: turn + 1], tools)
         if not after.endswith(self._turn.closing):
             raise UnusableChatError("an answer does not end as the template's answers do")
         stem = after[: len(after) - len(self._turn.closing) + self._turn.end]
@@ -161,20 +195,25 @@ class ChatTemplate:
 
     def _probe(self) -> tuple[str, tuple[tuple[int, int], ...]]:
         try:
-            found = self._render([{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}])
+            found = self._render(
+                [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}], ()
+            )
         except UnusableChatError as error:
             raise DataError(self.name, f"it does not render a question and its answer ({error})", _MEND) from error
         if found[0].count(_ANSWER) != 1 or found[0].count(_QUESTION) != 1:
             raise DataError(self.name, "it does not show a question and its answer once each", _MEND)
         return found
 
-    def _render(self, messages: list[Message], prompt: bool = False) -> tuple[str, tuple[tuple[int, int], ...]]:
+    def _render(
+        self, messages: list[Message], tools: Tools, prompt: bool = False
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The text and the ranges inside generation markers."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             found: Any = render_jinja_template(
                 conversations=[messages],
+                tools=list(tools) or None,
                 chat_template=self.template,
                 return_assistant_tokens_mask=not prompt and bool(_MARKER.search(self.template)),
                 add_generation_prompt=prompt,

@@ -30,6 +30,7 @@ from trainer.scores import SCORES
 
 _UNPACKED: Final = "unpacked"
 _TWICE: Final = 16  # rows that row functions are given twice, to see that they return the same
+_SAID: Final = {"role", "content"}
 _ROW: Final = ("messages", "text", "label", "source")
 
 Function = Callable[..., Any]
@@ -111,17 +112,20 @@ class UserCode:
 
     def _changed(self, row: Row) -> Row:
         for name in self.of(ROWS):
-            messages = None if row.messages is None else [{"role": r, "content": c} for r, c in row.messages]
+            messages = None if row.messages is None else _messages(row)
             given = {"messages": messages, "text": row.text, "label": row.label, "source": row.source}
             found = self._call(ROWS, name, given, about=f"row {row.key.hex()}: ")
             problem = _problem(found)
             if problem is not None:
                 raise self._wrong(ROWS, name, f"row {row.key.hex()}: {problem}")
+            said = found["messages"] or ()
+            more = tuple({key: value for key, value in item.items() if key not in _SAID} for item in said)
             row = replace(
                 row,
                 messages=None
                 if found["messages"] is None
                 else tuple((item["role"], item["content"]) for item in found["messages"]),
+                beside=more if any(more) else (),
                 text=found["text"],
                 label=found["label"],
                 source=found["source"],
@@ -229,6 +233,13 @@ def _load(wheel: Wheel, group: str, name: str, unpacked: Path) -> Function:
     return found  # type: ignore[no-any-return]
 
 
+def _messages(row: Row) -> list[dict[str, Any]]:
+    """The messages with all that they say, `train` included."""
+    beside = row.beside or ({},) * len(row.messages or ())
+    pairs = zip(row.messages or (), beside, strict=True)
+    return [{"role": role, "content": content, **more} for (role, content), more in pairs]
+
+
 def _problem(found: Any) -> str | None:
     """What is wrong with what a row function returned; None if nothing is."""
     if not isinstance(found, Mapping) or set(found) != set(_ROW):
@@ -239,8 +250,8 @@ def _problem(found: Any) -> str | None:
     if messages is not None and (
         not isinstance(messages, list | tuple)
         or not messages
-        or not all(isinstance(item, Mapping) and set(item) == {"role", "content"} for item in messages)
-        or not all(isinstance(value, str) for item in messages for value in item.values())
+        or not all(isinstance(item, Mapping) and set(item) >= _SAID for item in messages)
+        or not all(isinstance(item[key], str) for item in messages for key in _SAID)
     ):
         return "it returned messages that are no list of role and content"
     if not (isinstance(text, str | None) and isinstance(label, str | None) and isinstance(found["source"], str)):

@@ -131,7 +131,7 @@ def example_of(row: Row) -> Example:
             return Example(text[:_LONGEST], chat=False)
         head = text[: min(_TEXT, len(text) // 2)]
         return Example(head.rpartition(" ")[0] or head, chat=False)
-    before = row.messages if (parts := held_out(row)) is None else parts[0]
+    before = row.messages if (parts := held_out(row)) is None else parts[0].messages or ()
     system = next((content for role, content in before if role == "system"), "")
     prompt = next((content for role, content in before if role == "user"), before[0][1] if before else "")
     return Example(prompt[:_LONGEST], system[:_LONGEST])

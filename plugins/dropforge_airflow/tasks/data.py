@@ -126,6 +126,8 @@ def _told(settings: Settings, made: dataset.Manifest) -> Curated:
     card = made.files.get("card_html", "")
     for reason, number in sorted(made.counts.items()):
         log.info("%s: %d rows", reason, number)
+    for key, number in made.measured.get("unknown_keys", {}).items():
+        log.warning("Key %r means nothing here and is not learned: %d rows have it", key, number)
     return Curated(
         digest=made.digest,
         manifest=f"{settings.root}/{layout.manifest_key(made.family, made.digest)}",

@@ -217,10 +217,9 @@ def stop_losers(store: Store, tracking_uri: str, planned: Planned, going: set[in
     return found
 
 
-def best(planned: Planned | None = None) -> Chosen:
+def best(ti: Any = None) -> Chosen:
     """The task: compare what the trials that came to their end have measured, and choose."""
-    if planned is None:
-        raise AirflowFailException("The sweep was not planned; the task `plan` says why")
+    planned = _planned(ti)
     settings = from_env()
     store = connection.open_store(settings.bucket)
     family, by, metric = planned["family"], planned["by"], planned["metric"]
@@ -255,7 +254,18 @@ def report(planned: Planned, chosen: Chosen) -> dict[str, str]:
     return told
 
 
-def close(planned: Planned | None = None, ti: Any = None, run_id: str | None = None) -> PokeReturnValue:
+def _planned(ti: Any) -> Planned:
+    """The sweep that `plan` made. As a task's argument one that is not there would be looked for again for minutes.
+
+    :raises AirflowFailException: if there is none.
+    """
+    planned: Planned | None = ti.xcom_pull(task_ids="plan", key="sweep")
+    if planned is None:
+        raise AirflowFailException("The sweep was not planned; the task `plan` says why")
+    return planned
+
+
+def close(ti: Any = None, run_id: str | None = None) -> PokeReturnValue:
     """The teardown's look: end the trials that still run, wait for their ends, and end the sweep's MLflow run.
 
     :raises AirflowFailException: if there is no candidate: of a sweep that a person ended the last tasks are skipped.
@@ -265,8 +275,7 @@ def close(planned: Planned | None = None, ti: Any = None, run_id: str | None = N
     from dropforge import tracking
 
     assert run_id is not None
-    if planned is None:
-        raise AirflowFailException("The sweep was not planned; the task `plan` says why")
+    planned = _planned(ti)
     settings = from_env()
     store = connection.open_store(settings.bucket)
     going = [one for one in planned["trials"] if state_of(ti, FINETUNE_DAG, one["run"]) in GOING]

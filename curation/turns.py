@@ -1,0 +1,174 @@
+"""What a message says beside its role and content: calls of tools, thoughts, and whether it is to be learned.
+
+==================================================  ================================================================
+key of a message                                    becomes
+==================================================  ================================================================
+tool_calls, function_call                           `tool_calls`: OpenAI's list, with arguments as an object
+tool_call_id, name                                  the same
+reasoning_content, reasoning, thinking, thoughts    `reasoning_content`
+weight, train, training, trainable, loss            `train: false` where it is 0 or false; 1 and true are the rule
+==================================================  ================================================================
+
+A key without a value is not there, at any depth: columns of Parquet give every object all keys of its column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from curation import shapes
+from curation.reasons import Reason, RejectError
+
+Beside = dict[str, Any]
+
+_CALLS: Final = "tool_calls", "function_call"
+_NAMES: Final = "tool_call_id", "name"
+_THOUGHTS: Final = "reasoning_content", "reasoning", "thinking", "thoughts"
+_FLAGS: Final = "weight", "train", "training", "trainable", "loss"
+_SAID: Final = "role", "from", "content", "value"
+KNOWN: Final = frozenset({*_SAID, *_CALLS, *_NAMES, *_THOUGHTS, *_FLAGS})
+#: Of a row: the tools that a conversation may call.
+TOOLS: Final = "tools", "functions"
+
+
+def beside(message: Mapping[Any, Any]) -> Beside:
+    """What of a message's other keys reaches a template or the loss.
+
+    :raises RejectError: if one of them has a value that cannot be read.
+    """
+    found: Beside = {}
+    calls = next((value for key in _CALLS if (value := _given(message.get(key), key))), None)
+    if calls is not None:
+        found["tool_calls"] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
+    for key in _NAMES:
+        if (value := shapes.texts(message.get(key))) is not None:
+            found[key] = _text(value, key)
+    for key in _THOUGHTS:
+        thought = shapes.texts(message.get(key))
+        if thought is not None and _text(thought, key).strip():
+            found["reasoning_content"] = thought
+            break
+    flags = [_flag(message[key], key) for key in _FLAGS if message.get(key) is not None]
+    if not all(flags):
+        found["train"] = False
+    return found
+
+
+def called(content: str) -> Beside:
+    """The call that a message of ShareGPT's role `function_call` is. :raises RejectError: if it is none."""
+    calls = _given(content, "function_call")
+    return {"tool_calls": [_call(call) for call in (calls if isinstance(calls, list) else [calls])]}
+
+
+def tools_of(fields: Mapping[str, Any]) -> list[Any] | None:
+    """The tools that a row's conversation may call, as OpenAI's list; None if it has none.
+
+    :raises RejectError: if they are no list of objects.
+    """
+    for key in TOOLS:
+        found = _given(fields.get(key), key)
+        if not found:
+            continue
+        if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+            raise RejectError(Reason.BAD_FIELD, f"`{key}` is no list of tools")
+        return [tool if "function" in tool or "name" not in tool else _wrapped(tool) for tool in found]
+    return None
+
+
+def unknown(message: Mapping[Any, Any]) -> list[str]:
+    """Keys of a message that mean nothing here, and have a value."""
+    return [str(key) for key, value in message.items() if key not in KNOWN and value is not None]
+
+
+def written(value: Any, change: Callable[[str], str]) -> str:
+    """The value as canonical JSON, its texts and keys changed.
+
+    :raises RejectError: if it holds a number that JSON has none for.
+    """
+    try:
+        return json.dumps(
+            mapped(value, change),
+            sort_keys=True,
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=(",", ":"),
+            default=str,
+        )
+    except ValueError:
+        raise RejectError(Reason.BAD_NUMBER, "a number of a tool is NaN or infinite") from None
+
+
+def hidden(text: str, scrub: Callable[[str], str]) -> str:
+    """What `written` made, with masks in its texts and keys, and for numbers that are personal data."""
+    return written(_scrubbed(json.loads(text), scrub), scrub)
+
+
+def _scrubbed(value: Any, scrub: Callable[[str], str]) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        shown = json.dumps(value)
+        return value if scrub(shown) == shown else shown
+    if isinstance(value, dict):
+        return {key: _scrubbed(item, scrub) for key, item in value.items()}
+    return [_scrubbed(item, scrub) for item in value] if isinstance(value, list) else value
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every text and key changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(str(key)): mapped(item, change) for key, item in value.items()}
+    return [mapped(item, change) for item in value] if isinstance(value, list) else value
+
+
+def _given(value: Any, key: str) -> Any:
+    """A value that may be written as JSON text, without what is null in it."""
+    value = shapes.texts(value)
+    if isinstance(value, str):
+        if not value.strip():
+            return None
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            cause = shapes.repr_of_python(value) or "is text, but no JSON"
+            raise RejectError(Reason.BAD_MESSAGES, f"`{key}` {cause}") from None
+    return _present(value)
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None}
+    return [_present(item) for item in value] if isinstance(value, list) else value
+
+
+def _call(call: Any) -> Beside:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise RejectError(Reason.BAD_MESSAGES, "a tool call has no name")
+    arguments = function.get("arguments", function.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _given(arguments, "arguments") or {}
+    if not isinstance(arguments, dict):
+        raise RejectError(Reason.BAD_MESSAGES, f"the arguments of tool call {name[:40]!r} are no object")
+    made: Beside = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return made if call.get("id") is None else {**made, "id": _text(call["id"], "id of a tool call")}
+
+
+def _wrapped(tool: Beside) -> Beside:
+    return {"type": "function", "function": tool}
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise RejectError(Reason.BAD_FIELD, f"`{key}` of a message is no text")
+    return value
+
+
+def _flag(value: Any, key: str) -> bool:
+    """Whether the message is to be learned. :raises RejectError: if that is not a yes or a no."""
+    if value in (0, 1):  # also false, true and 1.0
+        return bool(value)
+    raise RejectError(Reason.BAD_FIELD, f"`{key}` of a message is {str(value)[:40]}, and only 0 and 1 can be learned")

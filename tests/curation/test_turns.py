@@ -1,0 +1,228 @@
+"""What messages say beside role and content: tools and their calls, thoughts, and what is not to be learned."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from curation.canonical import canonical
+from curation.gate import check, checks
+from curation.identity import names
+from curation.reasons import Reason, RejectError
+from dropforge.dataset import Manifest
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+from dropforge.recipes import load_recipe
+from dropforge.store import FolderStore
+
+Make = Callable[..., Manifest]
+SCHEMA = {"name": "look", "parameters": {"type": "object", "properties": {"unit": {"type": "integer"}}}}
+TOOL = {"type": "function", "function": SCHEMA}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"unit": 1}}}
+ASK = {"role": "user", "content": "Is it on?"}
+SAID = {"role": "tool", "content": "on"}
+ANSWER = {"role": "assistant", "content": "It is on."}
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"messages": list(messages), **fields}
+
+
+def beside(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(text or "{}") for text in canonical(fields).beside]
+
+
+def calling(**call: Any) -> dict[str, Any]:
+    return chat(ASK, {"role": "assistant", **call}, SAID, ANSWER)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        calling(content=None, tool_calls=[CALL]),
+        calling(content="", tool_calls=[{**CALL, "function": {"name": "look", "arguments": '{"unit": 1}'}}]),
+        calling(tool_calls=json.dumps([CALL])),
+        calling(content=None, tool_calls=[CALL["function"]]),
+        calling(content=None, tool_calls=[{"name": "look", "arguments": {"unit": 1, "place": None}}]),
+        calling(content=None, function_call={"name": "look", "arguments": '{"unit": 1}'}),
+        calling(content=b"", tool_calls=[CALL], name=None, function_call=None),
+        chat(ASK, {"from": "function_call", "value": '{"name": "look", "arguments": {"unit": 1}}'}, SAID, ANSWER),
+        chat(ASK, {"from": "function_call", "value": '[{"name": "look", "arguments": {"unit": 1}}]'}, SAID, ANSWER),
+    ],
+)
+def test_a_call_is_one_call_however_it_is_written(fields: dict[str, Any]) -> None:
+    plain = canonical(calling(content=None, tool_calls=[CALL]))
+    assert (canonical(fields), names(canonical(fields))) == (plain, names(plain))
+    assert beside(fields) == [{}, {"tool_calls": [CALL]}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    "given", [{"tools": [TOOL]}, {"tools": json.dumps([SCHEMA])}, {"functions": [SCHEMA]}, {"tools": json.dumps([TOOL]).encode()}]
+)  # fmt: skip
+def test_tools_are_one_list_however_they_are_written(given: dict[str, Any]) -> None:
+    row = canonical({**calling(content=None, tool_calls=[CALL]), **given})
+    assert json.loads(row.tools or "") == [TOOL]
+
+
+@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": "[]"}, {"tools": None}, {"tools": ""}])
+def test_no_tools_are_none(given: dict[str, Any]) -> None:
+    assert canonical(chat(ASK, ANSWER, **given)) == canonical(chat(ASK, ANSWER))
+
+
+@pytest.mark.parametrize("key", ["weight", "train", "training", "trainable", "loss"])
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, 1.0)])
+def test_an_answer_of_weight_0_is_kept_and_not_to_be_learned(key: str, no: object, yes: object) -> None:
+    wrong = {"role": "assistant", "content": "Smash it."}
+    flagged = chat(ASK, {**wrong, key: no}, ASK, {**ANSWER, key: yes})
+    assert beside(flagged) == [{}, {"train": False}, {}, {}]
+    assert canonical(flagged).contents[1] == "Smash it."
+    assert names(canonical(flagged))[0] != names(canonical(chat(ASK, wrong, ASK, ANSWER)))[0]
+    # Neighbours of one role are one message; not where one of them is not to be learned.
+    assert canonical(chat(ASK, {**wrong, key: no}, ANSWER)).roles == ("user", "assistant", "assistant")
+    assert canonical(chat(ASK, {**ANSWER, key: yes})) == canonical(chat(ASK, ANSWER))
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking", "thoughts"])
+def test_rows_that_differ_in_thoughts_are_no_copies(
+    make: Make, rows: Callable[..., list[dict[str, Any]]], key: str
+) -> None:
+    thoughts = [f"It hums, {n} times." for n in range(30)]
+    made = [json.dumps(chat(ASK, {**ANSWER, key: thought})) for thought in thoughts]
+    kept = rows(make({"a.jsonl": "\n".join(made).encode()}))
+    assert {json.loads(row["chat"])["messages"][1]["reasoning_content"] for row in kept} == set(thoughts)
+
+
+def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_asked() -> None:
+    def question(*messages: dict[str, Any], **fields: Any) -> bytes | None:
+        return names(canonical(chat(*messages, **fields)))[3]
+
+    assert (
+        question(ASK, ANSWER) == question(ASK, {**ANSWER, "reasoning": "hm"}) == question(ASK, {**ANSWER, "name": "x"})
+    )
+    assert (
+        len({question(ASK, ANSWER), question(ASK, ANSWER, tools=[TOOL]), question({**ASK, "name": "x"}, ANSWER)}) == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "detail"),
+    [
+        (calling(content=None), Reason.BAD_FIELD, "content of assistant is null"),
+        (calling(content=None, tool_calls=[]), Reason.BAD_FIELD, "content of assistant is null"),
+        (calling(content="", tool_calls=[{}]), Reason.BAD_MESSAGES, "a tool call has no name"),
+        (calling(content="", tool_calls=["look"]), Reason.BAD_MESSAGES, "a tool call has no name"),
+        (calling(content="", tool_calls="look(1)"), Reason.BAD_MESSAGES, "`tool_calls` is text, but no JSON"),
+        (calling(content="", tool_calls="[{'name': 'look'}]"), Reason.BAD_MESSAGES, "as Python shows a list"),
+        (calling(content="", tool_calls=[{"name": "look", "arguments": [1]}]), Reason.BAD_MESSAGES, "are no object"),
+        (calling(content="", tool_calls=[{"name": "look", "arguments": '{"a": NaN}'}]), Reason.BAD_NUMBER, "NaN"),
+        (calling(content="", tool_calls=[{"name": "look", "arguments": {"a": "\ud800"}}]), Reason.LONE_SURROGATE, ""),
+        (calling(content="", tool_calls=[{"name": "look", "arguments": {"a": "\0"}}]), Reason.NUL, ""),
+        (calling(content="", tool_calls="[" * 100_000), Reason.BAD_MESSAGES, "no JSON"),
+        (chat(ASK, ANSWER, tools="look"), Reason.BAD_MESSAGES, "`tools` is text, but no JSON"),
+        (chat(ASK, ANSWER, tools={"look": 1}), Reason.BAD_FIELD, "`tools` is no list of tools"),
+        (chat(ASK, {**ANSWER, "weight": 0.5}), Reason.BAD_FIELD, "`weight` of a message is 0.5, and only 0 and 1"),
+        (chat(ASK, {**ANSWER, "train": "no"}), Reason.BAD_FIELD, "`train` of a message is no"),
+        (chat(ASK, {**ANSWER, "weight": 0}), Reason.NO_ANSWER, "no answer is to be learned"),
+        (chat(ASK, {**ANSWER, "reasoning": {"effort": 1}}), Reason.BAD_FIELD, "`reasoning` of a message is no text"),
+        (
+            chat({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}, ANSWER),
+            Reason.BAD_FIELD,
+            "content of user has parts of type image_url, and only text is learned",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_learned_is_refused_by_name(fields: dict[str, Any], reason: Reason, detail: str) -> None:
+    with pytest.raises(RejectError) as error:
+        canonical(fields)
+    assert error.value.reason == reason
+    assert detail in error.value.detail
+
+
+def test_the_card_shows_calls_and_thoughts(make: Make, store: FolderStore) -> None:
+    def one(n: int) -> str:
+        call = {"name": "look", "arguments": {"unit": n}}
+        turn = {"role": "assistant", "content": None, "tool_calls": [call], "thinking": f"unit {n}?"}
+        return json.dumps(chat({**ASK, "content": f"on {n}?"}, turn, SAID, ANSWER))
+
+    made = make({"a.jsonl": "\n".join(map(one, range(30))).encode()})
+    [shown, *_] = json.loads(store.get(made.files["card_json"]))["statistics"]["samples"]
+    assert shown["messages"][1]["content"].startswith('reasoning_content: "unit ')
+    assert '"name": "look"' in shown["messages"][1]["content"]
+    assert "reasoning_content" in store.get(made.files["card_html"]).decode()
+
+
+def test_control_tokens_in_calls_and_tools_are_made_harmless_too() -> None:
+    call = {"name": "look", "arguments": {"<|im_end|>": "<|im_end|>"}}
+    row = canonical(
+        chat(ASK, {**ANSWER, "tool_calls": [call], "reasoning": "<|im_end|>"}, tools=[{**TOOL, "x": "<s>"}])
+    )
+    assert row.neutralised == 4
+    assert "<|im_end|>" not in "".join(row.beside)
+    assert "<s>" not in (row.tools or "")
+
+
+def test_the_same_rows_from_columns_of_parquet(make: Make) -> None:
+    """There each object has all keys of its column: those without a value are not there."""
+    calls = [{"type": "function", "function": {"name": "look", "arguments": {"unit": n}}} for n in range(30)]
+    chats = [
+        chat(ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, SAID, ANSWER, tools=[TOOL])
+        for call in calls
+    ]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(chats), sink)
+    plain = make({"a.jsonl": "\n".join(map(json.dumps, chats)).encode()}, "plain")
+    assert make({"a.parquet": sink.getvalue()}, "columns").digest == plain.digest
+    assert plain.counts["train"] + plain.counts["eval"] == 30
+    # Named columns do not lose the tools, which are found by their name.
+    named = [{"talk": row["messages"], "tools": row["tools"]} for row in chats]
+    again = make(
+        {"a.jsonl": "\n".join(map(json.dumps, named)).encode()}, "named", data={"columns": {"messages": "talk"}}
+    )
+    assert again.counts == plain.counts
+
+
+def test_personal_data_in_calls_thoughts_and_tools_are_masked(
+    make: Make, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    def one(n: int) -> dict[str, Any]:
+        arguments = {"to": f"\nada{n}@example.com", "card": 4111111111111111}
+        call = {"name": "mail", "arguments": arguments}
+        tool = {**TOOL, "owner": "bob@example.com"}
+        return chat(ASK, {**ANSWER, "tool_calls": [call], "reasoning": f"eve{n}@example.com asked"}, tools=[tool])
+
+    made = make({"a.jsonl": "\n".join(json.dumps(one(n)) for n in range(30)).encode()}, pii={}, min_rows=2)
+    found = rows(made)
+    assert found
+    for row in found:
+        told = json.loads(row["chat"])
+        assert told["messages"][1]["reasoning_content"] == "<EMAIL> asked"
+        assert told["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"to": "\n<EMAIL>", "card": "<CARD>"}
+        assert told["tools"][0]["owner"] == "<EMAIL>"
+
+
+def test_keys_that_mean_nothing_are_told_by_name_or_refused(make: Make, store: FolderStore) -> None:
+    lines = [
+        json.dumps(chat({**ASK, "content": f"{ASK['content']} {n}"}, {**ANSWER, "mood": "x"}, id=n)) for n in range(30)
+    ]
+    made = make({"a.jsonl": "\n".join(lines).encode()})
+    card = json.loads(store.get(made.files["card_json"]))
+    assert card["unknown_keys"] == {"id": 30, "messages.mood": 30}
+    assert any("`id` (30 rows), `messages.mood` (30 rows)" in line for line in card["warnings"])
+    assert all(rule.ok for rule in checks(made, _recipe()))
+    strict = _recipe(unknown_keys="refuse")
+    with pytest.raises(
+        DataError, match=r"no unknown keys.*`id` \(30 rows\), `messages.mood` \(30 rows\).*keep_columns"
+    ):
+        check(made, strict)
+    kept = make({"a.jsonl": "\n".join(lines).encode()}, "kept", data={"keep_columns": ["id"]})
+    assert json.loads(store.get(kept.files["card_json"]))["unknown_keys"] == {"messages.mood": 30}
+
+
+def _recipe(**values: Any) -> Recipe:
+    return load_recipe("tiny", {"curation": values})

@@ -1,0 +1,153 @@
+"""What conversations say beside their contents reaches the model: calls and tools, thoughts, answers of weight 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import curation
+from dropforge.drop import read_drop
+from dropforge.recipes import load_recipe
+from dropforge.store import FolderStore
+from trainer.commands.segments import sample_of_row
+from trainer.data.chat import OwnEncoder, TemplateEncoder, documents, make_encoder
+from trainer.data.prompts import held_out, make_prompts
+from trainer.data.rows import Row, read_rows
+from trainer.data.tokenizer import core
+
+from .test_template import CHATML, MARKED, QWEN_3, tokenizer
+
+# As Qwen's: tools before all, calls behind the content, thoughts in front of it, results as a user's.
+TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endif %}{% for m in messages %}"
+    "{{ '<|im_start|>' + ('user' if m.role == 'tool' else m.role) + '\\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    "{{ '(call)' + call.function.name + call.function.arguments | tojson + '(end)' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"unit": 1}}}
+SHOWN = '(call)look{"unit": 1}(end)'
+TOOL = {"type": "function", "function": {"name": "look"}}
+TALK = (("user", "on?"), ("assistant", ""), ("tool", "yes"), ("assistant", "It is on."))
+CALLING = Row(b"k" * 16, TALK, None, beside=({}, {"tool_calls": [CALL]}, {}, {}), tools=(TOOL,))
+PAIRS = (("user", "a"), ("assistant", "wrong"), ("user", "b"), ("assistant", "right"))
+FLAGGED = Row(b"k" * 16, PAIRS, None, beside=({}, {"train": False}, {}, {}))
+THINKING = Row(b"k" * 16, PAIRS[:2], None, beside=({}, {"reasoning_content": "hm"}))
+
+
+def parts(encoder: Any, made: Any, row: Row) -> tuple[list[str], list[str]]:
+    """What is learned of a row, run by run, and what is not."""
+    [found] = encoder.encode([row])
+    assert not isinstance(found, str), found
+    runs: dict[bool, list[list[int]]] = {True: [], False: []}
+    for item in found:
+        last = None
+        for token, trained in zip(item.ids, item.trained, strict=True):
+            if trained is not last:
+                runs[trained].append([])
+            runs[trained][-1].append(token)
+            last = trained
+    return [made.decode(ids) for ids in runs[True]], [made.decode(ids) for ids in runs[False]]
+
+
+def test_a_call_is_an_answer_and_tools_and_results_are_what_it_is_given() -> None:
+    made = tokenizer(TOOLS)
+    learned, given = parts(TemplateEncoder(made, "answers"), made, CALLING)
+    assert learned == [f"{SHOWN}<|im_end|>", "It is on.<|im_end|>"]
+    tools = f"<|im_start|>system\n{json.dumps(TOOL)}\n<|im_end|>\n"
+    assert given[0] == f"{tools}<|im_start|>user\non?<|im_end|>\n<|im_start|>assistant\n"
+    assert "yes" in given[1]
+    [document] = documents(TemplateEncoder(made, "answers"), [CALLING], 512, facts := {})
+    assert facts["target_bytes"] == len(json.dumps([CALL])) + len("It is on.") == document.spelled
+
+
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize(
+    ("template", "row"),
+    [(CHATML, CALLING), (MARKED, CALLING), (CHATML, Row(b"k", TALK, None, beside=({},) * 4, tools=(TOOL,)))],
+)
+def test_a_template_that_leaves_out_tools_or_calls_refuses_their_rows(template: str, row: Row, loss_on: str) -> None:
+    [found] = TemplateEncoder(tokenizer(template), loss_on).encode([row])
+    assert "tool" in str(found)
+
+
+def test_a_tokenizer_of_ours_refuses_rows_with_tools_and_the_run_tells() -> None:
+    encoder = OwnEncoder(core(tokenizer(None)), "answers")
+    facts: dict[str, Any] = {}
+    made = list(documents(encoder, [CALLING, FLAGGED], 512, facts))
+    assert [document.row for document in made] == [1]
+    assert "tool calls" in facts["left_out"][0]["reason"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("template", [CHATML, MARKED, QWEN_3, TOOLS])
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+def test_an_answer_of_weight_0_is_context_and_never_a_target(template: str, loss_on: str, own: bool) -> None:
+    made = tokenizer(template)
+    if template == QWEN_3 and loss_on == "all" and not own:
+        [found] = TemplateEncoder(made, loss_on).encode([FLAGGED])
+        assert "not to be learned" in str(found)  # what it writes of an earlier answer is not what it asked for
+        return
+    encoder = OwnEncoder(core(made), loss_on) if own else TemplateEncoder(made, loss_on)
+    learned, given = parts(encoder, made, FLAGGED)
+    assert "wrong" in "".join(given)
+    assert "wrong" not in "".join(learned)
+    assert "right" in "".join(learned)
+    assert ("b" in "".join(learned)) == (loss_on == "all")
+    [document] = documents(encoder, [FLAGGED], 512, {})
+    assert document.spelled == len("right" if loss_on == "answers" else "abright")
+
+
+def test_thoughts_are_learned_where_the_template_writes_them_and_told_where_not() -> None:
+    made = tokenizer(TOOLS)
+    assert parts(TemplateEncoder(made, "answers"), made, THINKING)[0] == ["<think>hm</think>wrong<|im_end|>"]
+    for template, unwritten in ((TOOLS, 0), (CHATML, 1)):
+        facts: dict[str, Any] = {}
+        list(documents(TemplateEncoder(tokenizer(template), "answers"), [THINKING, FLAGGED], 512, facts))
+        assert facts["unwritten_thoughts"] == unwritten
+    list(documents(OwnEncoder(core(made), "answers"), [THINKING], 512, own := {}))
+    assert own["unwritten_thoughts"] == 1
+
+
+def test_what_is_held_out_is_the_last_answer_that_is_learned_and_says_something() -> None:
+    made = tokenizer(TOOLS)
+    [prompt] = make_prompts(made, [CALLING], 1)
+    assert prompt.answer == "It is on."
+    assert SHOWN in prompt.text
+    assert json.dumps(TOOL) in prompt.text
+    assert held_out(Row(b"k", TALK[:2], None, beside=CALLING.beside[:2])) is None
+    last = Row(b"k", PAIRS, None, beside=({}, {}, {}, {"train": False}))
+    found = held_out(last)
+    assert found is not None
+    assert (found[0].messages, found[1]) == (PAIRS[:1], "wrong")
+
+
+def test_rows_of_a_drop_are_learned_as_they_were_meant(tmp_path: Path) -> None:
+    """From the file to the targets, as `inspect` shows them."""
+    store = FolderStore(tmp_path / "bucket")
+    lines = []
+    for n in range(30):
+        wrong, right = (
+            {"role": "assistant", "content": f"wrong {n}", "weight": 0},
+            {"role": "assistant", "content": f"right {n}"},
+        )
+        call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+        user, tool = {"role": "user", "content": f"on {n}?"}, {"role": "tool", "content": "yes", "tool_call_id": "c"}
+        lines.append({"messages": [user, wrong, user, call, tool, {**right, "thinking": "hm"}], "tools": [TOOL]})
+    store.put("drops/fam/d/a.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    store.put("drops/fam/d/_SUCCESS", b"")
+    made = curation.curate(store, read_drop(store, "fam", "d"), load_recipe("tiny", {}), workdir=tmp_path / "work")
+    rows = list(read_rows(store, made, "train"))
+    model = tokenizer(TOOLS)
+    for row in rows:
+        learned, given = parts(make_encoder(model, "answers"), model, row)
+        assert [learned[0], learned[1][:21]] == [f"{SHOWN}<|im_end|>", "<think>hm</think>right"[:21]]
+        assert "wrong" in given[0]
+        shown = sample_of_row(0, row, "answers").segments
+        assert not any("wrong" in part.text for part in shown if part.kind == "target")
+        assert any('"look"' in part.text for part in shown if part.kind == "target")
