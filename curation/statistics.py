@@ -257,7 +257,8 @@ def _samples(tables: Tables) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for side, split in _SIDES.items():
         found = tables.all(
-            f"select r.source, r.text, r.messages, r.chat from {_KEPT} where s.side = {side} order by s.key, s.rank limit 3"
+            f"select r.source, r.text, r.messages, r.chat from {_KEPT} where s.side = {side}"
+            " order by s.key, s.rank limit 3"
         )
         for source, text, messages, chat in found:
             turns = _turns(messages or (), chat)
