@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from curation import shapes, turns
@@ -54,19 +53,8 @@ FIELDS: Final = frozenset(
 )
 
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
-class Message(NamedTuple):
-    """A message as it was written.
-
-    :param beside: what it says beside its content. :param unknown: its keys that mean nothing here (`curation.turns`).
-    """
-
-    role: str
-    content: str
-    beside: Mapping[str, Any] = _NOTHING
-    unknown: Sequence[str] = ()
+#: Role, content, and what it says beside them; plain tuples, for millions of them are made.
+Message = tuple[str, str, turns.Beside | None]
 
 
 class Row(NamedTuple):
@@ -140,7 +128,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
         cleaned, touched = clean(text)
         return Row((), (), cleaned, label, source, group, touched, invisible(cleaned))
-    roles, contents, besides, _ = zip(*_ordered(messages, answered=not labels), strict=True)
+    roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
     harmless = []
     for content in contents:
         cleaned, count = clean(content)
@@ -149,13 +137,16 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
         harmless.append(cleaned)
     row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
     tools = turns.tools_of(fields)
-    if unknown := sorted({name for message in messages for name in message.unknown}):
-        row = row._replace(unknown=tuple(unknown))
-    return row if tools is None and not any(besides) else _with(row, besides, tools)
+    return row if tools is None and not any(besides) else _with(row, besides, tools, messages)
 
 
-def _with(row: Row, besides: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> Row:
-    """The row with what its messages say beside their contents."""
+def _with(
+    row: Row, besides: Sequence[turns.Beside | None], tools: list[Any] | None, messages: Sequence[Message]
+) -> Row:
+    """The row with what its messages say beside their contents.
+
+    :param messages: as they were before some were joined.
+    """
     touched = row.neutralised
 
     def harmless(text: str) -> str:
@@ -164,8 +155,12 @@ def _with(row: Row, besides: Sequence[Mapping[str, Any]], tools: list[Any] | Non
         touched += count
         return cleaned
 
+    unknown = sorted({name for _, _, one in messages if one for name in one.unknown})
+    row = row._replace(unknown=tuple(unknown))
+    if tools is None and not any(one.told for one in besides if one):
+        return row
     try:
-        beside = tuple(turns.written(one, harmless) if one else "" for one in besides)
+        beside = tuple(turns.written(one.told, harmless) if one and one.told else "" for one in besides)
         given = None if tools is None else turns.written(tools, harmless)
     except RecursionError:
         raise RejectError(Reason.TOO_DEEP, "brackets of tools are nested too deeply") from None
@@ -191,7 +186,7 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> list[Message] | No
                 question = f"{told}\n\n{more}" if told.strip() else more
             both = _side(question, asked, "user") + _side(answer, answered, "assistant")
             system = next((fields[name] for name in SYSTEM if fields.get(name)), None)
-            return ([Message("system", _content(system, "system"))] if system is not None else []) + both
+            return ([("system", _content(system, "system"), None)] if system is not None else []) + both
     return None
 
 
@@ -199,7 +194,7 @@ def _side(value: Any, name: str, role: str) -> list[Message]:
     """One side of a pair: text, or a list of messages."""
     if told := shapes.column(value, name):
         raise RejectError(Reason.BAD_FIELD, told)
-    return _parse_list(value, name) if isinstance(value, list) else [Message(role, _content(value, name))]
+    return _parse_list(value, name) if isinstance(value, list) else [(role, _content(value, name), None)]
 
 
 def _parse_list(value: Any, name: str) -> list[Message]:
@@ -239,13 +234,13 @@ def _parse_list(value: Any, name: str) -> list[Message]:
 
 def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
     if role == "function_call":
-        return Message("assistant", "", turns.called(_content(content, "content of a call")))
+        return "assistant", "", turns.called(_content(content, "content of a call"))
     if content is not None and len(message) == _PLAIN:
-        return Message(role, _content(content, f"content of {role}"))
-    beside, unknown = turns.beside(message), turns.unknown(message)
-    if content is None and "tool_calls" in beside:
-        return Message(role, "", beside, unknown)
-    return Message(role, _content(content, f"content of {role}"), beside, unknown)
+        return role, _content(content, f"content of {role}"), None
+    beside = turns.beside(message)
+    if content is None and beside is not None and "tool_calls" in beside.told:
+        return role, "", beside
+    return role, _content(content, f"content of {role}"), beside
 
 
 #: Keys of a message that has a role and a content alone.
@@ -274,25 +269,30 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     """
     joined: list[Message] = []
     runs: dict[int, list[str]] = {}  # joined once: a row may be one long run of short messages
+    silent = 0
     for message in messages:
-        role, content, beside, _ = message
-        if not content.strip() and "tool_calls" not in beside:
+        role, content, beside = message
+        if beside is not None:
+            silent += role == "assistant" and "train" in beside.told
+        if not content.strip() and (beside is None or "tool_calls" not in beside.told):
             if role == "assistant":
                 raise RejectError(Reason.NO_ANSWER, "an answer is empty")
             if role != "system":
                 raise RejectError(Reason.EMPTY, f"a message of {role} is empty")
             continue
-        if joined and joined[-1].role == role and role != "tool" and joined[-1].beside == beside == {}:
-            runs.setdefault(len(joined) - 1, [joined[-1].content]).append(content)
+        last = joined[-1] if joined else ("", "", None)
+        if last[0] == role and role != "tool" and not turns.tells(last[2]) and not turns.tells(beside):
+            runs.setdefault(len(joined) - 1, [last[1]]).append(content)
+            joined[-1] = (role, last[1], last[2] or beside)
         else:
             joined.append(message)
     for at, run in runs.items():
-        joined[at] = Message(joined[at].role, "\n\n".join(run))
-    roles = [message.role for message in joined]
+        joined[at] = (joined[at][0], "\n\n".join(run), joined[at][2])
+    roles = [role for role, _, _ in joined]
     body = roles[1:] if roles[:1] == ["system"] else roles
     if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
-    if answered and not any(message.role == "assistant" and "train" not in message.beside for message in joined):
+    if answered and silent and silent == body.count("assistant"):
         raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0")
     if body[:1] != ["user"]:
         raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")

@@ -34,12 +34,12 @@ def warnings(
         told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
     for name in sorted({task.name for task, report in reports if report.unlisted}):
         told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
-    if keys := unknown_keys(reports, rules):
-        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
-        told[f"Keys that mean nothing here and are not learned: {shown}"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}
+    if keys := unknown_keys(reports, rules):
+        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
+        told[f"Keys that mean nothing here and are not learned: {shown}"] = None
     return list(told)
 
 

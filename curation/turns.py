@@ -16,12 +16,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from curation import shapes
 from curation.reasons import Reason, RejectError
 
-Beside = dict[str, Any]
+
+class Beside(NamedTuple):
+    """What a message says beside its content. :param unknown: its keys that mean nothing here."""
+
+    told: dict[str, Any]
+    unknown: tuple[str, ...] = ()
+
 
 _CALLS: Final = "tool_calls", "function_call"
 _NAMES: Final = "tool_call_id", "name"
@@ -33,12 +39,17 @@ KNOWN: Final = frozenset({*_SAID, *_CALLS, *_NAMES, *_THOUGHTS, *_FLAGS})
 TOOLS: Final = "tools", "functions"
 
 
-def beside(message: Mapping[Any, Any]) -> Beside:
-    """What of a message's other keys reaches a template or the loss.
+def tells(beside: Beside | None) -> bool:
+    """Whether there is anything that reaches a template or the loss."""
+    return beside is not None and bool(beside.told)
+
+
+def beside(message: Mapping[Any, Any]) -> Beside | None:
+    """What of a message's other keys reaches a template or the loss; None if there is nothing to tell.
 
     :raises RejectError: if one of them has a value that cannot be read.
     """
-    found: Beside = {}
+    found: dict[str, Any] = {}
     calls = next((value for key in _CALLS if (value := _given(message.get(key), key))), None)
     if calls is not None:
         found["tool_calls"] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
@@ -53,13 +64,14 @@ def beside(message: Mapping[Any, Any]) -> Beside:
     flags = [_flag(message[key], key) for key in _FLAGS if message.get(key) is not None]
     if not all(flags):
         found["train"] = False
-    return found
+    unknown = tuple(str(key) for key, value in message.items() if key not in KNOWN and value is not None)
+    return Beside(found, unknown) if found or unknown else None
 
 
 def called(content: str) -> Beside:
     """The call that a message of ShareGPT's role `function_call` is. :raises RejectError: if it is none."""
     calls = _given(content, "function_call")
-    return {"tool_calls": [_call(call) for call in (calls if isinstance(calls, list) else [calls])]}
+    return Beside({"tool_calls": [_call(call) for call in (calls if isinstance(calls, list) else [calls])]})
 
 
 def tools_of(fields: Mapping[str, Any]) -> list[Any] | None:
@@ -68,18 +80,13 @@ def tools_of(fields: Mapping[str, Any]) -> list[Any] | None:
     :raises RejectError: if they are no list of objects.
     """
     for key in TOOLS:
-        found = _given(fields.get(key), key)
-        if not found:
+        value = fields.get(key)
+        if value is None or not (found := _given(value, key)):
             continue
         if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
             raise RejectError(Reason.BAD_FIELD, f"`{key}` is no list of tools")
         return [tool if "function" in tool or "name" not in tool else _wrapped(tool) for tool in found]
     return None
-
-
-def unknown(message: Mapping[Any, Any]) -> list[str]:
-    """Keys of a message that mean nothing here, and have a value."""
-    return [str(key) for key, value in message.items() if key not in KNOWN and value is not None]
 
 
 def written(value: Any, change: Callable[[str], str]) -> str:
@@ -143,7 +150,7 @@ def _present(value: Any) -> Any:
     return [_present(item) for item in value] if isinstance(value, list) else value
 
 
-def _call(call: Any) -> Beside:
+def _call(call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
@@ -153,11 +160,11 @@ def _call(call: Any) -> Beside:
         arguments = _given(arguments, "arguments") or {}
     if not isinstance(arguments, dict):
         raise RejectError(Reason.BAD_MESSAGES, f"the arguments of tool call {name[:40]!r} are no object")
-    made: Beside = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return made if call.get("id") is None else {**made, "id": _text(call["id"], "id of a tool call")}
 
 
-def _wrapped(tool: Beside) -> Beside:
+def _wrapped(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": tool}
 
 

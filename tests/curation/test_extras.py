@@ -63,7 +63,7 @@ def test_without_it_versions_and_shards_are_what_they_were(make: Make, rows: Row
     plain = make({"a.jsonl": lines(ROWS)}, "d1")
     bare = make({"a.jsonl": lines([{"text": row["text"]} for row in ROWS])}, "d2")
     assert (bare.digest, bare.shards) == (plain.digest, plain.shards)
-    assert set(rows(plain)[0]) == {"key", "messages", "text", "label", "source", "group", "split"}
+    assert set(rows(plain)[0]) == {"key", "messages", "chat", "text", "label", "source", "group", "split"}
     assert "keep_columns" not in plain.rules
     # Of the second version of the kernel; what is not asked for does not change it.
     assert plain.digest == "603f232ac787680db0c999242aa425a5f3fdaf841182f2b63eb50c9ad261ab3c"
@@ -250,8 +250,9 @@ def test_columns_whose_names_are_data_do_not_fill_the_manifest(make: Make, store
     manifest = make({"a.jsonl": lines(rows)})
     assert manifest.counts["input"] == 200
     assert len(manifest.columns["JSON"]) == 500
-    (warning,) = json.loads(store.get(manifest.files["card_json"]))["warnings"]
+    warning, keys = json.loads(store.get(manifest.files["card_json"]))["warnings"]
     assert "too many columns" in warning
+    assert keys.count("(1 rows)") == 20
     many = {f"c{n:04}": {"string": n + 1} for n in range(1000)}
     assert set(by_format([("a", "csv", many)])["CSV"]) == set(list(many)[500:])
     assert joined([{"b": {"x": 1}}, {"a": {"y": 2}, "b": {"x": 3}}]) == {"a": {"y": 2}, "b": {"x": 4}}

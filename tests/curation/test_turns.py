@@ -63,8 +63,14 @@ def test_a_call_is_one_call_however_it_is_written(fields: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    "given", [{"tools": [TOOL]}, {"tools": json.dumps([SCHEMA])}, {"functions": [SCHEMA]}, {"tools": json.dumps([TOOL]).encode()}]
-)  # fmt: skip
+    "given",
+    [
+        {"tools": [TOOL]},
+        {"tools": json.dumps([SCHEMA])},
+        {"functions": [SCHEMA]},
+        {"tools": json.dumps([TOOL]).encode()},
+    ],
+)
 def test_tools_are_one_list_however_they_are_written(given: dict[str, Any]) -> None:
     row = canonical({**calling(content=None, tool_calls=[CALL]), **given})
     assert json.loads(row.tools or "") == [TOOL]
@@ -96,6 +102,11 @@ def test_rows_that_differ_in_thoughts_are_no_copies(
     made = [json.dumps(chat(ASK, {**ANSWER, key: thought})) for thought in thoughts]
     kept = rows(make({"a.jsonl": "\n".join(made).encode()}))
     assert {json.loads(row["chat"])["messages"][1]["reasoning_content"] for row in kept} == set(thoughts)
+
+
+def test_keys_that_mean_nothing_keep_no_neighbours_apart_and_each_is_told() -> None:
+    row = canonical(chat(ASK, {**ANSWER, "id": 1}, {**ANSWER, "mood": "x"}, ANSWER))
+    assert (row.roles, row.unknown, row.beside) == (("user", "assistant"), ("id", "mood"), ())
 
 
 def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_asked() -> None:

@@ -70,6 +70,9 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls = 0
+        server = forkserver._forkserver  # type: ignore[attr-defined]
+        if server._preload_modules != _PRELOAD:  # another file's tests may have started it, with what they need
+            server._stop()
         forkserver.set_forkserver_preload(_PRELOAD)
         before = {key: os.environ.get(key) for key in _ENVIRONMENT}
         os.environ.update(_ENVIRONMENT)
