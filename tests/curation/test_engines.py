@@ -90,6 +90,18 @@ def nasty(labelled: bool) -> dict[str, bytes]:
             for n in range(1, 40)
             for m in ({n, n + 1} if n % 5 == 0 else {n})
         ]
+        rows += [  # with tools, calls and thoughts, some of them copies
+            {
+                "messages": [
+                    {"role": "user", "content": f"is lamp {n % 12} on?"},
+                    {"role": "assistant", "content": None, "tool_calls": [{"name": "look", "arguments": {"n": n % 8}}]},
+                    {"role": "tool", "content": "on"},
+                    {"role": "assistant", "content": "yes", "thinking": f"hm {n % 4}"},
+                ],
+                "tools": [{"name": "look"}] if n % 2 else None,
+            }
+            for n in range(40)
+        ]
     rng.shuffle(rows)
     lines = [json.dumps(row).encode() for row in rows]
     faults = [b"{broken", b"[1]", b'{"text": ""}', b'{"text": "\xff"}', b"", b'{"text": 7}', b'{"text": "\\ud800"}']
