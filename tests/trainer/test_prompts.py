@@ -69,7 +69,7 @@ def test_the_end_of_what_is_trained_ends_an_answer(tokenizer: Any) -> None:
 def test_of_all_rows_the_first_with_an_answer_are_asked(tokenizer: Any) -> None:
     asked = (("user", "a"), ("assistant", "b"))
     rows = [row(text="plain"), row((("user", "a"),)), row((("assistant", "b"),)), row(asked), row((*asked, *TALK[1:4]))]
-    assert held_out(rows[4]) == ((*asked, TALK[1]), "sees")
+    assert held_out(rows[4]) == (row((*asked, TALK[1])), "sees")
     unread = iter([*rows, row(asked)])
     assert [prompt.answer for prompt in make_prompts(tokenizer, unread, 2)] == ["b", "sees"]
     assert len(list(unread)) == 1

@@ -480,7 +480,8 @@ def test_adapters_reach_the_encoder_the_decoder_and_what_joins_them() -> None:
     assert {"encoder.block.0.layer.0.SelfAttention.q", "decoder.block.2.layer.1.EncDecAttention.v"} <= names
     assert not any("lm_head" in name or "shared" in name for name in names)
     sources = Sources(for_seq2seq(pair_tokenizer()))
-    assert sources.ask((("user", "the cat"),)) == ("the cat", tuple(sources.tokenizer("the cat")["input_ids"]))
+    before = Row(b"", (("user", "the cat"),), None)
+    assert sources.ask(before) == ("the cat", tuple(sources.tokenizer("the cat")["input_ids"]))
 
 
 def test_the_encoder_s_flops_are_those_of_sources_and_the_decoder_s_those_of_targets() -> None:
