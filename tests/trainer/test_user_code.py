@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,15 @@ def test_a_row_function_that_does_wrong_is_named_with_the_row(
     ) as error:
         found.rows(ROW)
     assert ending(error.value)[0] == ExitCode.BAD_RECIPE
+
+
+def test_a_row_function_sees_and_changes_what_messages_say_beside_their_contents(tmp_path: Path) -> None:
+    text = "def f(row):\n    del row['messages'][1]['train']\n    row['messages'][0]['name'] = 'Ada'\n    return row"
+    found = loaded(tmp_path, "own_beside", text, {ROWS: {"own": "f"}})
+    assert found.rows is not None
+    before = Row(b"k" * 16, (("user", "a"), ("assistant", "b")), None, beside=({}, {"train": False}), tools=({"x": 1},))
+    assert found.rows(before) == replace(before, beside=({"name": "Ada"}, {}))
+    assert found.rows(replace(before, beside=({}, {"train": True}))).silent == ()
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "None", "'1'", "True", "[1.0]"])

@@ -53,8 +53,8 @@ class Row:
     @property
     def silent(self) -> tuple[int, ...]:
         """Answers that are not to be learned."""
-        flags = zip(self.messages or (), self.beside, strict=False)
-        return tuple(turn for turn, ((role, _), more) in enumerate(flags) if role == "assistant" and "train" in more)
+        told = enumerate(zip(self.messages or (), self.beside, strict=False))
+        return tuple(turn for turn, ((role, _), more) in told if role == "assistant" and more.get("train") is False)
 
     @property
     def calls(self) -> bool:
