@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from trainer.config import Generation
-from trainer.data.prompts import Prompt, end_tokens
+from trainer.data.prompts import Prompt, stops
 from trainer.gang import Gang, collective
 from trainer.model.isolation import tolerance
 from trainer.model.loss import LossModel, Precision
@@ -108,9 +108,7 @@ def generate(
         rank's is true. :param tell: called where ranks agree. :param say: told if the model's cache is of no use.
     :param scorers: the metrics that `asked` names, of an answer and its reference.
     """
-    own = loss.model.generation_config.eos_token_id
-    taught = (int(tokenizer.eos_token_id),) if isinstance(loss, Seq2SeqLoss) else end_tokens(tokenizer)
-    ends = {*taught, *([own] if isinstance(own, int) else own or ())}
+    ends = set(stops(loss.model, tokenizer))
     writer = _Writer(loss, gang, asked, context(loss.model), ends, pad, stop, tell)
     with loss.without_dropout(precision):
         asks = [prompt.ids for prompt in prompts]

@@ -82,6 +82,17 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys((int(tokenizer.eos_token_id), turn)))
 
 
+def stops(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ids at which a model ends an answer, in evaluation and wherever it is loaded: what the training teaches, and what
+    its base ended at.
+
+    :raises DataError: if the chat template ends no answer.
+    """
+    own = model.generation_config.eos_token_id
+    taught = (int(tokenizer.eos_token_id),) if model.config.is_encoder_decoder else end_tokens(tokenizer)
+    return tuple(sorted({*taught, *([own] if isinstance(own, int) else own or ())}))
+
+
 def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     path.write_text(json.dumps([asdict(prompt) for prompt in prompts]))
 

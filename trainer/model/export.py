@@ -18,15 +18,17 @@ from typing import Any, Final
 
 import torch
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.store import Store
 from trainer.data.batch import Batch
+from trainer.data.prompts import stops
 from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
 from trainer.model.packaged import Packaging
 from trainer.model.prefix import open_model
 from trainer.model.quantised import dequantise
 from trainer.model.seq2seq import load_seq2seq
+from trainer.model.transformers4 import make_readable
 
 TOLERANCE: Final = 1e-3
 
@@ -94,8 +96,10 @@ def export_model(
             model = model if built.whole is None else built.whole.merge_and_unload()
             if not is_classifier(model):
                 model.config.use_cache = True
+                model.generation_config = as_measured(model, tokenizer)
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        make_readable(folder)
         if packaging is not None:
             packaging.write(folder, tokenizer)
         files = _upload(folder, store, prefix)
@@ -122,6 +126,26 @@ def export_model(
         files,
         difference,
         {} if packaging is None else packaging.base,
+    )
+
+
+def as_measured(model: Any, tokenizer: Any) -> Any:
+    """How an exported model writes: greedily, and to the end that it was evaluated with. What else its base asked for,
+    as a temperature, was not measured.
+    """
+    import transformers
+
+    kind: Any = transformers.GenerationConfig
+    before = model.generation_config
+    try:
+        ends = list(stops(model, tokenizer))
+    except DataError:  # a template that ends no answer, where all of a conversation was learned
+        ends = [int(tokenizer.eos_token_id)]
+    return kind(
+        bos_token_id=before.bos_token_id,
+        pad_token_id=before.pad_token_id if before.pad_token_id is not None else tokenizer.pad_token_id,
+        decoder_start_token_id=before.decoder_start_token_id,
+        eos_token_id=ends,
     )
 
 

@@ -29,6 +29,7 @@ from trainer.data.tokenizer import is_ours
 from trainer.data.user_code import UserCode
 from trainer.model import pyfunc_loader
 from trainer.model.build import PREFIX_CONFIG
+from trainer.model.transformers4 import make_readable
 
 MLMODEL: Final = "MLmodel"
 _MODULE: Final = "dropforge_pyfunc"
@@ -72,6 +73,7 @@ class Packaging:
         task = str(self.spec.recipe.get("task", "causal-lm"))
         if not prefix:  # where mlflow.transformers looks for it, and nowhere else
             tokenizer.save_pretrained(folder / "components" / "tokenizer")
+            make_readable(folder / "components" / "tokenizer")
         found = mlmodel(self, task, reading(tokenizer, task, self.chat, self.spec), _architecture(folder, prefix))
         (folder / MLMODEL).write_text(json.dumps(found, indent=1, ensure_ascii=False))
         (folder / "code").mkdir()

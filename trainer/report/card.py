@@ -63,7 +63,7 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     sections = [
         ("", _front_matter(spec, report)),
         (f"# {spec.family}", _what(spec, base, train)),
-        ("## Use and limits", f"{asked}\n\n{_LOADED}"),
+        ("## Use and limits", f"{asked}\n\n{_LOADED}{'' if train['method'] == 'prefix' else _READ}"),
         ("## Licences", _licenses(spec, report)),
         ("## Data", _data(spec, report)),
         ("## Training", _training(report, train)),
@@ -115,6 +115,9 @@ _LOADED: Final = (
     "MLflow loads this folder where it stands, also as `models:/FAMILY@ALIAS`: `mlflow.pyfunc.load_model(...)"
     '.predict({"prompt": ["..."]})`.'
 )
+
+
+_READ: Final = " transformers 5 and 4.57 read it without anything of ours."
 
 
 def _licenses(spec: RunSpec, report: Mapping[str, Any]) -> str:

@@ -1,0 +1,137 @@
+"""The exported folder in plain transformers, 5 and 4: it answers and stops as the model did that was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from trainer.data.prompts import make_prompts, stops
+from trainer.data.rows import Row
+from trainer.model.export import as_measured
+from trainer.model.transformers4 import make_readable
+
+from .test_template import CHATML, tokenizer
+
+#: The last release of version 4, on which serving engines stand.
+BEFORE = "4.57.6"
+ROPES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 5e5},
+    "qwen3": {"rope_theta": 1e6, "head_dim": 8},
+    "gemma3_text": {"head_dim": 8},
+    "phi3": {"pad_token_id": 0},
+    "llama-3": {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+}  # fmt: skip
+
+
+def save(model: Any, folder: Path) -> None:
+    """As the export does it."""
+    made = tokenizer(CHATML)
+    model.generation_config = as_measured(model, made)
+    model.save_pretrained(folder)
+    made.save_pretrained(folder)
+    make_readable(folder)
+
+
+def test_what_evaluation_stops_at_the_export_stops_at(tmp_path: Path) -> None:
+    """A base whose own end is another token, as most have it that get a chat template later."""
+    made = tokenizer(CHATML)
+    end = made.convert_tokens_to_ids("<|im_end|>")
+    config = GPT2Config(
+        vocab_size=len(made), n_embd=16, n_layer=1, n_head=2, n_positions=128, eos_token_id=made.eos_token_id
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():  # it says its end and nothing else
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[end] = 1.0
+    model.generation_config.update(do_sample=True, temperature=0.7, top_k=3, repetition_penalty=1.5)
+    assert set(stops(model, made)) == {made.eos_token_id, end}
+    save(model, tmp_path)
+    plain, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    asked = words.apply_chat_template(
+        [{"role": "user", "content": "on?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    [prompt] = make_prompts(made, [Row(b"k", (("user", "on?"), ("assistant", "yes")), None)], 1)
+    assert tuple(asked["input_ids"][0].tolist()) == prompt.ids
+    [found] = plain.generate(**asked, max_new_tokens=20)
+    assert found[len(prompt.ids) :].tolist() == [end]
+    told = json.loads((tmp_path / "generation_config.json").read_text())
+    assert not {"do_sample", "temperature", "top_k", "repetition_penalty"} & set(told)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment of its own with transformers 4 alone, which reads configs and tokenizers."""
+    folder = tmp_path_factory.mktemp("transformers-4")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run(
+        [uv, "pip", "install", "--quiet", "--python", python, f"transformers=={BEFORE}", "jinja2"], check=True
+    )
+    return python
+
+
+READ = """
+import json, sys, transformers
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+assert transformers.__version__ == sys.argv[1]
+found = {}
+for folder in sys.argv[2:]:
+    config, words = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": "x"}]
+    found[folder] = {
+        "theta": config.rope_theta,
+        "local": getattr(config, "rope_local_base_freq", None),
+        "scaling": {key: value for key, value in (config.rope_scaling or {}).items() if key != "type"},
+        "ids": words("Hello <|im_start|>user a  b \\u00e9")["input_ids"],
+        "special": sorted(words.all_special_tokens),
+        "chat": words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True),
+        "ends": GenerationConfig.from_pretrained(folder).eos_token_id,
+    }
+print(json.dumps(found))
+"""
+
+
+def test_version_4_reads_the_same_positions_tokens_template_and_ends(before: Path, tmp_path: Path) -> None:
+    models = {}
+    for name, more in ROPES.items():
+        config = AutoConfig.for_model(
+            name.partition("-")[0], vocab_size=len(tokenizer(CHATML)), hidden_size=32, intermediate_size=64,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, **more,
+        )  # fmt: skip
+        models[name] = AutoModelForCausalLM.from_config(config).eval()
+        save(models[name], tmp_path / name)
+    done = subprocess.run(
+        [before, "-c", READ, BEFORE, *(tmp_path / name for name in ROPES)], check=True, capture_output=True, text=True
+    )
+    found = {Path(folder).name: read for folder, read in json.loads(done.stdout.splitlines()[-1]).items()}
+    for name, model in models.items():
+        read, made = found[name], tokenizer(CHATML)
+        ropes = model.config.rope_parameters
+        main = ropes.get("full_attention", ropes)
+        assert read["theta"] == main["rope_theta"], name
+        assert read["local"] == ropes.get("sliding_attention", {}).get("rope_theta")
+        scaled = {key: value for key, value in main.items() if key not in {"rope_theta", "partial_rotary_factor"}}
+        assert read["scaling"] == (scaled if main["rope_type"] != "default" else {})
+        assert read["ids"] == made("Hello <|im_start|>user a  b é")["input_ids"]
+        assert read["special"] == sorted(made.all_special_tokens)
+        assert read["chat"].startswith("<|im_start|>user\nx<|im_end|>")
+        assert read["ends"] == list(stops(model, made))
+        # Version 5 reads what it wrote.
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        ids = torch.arange(3, 103)[None]
+        assert torch.equal(again(ids).logits, model(ids).logits)
