@@ -45,6 +45,7 @@ from dropforge.cli import (
     top,
 )
 from dropforge.errors import DropforgeError
+from dropforge.proxies import spare_this_machine
 from dropforge.terminal import Console, Text
 
 app = typer.Typer(
@@ -94,6 +95,7 @@ app.command("plan")(recipes.plan)
 
 def main() -> None:
     """Run the command; an error that a person can mend is told in one paragraph, without a traceback."""
+    spare_this_machine(os.environ)
     try:
         try:
             app()

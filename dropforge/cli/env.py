@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 
@@ -9,6 +10,7 @@ import typer
 
 from dropforge.cli.connect import StateOption, running_stack
 from dropforge.errors import DropforgeError
+from dropforge.proxies import proxies, spared
 
 
 def env(state: StateOption = None) -> None:
@@ -22,5 +24,6 @@ def env(state: StateOption = None) -> None:
             "the environment", "it would be shown on this terminal", 'Pass it on: `eval "$(dropforge env)"`'
         )
     typer.echo("unset MLFLOW_TRACKING_TOKEN")  # it would go before the login
-    for name, value in stack.env().items():
+    unseen = spared(os.environ) if proxies(os.environ) else {}
+    for name, value in {**stack.env(), **unseen}.items():
         typer.echo(f"export {name}={shlex.quote(value)}")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dropforge.compiler import find_compiler
 from dropforge.errors import DropforgeError
+from dropforge.proxies import proxies
 from dropforge.spark import find_spark
 from dropforge.stack import databases, postgres
 from dropforge.stack.databases import Databases
@@ -185,6 +186,9 @@ def loopback(_: Path) -> Iterator[Finding]:
     good = port_free(0)
     mend = "" if good else "Bring the loopback interface up: `ip link set lo up`"
     yield Finding("127.0.0.1", Level.OK if good else Level.FAIL, "usable" if good else "cannot be listened on", mend)
+    if named := proxies(os.environ):
+        found = f"{', '.join(named)} set; requests to this machine go past it"
+        yield Finding("proxy", Level.OK, found)
 
 
 def clock(folder: Path) -> Iterator[Finding]:

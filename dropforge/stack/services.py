@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dropforge
 from dropforge.errors import DropforgeError
+from dropforge.proxies import spared
 from dropforge.stack import health, mlflow_accounts
 from dropforge.stack.databases import Databases, data_folder
 from dropforge.stack.secrets import Secrets, read_own, write_private
@@ -267,9 +268,7 @@ def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str,
         "PATH": os.pathsep.join([binaries, env.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         "NO_COLOR": "1",
-        # A proxy must not see what stays on this machine.
-        "NO_PROXY": ",".join(filter(None, ["127.0.0.1,localhost", env.get("NO_PROXY") or env.get("no_proxy")])),
-        "no_proxy": ",".join(filter(None, ["127.0.0.1,localhost", env.get("NO_PROXY") or env.get("no_proxy")])),
+        **spared(env),
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "AIRFLOW_HOME": str(folder / "airflow"),

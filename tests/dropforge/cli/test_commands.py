@@ -19,8 +19,10 @@ from dropforge.cli.airflow import last_error
 from dropforge.cli.watch import Stage, View, draw, sparkline
 from dropforge.errors import RecipeError
 from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
+from dropforge.proxies import spare_this_machine, spared
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
+from dropforge.stack.doctor import Level, loopback
 from dropforge.stages import STAGES
 from dropforge.terminal import Console
 
@@ -93,6 +95,32 @@ def test_an_upload_that_s3_does_not_take_is_told(aws: str, tmp_path: Path, bucke
     assert said in done.stderr
     assert where["AWS_ENDPOINT_URL"] in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_a_proxy_is_not_asked_for_this_machine(aws: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\n')
+    env = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+    where = {"AWS_ENDPOINT_URL": aws, "DROPFORGE_BUCKET": "none-of-ours", name: "http://127.0.0.1:9"}
+    services = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "DROPFORGE_STATE": str(tmp_path / "none")}
+    done = dropforge("drop", "rows.jsonl", "--family", "fam", cwd=tmp_path, **(env | where | services))
+    assert "NoSuchBucket" in done.stderr
+
+
+def test_hosts_that_a_shell_leaves_out_are_left_out_still() -> None:
+    assert spared({"no_proxy": "a.example, localhost", "NO_PROXY": ".b"}) == {
+        "NO_PROXY": "127.0.0.1,localhost,.b,a.example",
+        "no_proxy": "127.0.0.1,localhost,.b,a.example",
+    }
+    untouched: dict[str, str] = {"PATH": "/bin"}
+    spare_this_machine(untouched)
+    assert untouched == {"PATH": "/bin"}
+
+
+def test_the_doctor_tells_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    [_, told] = loopback(tmp_path)
+    assert (told.level, told.found) == (Level.OK, "https_proxy set; requests to this machine go past it")
 
 
 def test_every_command_has_help() -> None:
