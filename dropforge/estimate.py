@@ -20,7 +20,7 @@ from dropforge.errors import RecipeError
 from dropforge.methods import LOW_RANK, nf4_bytes, why_whole
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
-from dropforge.shape import ENCODERS, Shape, config_of, published, shape_of_config
+from dropforge.shape import ENCODERS, Shape, check_unquantised, config_of, published, shape_of_config
 from dropforge.shared_memory import check_shared_memory
 
 RUNTIME_BYTES: Final = 930_000_000  # torch, transformers and a run without a model, as seen on CPU
@@ -446,6 +446,7 @@ def _base_shape(recipe: Recipe) -> Shape | None:
         raise RecipeError(
             "recipe key `base.model`", f"{path} cannot be read ({error})", "Name a folder with a model"
         ) from error
+    check_unquantised(config, str(path.parent))
     return _checked("recipe key `base.model`", config, f"{path}")
 
 

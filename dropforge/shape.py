@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from dropforge.errors import RecipeError
+
 KINDS: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2")
 ENCODERS: Final = ("distilbert",)  # counted without a head
 LARGEST: Final = 1_000_000_000  # as in `dropforge.recipe`
@@ -244,6 +246,23 @@ _DISTILBERT: Final = {
     "n_heads": "num_attention_heads",
     "max_position_embeddings": "n_positions",
 }
+
+
+def check_unquantised(config: Mapping[str, Any], what: str) -> None:
+    """Refuse weights that are quantised already: none of the methods trains them, and merged into them, adapters would
+    be rounded away.
+
+    :raises RecipeError: if a model's config says so.
+    """
+    found = config.get("quantization_config")
+    if found is None:
+        return
+    way = str(found.get("quant_method") or "")[:40] if isinstance(found, Mapping) else ""
+    raise RecipeError(
+        "recipe key `base.model`",
+        f"the weights of {what} are quantised already" + (f" ({way})" if way else ""),
+        "Name the model that they were made of, in 16 or 32 bits; `train.method: qlora` quantises it for the training",
+    )
 
 
 def _as_decoder(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,6 +270,10 @@ def a_kernel_by_a_detour(bad: Bad) -> None:
     change_base(bad, attribute_map={"other": "_attn_implementation"}, other="someone/kernel")
 
 
+def a_quantised_base(bad: Bad) -> None:
+    change_base(bad, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
 def weights_that_are_no_safetensors(bad: Bad) -> None:
     """The index of the weights names a pickle under an innocent name, outside the folder."""
     base = Path(bad.base)
@@ -325,6 +329,7 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (a_model_of_its_own, ExitCode.BAD_RECIPE, "needs code of its own (evil.py), and no code", "Name a model whose"),
     (a_tokenizer_of_anothers, ExitCode.BAD_RECIPE, "needs code of its own (evil.py)", "Name a model whose"),
     (a_kernel_of_a_hub, ExitCode.BAD_RECIPE, "`attn_implementation: someone/kernel`, a kernel", "Take `attn"),
+    (a_quantised_base, ExitCode.BAD_RECIPE, "are quantised already (gptq)", "Name the model that they were made of"),
     (a_kernel_by_a_detour, ExitCode.BAD_RECIPE, "`attn_implementation: someone/kernel`, a kernel", "Take `attn"),
     (weights_that_are_no_safetensors, ExitCode.BAD_RECIPE, "'../outside.txt', which is no safetensors", "Save the"),
     (an_adapter_beside_the_base, ExitCode.BAD_RECIPE, "holds an adapter (adapter_config.json) beside", "Merge the"),

@@ -17,6 +17,7 @@ from torch import nn
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import check_folder, check_pickles, check_sizes, is_hub_id
+from dropforge.shape import check_unquantised
 from dropforge.store import ObjectInfo, Store, error_code, open_store
 from trainer.config import Task
 from trainer.data.hub import Through, fetch_from_hub
@@ -235,6 +236,8 @@ def load_pretrained(
     :param config: as of `load_weights`.
     :raises RecipeError: if it cannot be loaded.
     """
+    known = _read_config(folder, revision) if config is None else config
+    check_unquantised(known.to_dict(), str(folder))
     try:
         return load_weights(kind, folder, revision, config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -76,6 +76,18 @@ def test_an_error_names_the_mend_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_plan_refuses_a_base_that_is_quantised(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    recipe = tmp_path / "r.yaml"
+    for method in ("full", "lora", "qlora"):
+        recipe.write_text(f"extends: lora\nbase: {{model: {tmp_path / 'base'}}}\ntrain: {{method: {method}}}\n")
+        done = dropforge("plan", str(recipe))
+        assert done.returncode == 2
+        assert "are quantised already (awq)" in done.stderr
+        assert "in 16 or 32 bits" in done.stderr
+
+
 def test_without_a_stack_the_mend_is_said(tmp_path: Path) -> None:
     done = dropforge("runs", "--state", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 2
