@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from dropforge import mlflow_pages, slices
+from dropforge import mlflow_pages, registered_name, slices
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Verdict
 from dropforge.run import DATASET_DIGEST, RunSpec, Tracking
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 TAG_RUN: Final = "dropforge.run"
-TAG_FAMILY: Final = "dropforge.family"
 TAG_DROP: Final = "dropforge.drop"
 TAG_SOURCE: Final = "dropforge.source"
 TAG_DROPS: Final = "dropforge.drops"
@@ -486,6 +485,7 @@ def _link(mlflow: MlflowClient, model: LoggedModel, family: str, number: str) ->
 
 
 def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
+    """The family's model, made if there is none. :raises DataError: if its name is somebody else's."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -493,6 +493,7 @@ def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+        registered_name.check_name(mlflow.tracking_uri, spec.family)
 
 
 def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:

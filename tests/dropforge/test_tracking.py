@@ -12,8 +12,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from dropforge import tracking
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.promotion import Policy, Verdict, decide
+from dropforge.registered_name import check_name
 from dropforge.rest import Rest
 from dropforge.run import RunSpec, Start
 
@@ -247,3 +248,37 @@ def test_what_a_model_goes_back_to_stands_on_its_version(server: str, spec: RunS
         "base_license": "apache-2.0",
         "data_license": "CC-BY-4.0",
     }
+
+
+@pytest.mark.parametrize("kind", ["a prompt", "a model"])
+def test_what_somebody_else_has_registered_under_a_familys_name_is_left_alone(
+    server: str, spec: RunSpec, kind: str
+) -> None:
+    import mlflow
+
+    mine = opened(server, spec)
+    if kind == "a prompt":
+        mlflow.set_tracking_uri(server)
+        mlflow.genai.register_prompt(name=spec.family, template="Answer {{question}}.")
+    else:
+        tracking.client(server).create_registered_model(spec.family)
+    asked = Rest(server)
+    before = asked.call("GET", f"registered-models/get?name={spec.family}")
+    for _ in range(2):  # nor does a retry
+        with pytest.raises(DataError, match=f"{kind} in MLflow's registry has its name.*family of another name"):
+            tracking.register(server, mine, REPORT, verdict(True), alias="champion", compared_with=None)
+    with pytest.raises(DataError, match=f"family {spec.family}: {kind} in MLflow's registry"):
+        check_name(server, spec.family)
+    assert asked.call("GET", f"registered-models/get?name={spec.family}") == before
+    if kind == "a model":  # whose owner gives it to the family
+        tracking.client(server).set_registered_model_tag(spec.family, "dropforge.family", spec.family)
+        check_name(server, spec.family)
+        assert (
+            tracking.register(server, mine, REPORT, verdict(True), alias="champion", compared_with=None).version == "1"
+        )
+
+
+def test_a_free_name_and_ones_own_are_a_familys(server: str, spec: RunSpec) -> None:
+    check_name(server, spec.family)
+    tracking.register(server, opened(server, spec), REPORT, verdict(True), alias="champion", compared_with=None)
+    check_name(server, spec.family)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from dropforge.holdout import find_holdout
 from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, resolve
+from dropforge.registered_name import check_name
 from dropforge.run_limits import RunLimits
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded, pin
@@ -80,6 +81,7 @@ def plan(
             partition_key=partition_key,
             owner=run_id,
             find_champion=partial(tracking.champion, settings.tracking_uri),
+            check_name=partial(check_name, settings.tracking_uri),
             installation=Installation.here(Path(families)),
         )
 
@@ -92,6 +94,7 @@ def make_plan(
     partition_key: str | None,
     owner: str,
     find_champion: FindChampion = lambda *_: None,
+    check_name: Callable[[str], None] = lambda _: None,
     installation: Installation = Installation(),  # noqa: B008 - frozen
 ) -> Plan:
     """Choose, claim and resolve.
@@ -99,6 +102,7 @@ def make_plan(
     :param partition_key: of the drop's event; None for runs that were started by hand.
     :param owner: the run's id in Airflow; asking twice gives the same plan.
     :param find_champion: looks the family's champion up.
+    :param check_name: refuses a family whose name is somebody else's in MLflow's registry.
     :raises AirflowSkipException: if another run has the drop.
     :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
     """
@@ -126,6 +130,7 @@ def make_plan(
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:
         log.info("Curation will run on %s", find_spark())
+    check_name(drop.family)
     check_reads(store, bucket, drop.family, recipe, installation.reads)
     if recipe.evaluate.holdout is not None:
         find_holdout(store, recipe.evaluate.holdout)
@@ -153,6 +158,7 @@ def make_plan(
                 partition_key=partition_key,
                 owner=owner,
                 find_champion=find_champion,
+                check_name=check_name,
                 installation=installation,
             )
         log.info("The recipe of this drop is that of family %s from now on", drop.family)
