@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
+TAG_FAMILY: Final = registered_name.TAG_FAMILY
 TAG_RUN: Final = "dropforge.run"
 TAG_DROP: Final = "dropforge.drop"
 TAG_SOURCE: Final = "dropforge.source"

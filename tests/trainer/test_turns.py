@@ -16,9 +16,9 @@ from trainer.commands.segments import sample_of_row
 from trainer.data.chat import OwnEncoder, TemplateEncoder, documents, make_encoder
 from trainer.data.prompts import held_out, make_prompts
 from trainer.data.rows import Row, read_rows
-from trainer.data.tokenizer import core
+from trainer.data.tokenizer import core, wrap_tokenizer
 
-from .test_template import CHATML, MARKED, QWEN_3, tokenizer
+from .test_template import CHATML, DATA, MARKED, QWEN_3, tokenizer
 
 # As Qwen's: tools before all, calls behind the content, thoughts in front of it, results as a user's.
 TOOLS = (
@@ -120,6 +120,8 @@ def test_what_is_held_out_is_the_last_answer_that_is_learned_and_says_something(
     assert prompt.answer == "It is on."
     assert SHOWN in prompt.text
     assert json.dumps(TOOL) in prompt.text
+    for other in (tokenizer(CHATML), wrap_tokenizer(DATA, 4096)):  # they write no tools, and cannot be asked
+        assert [prompt.ids for prompt in make_prompts(other, [CALLING], 1)] == [()]
     assert held_out(Row(b"k", TALK[:2], None, beside=CALLING.beside[:2])) is None
     last = Row(b"k", PAIRS, None, beside=({}, {}, {}, {"train": False}))
     found = held_out(last)

@@ -114,9 +114,11 @@ def _continued(tokenizer: Any) -> Ask:
 
     def ask(before: Row) -> tuple[str, tuple[int, ...]] | None:
         if isinstance(encoder, OwnEncoder):
-            ids = encoder.prompt(before)
+            ids = [] if before.calls else encoder.prompt(before)
             return tokenizer.decode(ids), tuple(ids)
         try:
+            if before.calls:
+                encoder.template.check_tools(before.turns, before.tools)
             text = encoder.template.prompt(before.turns, before.tools)
         except UnusableChatError:
             return None
