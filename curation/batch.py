@@ -72,6 +72,7 @@ class Batch:
     faults: list[tuple[int, int, str, str, bytes]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
+    beside: list[tuple[str, ...]] = field(default_factory=list)
     weight: int = 0
 
     def add(
@@ -112,6 +113,7 @@ class Batch:
         self.roles += row.roles
         self.contents += row.contents
         self.offsets.append(len(self.roles))
+        self.beside.append(row.beside)
         self.priorities.append(priority)
         self.kinds.append(kind)
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
@@ -126,13 +128,13 @@ class Batch:
         return pa.RecordBatch.from_arrays(arrays, schema=FAULTS)
 
     def compared(self) -> pa.RecordBatch:
-        """What near duplicates are found by. Many rows share a system message, which makes them no duplicates."""
+        """What near duplicates are found by. Many rows share system message and tools, which makes none a duplicate."""
         texts = []
-        columns = zip(self.columns["text"], self.columns["chat"], self.offsets, self.offsets[1:], strict=False)
-        for text, more, first, last in columns:
+        columns = zip(self.columns["text"], self.beside, self.offsets, self.offsets[1:], strict=False)
+        for text, beside, first, last in columns:
             turns = zip(self.roles[first:last], self.contents[first:last], strict=True)
             said = [content for role, content in turns if role != "system"]
-            texts.append("\n".join([*said, *([more] if more else [])]) if text is None else text)
+            texts.append("\n".join([*said, *filter(None, beside)]) if text is None else text)
         numbers = (self.columns["file"], self.columns["position"], self.priorities, self.kinds)
         return pa.RecordBatch.from_arrays([*map(integers, numbers), strings(texts)], schema=TEXTS)
 

@@ -126,7 +126,15 @@ def mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(str(key)): mapped(item, change) for key, item in value.items()}
+        made: dict[str, Any] = {}
+        for key, item in value.items():
+            shown = name = change(str(key))
+            number = 1
+            while shown in made:  # of two keys with one mask none is lost
+                number += 1
+                shown = f"{name} {number}"
+            made[shown] = mapped(item, change)
+        return made
     return [mapped(item, change) for item in value] if isinstance(value, list) else value
 
 

@@ -198,11 +198,26 @@ def test_the_same_rows_from_columns_of_parquet(make: Make) -> None:
     assert again.counts == plain.counts
 
 
+def test_rows_that_share_their_tools_are_no_near_copies_and_such_that_share_all_else_are(make: Make) -> None:
+    tools = [{**TOOL, "description": "what every row of this drop may call, at some length " * 20}]
+
+    def one(n: int, thought: str) -> str:
+        asked = {**ASK, "content": f"How is {n} {n * 7} {n * 13}, in {n * 17}?"}
+        return json.dumps(chat(asked, {**ANSWER, "content": f"{n} {n * 5}", "reasoning": thought}, tools=tools))
+
+    rows = [one(n, f"{n} {n * 11} {n * 19} {n * 23} {n * 29} and {n * 31}") for n in range(1, 31)]
+    made = make({"a.jsonl": "\n".join(rows).encode()}, dedup={})
+    assert made.counts.get("near_duplicate", 0) == 0
+    same = [one(1, f"a long thought of many words which all these rows have but for this one: {n}") for n in range(30)]
+    alike = make({"a.jsonl": "\n".join([*rows, *same]).encode()}, "alike", dedup={})
+    assert alike.counts["near_duplicate"] == 29
+
+
 def test_personal_data_in_calls_thoughts_and_tools_are_masked(
     make: Make, rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
     def one(n: int) -> dict[str, Any]:
-        arguments = {"to": f"\nada{n}@example.com", "card": 4111111111111111}
+        arguments = {"to": f"\nada{n}@example.com", "card": 4111111111111111, "a@b.org": 1, "c@d.org": 2}
         call = {"name": "mail", "arguments": arguments}
         tool = {**TOOL, "owner": "bob@example.com"}
         return chat(ASK, {**ANSWER, "tool_calls": [call], "reasoning": f"eve{n}@example.com asked"}, tools=[tool])
@@ -213,7 +228,9 @@ def test_personal_data_in_calls_thoughts_and_tools_are_masked(
     for row in found:
         told = json.loads(row["chat"])
         assert told["messages"][1]["reasoning_content"] == "<EMAIL> asked"
-        assert told["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"to": "\n<EMAIL>", "card": "<CARD>"}
+        assert told["messages"][1]["tool_calls"][0]["function"]["arguments"] == {
+            "to": "\n<EMAIL>", "card": "<CARD>", "<EMAIL>": 1, "<EMAIL> 2": 2,
+        }  # fmt: skip
         assert told["tools"][0]["owner"] == "<EMAIL>"
 
 
