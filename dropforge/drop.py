@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -54,9 +55,20 @@ class SuccessEntry(BaseModel):
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
 
 
+class SparkSuccess(NamedTuple):
+    """The `_SUCCESS` of Spark's S3A committers. They name the first hundred files alone, so it is no list of all.
+
+    :param paths: as they stand there: from the bucket's root, or with scheme and bucket in front.
+    """
+
+    paths: tuple[str, ...]
+
+
+_SPARK: Final = "org.apache.hadoop.fs.s3a.commit.files.SuccessData/"
 _AT_ONCE = 8  # files that are asked for at a time; fewer than a client has connections
 _QUEUED = 1000
 _NAMED = 5  # of files that are missing
+_SHOWN = 200  # characters of a path
 _FAULTS = 1000  # wrong entries that are counted
 
 
@@ -129,10 +141,10 @@ def identity(files: Iterable[DropFile]) -> str:
     return hashlib.sha256(json.dumps(lines, ensure_ascii=False).encode()).hexdigest()[:32]
 
 
-def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
-    """Read a `_SUCCESS` object: None when it is empty, else its files by relative key.
+def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
+    """Read a `_SUCCESS` object: None when it is empty, else its files by relative key, or what Spark wrote.
 
-    :raises DataError: if it is neither empty nor such a list.
+    :raises DataError: if it is none of these, or Spark says that its job failed.
     """
     if not data.strip():
         return None
@@ -142,6 +154,8 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _no_list(str(error)) from None
+    if isinstance(values, dict) and isinstance(name := values.get("name"), str) and name.startswith(_SPARK):
+        return _of_spark(values)
     if not isinstance(values, list):
         raise _no_list(f"it is of type {type(values).__name__}")
     if len(values) > MAX_FILES:
@@ -164,6 +178,42 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | None:
         count = f"{_FAULTS:,} or more are wrong" if faults == _FAULTS else f"{faults:,} wrong in all"
         raise _no_list(first if faults == 1 else f"{first}; {count}")
     return entries
+
+
+def _of_spark(values: dict[str, Any]) -> SparkSuccess:
+    """:raises DataError: if the job failed, or its files are no list of texts, or too many."""
+    again = f"Run the job again, or write {layout.SUCCESS} empty where all files are there"
+    if values.get("success", True) is not True:
+        raise DataError(f"{layout.SUCCESS} of Spark", "it says that the job did not succeed", again)
+    names = values.get("filenames")
+    names = [] if names is None else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{layout.SUCCESS} of Spark", "its `filenames` are no list of texts", again)
+    if len(names) > MAX_FILES:
+        raise _too_many(layout.SUCCESS, f"it lists {len(names):,} files")
+    return SparkSuccess(tuple(names))
+
+
+def _keys_of_spark(listed: SparkSuccess, prefix: str, root: str) -> list[str]:
+    """Keys of the files that Spark names, relative to the drop.
+
+    :param prefix: of the drop, in the store. :param root: of the store, in its bucket.
+    :raises DataError: if one lies elsewhere.
+    """
+    base = urlsplit(root).path.strip("/") if root.startswith("s3://") else ""
+    below = f"{base}/{prefix}".lstrip("/")
+    keys: set[str] = set()
+    for path in listed.paths:
+        _, scheme, address = path.partition("://")
+        key = unquote(address.partition("/")[2]) if scheme else path.removeprefix("/")
+        if not key.startswith(below) or key == below:
+            raise DataError(
+                f"{layout.SUCCESS} of Spark",
+                f"it names {path[:_SHOWN]!r}, which does not lie below {below}",
+                f"Let the job write there, or write {layout.SUCCESS} empty where its files were copied",
+            )
+        keys.add(key.removeprefix(below))
+    return sorted(keys)
 
 
 def _fault(error: ValueError) -> str:
@@ -211,16 +261,22 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         raise DataError(
             f"{layout.SUCCESS} of drop {family}/{name}", error.cause, "Write it empty, or list less"
         ) from None
-    names = sorted(found if listed is None else listed)
-    if missing := [key for key in names if key not in found]:
+    if isinstance(listed, SparkSuccess):
+        entries: dict[str, SuccessEntry] = {}
+        named = _keys_of_spark(listed, prefix, store.uri)
+    else:
+        entries, named = listed or {}, sorted(listed or ())
+    if missing := [key for key in named if key not in found]:
         raise IncompleteError(
             f"drop {family}/{name}",
             f"{layout.SUCCESS} lists {_some(missing)}",
             f"Upload what is missing, then {layout.SUCCESS} again",
         )
 
+    names = sorted(listed if isinstance(listed, dict) else found)
+
     def look(key: str) -> DropFile:
-        return drop_file(store, prefix, found[key], key, (listed or {}).get(key))
+        return drop_file(store, prefix, found[key], key, entries.get(key))
 
     # One request each, which mostly waits: a listing tells neither checksums nor versions.
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -10,7 +10,15 @@ from threading import Barrier
 import pytest
 
 from dropforge import layout
-from dropforge.drop import MAX_FILES, Drop, parse_partition_key, parse_success, partition_key, read_drop
+from dropforge.drop import (
+    MAX_FILES,
+    Drop,
+    IncompleteError,
+    parse_partition_key,
+    parse_success,
+    partition_key,
+    read_drop,
+)
 from dropforge.errors import DataError
 from dropforge.store import FolderStore, ObjectInfo, S3Store, Store
 
@@ -159,3 +167,82 @@ def test_keys_are_taken_apart(key: str, expected: object) -> None:
 def test_bad_family_names_are_refused(name: str) -> None:
     with pytest.raises(DataError, match="family"):
         layout.check_family(name)
+
+
+def spark(*names: object, **more: object) -> bytes:
+    """What the S3A committers write."""
+    values = {
+        "name": "org.apache.hadoop.fs.s3a.commit.files.SuccessData/1",
+        "timestamp": 1700000000000,
+        "committer": "magic",
+        "success": True,
+        "metrics": {"stream_write_block_uploads": 0},
+        "diagnostics": {"fs.s3a.committer.magic.enabled": "true"},
+        "filenames": list(names),
+    }
+    return json.dumps(values | more).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        spark("/drops/fam/d/a.jsonl"),
+        spark("drops/fam/d/a.jsonl", "/drops/fam/d/day=2026-01-01/b%20c.jsonl"),
+        spark("s3a://bucket/drops/fam/d/day%3D2026-01-01/b%2520c.jsonl"),
+        spark(),
+        spark(filenames=None),
+        spark("/drops/fam/d/a.jsonl", success=True, jobId="1b2c", iostatistics={"counters": {}}),
+        json.dumps({"name": "org.apache.hadoop.fs.s3a.commit.files.SuccessData/1"}).encode(),
+    ],
+)
+def test_spark_s_success_is_an_end_mark_and_no_list_of_all(store: Store, text: bytes) -> None:
+    prefix = layout.drop_prefix("fam", "d")
+    for key in ("a.jsonl", "day=2026-01-01/b%20c.jsonl", "more.jsonl"):
+        store.put(prefix + key, b"1")
+    store.put(prefix + layout.SUCCESS, text)
+    drop = read_drop(store, "fam", "d")
+    assert [file.key for file in drop.files] == ["a.jsonl", "day=2026-01-01/b%20c.jsonl", "more.jsonl"]
+    store.put(prefix + layout.SUCCESS, b"")
+    assert read_drop(store, "fam", "d").id == drop.id
+
+
+def test_spark_names_files_from_the_bucket_s_root(s3_store: S3Store) -> None:
+    below = S3Store(s3_store.bucket, "team", s3_store.client)
+    below.put(layout.drop_prefix("fam", "d") + "a.jsonl", b"1")
+    below.put(layout.drop_prefix("fam", "d") + layout.SUCCESS, spark("/team/drops/fam/d/a.jsonl"))
+    assert [file.key for file in read_drop(below, "fam", "d").files] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "cause"),
+    [
+        (spark("/drops/fam/d/late.jsonl"), IncompleteError, r"_SUCCESS lists 'late.jsonl', which is not there"),
+        (spark("/drops/fam/d/"), DataError, r"names '/drops/fam/d/', which does not lie below drops/fam/d/"),
+        (spark("/lake/part-0.jsonl"), DataError, r"names '/lake/part-0.jsonl', which does not lie .* empty where"),
+        (spark("/drops/fam/d2/a.jsonl"), DataError, "does not lie below drops/fam/d/"),
+        (spark("s3a://[/drops/fam/x/a.jsonl" + "y" * 10**6), DataError, "does not lie below drops/fam/d/"),
+        (spark("/drops/fam/d/a.jsonl", success=False), DataError, "the job did not succeed.*Run the job again"),
+        (spark(success="no"), DataError, "the job did not succeed"),
+        (spark("/drops/fam/d/a.jsonl", 1), DataError, "`filenames` are no list of texts"),
+        (spark(filenames={"a": 1}), DataError, "`filenames` are no list of texts"),
+        (b'{"name": ' + b"1" * 4000 + b"}", DataError, "neither empty nor a JSON list"),
+        (b'{"name": "org.apache.hadoop.fs.s3a.commit.files.PendingSet/1"}', DataError, "neither empty nor a JSON"),
+    ],
+)
+def test_what_spark_says_is_held_to(store: Store, text: bytes, error: type[DataError], cause: str) -> None:
+    prefix = layout.drop_prefix("fam", "d")
+    store.put(prefix + "a.jsonl", b"1")
+    store.put(prefix + layout.SUCCESS, text)
+    with pytest.raises(error, match=cause) as caught:
+        read_drop(store, "fam", "d")
+    assert type(caught.value) is error
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("x", "lists 1,000,000 files, and a drop"), (["x"], "more than 200,000 brackets, and a drop")]
+)
+def test_a_million_names_of_spark_are_refused_in_a_few_words(name: object, cause: str) -> None:
+    with pytest.raises(DataError, match=cause) as caught:
+        parse_success(spark(*[name] * 10**6))
+    assert len(str(caught.value)) < 1000
