@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from curation import shapes, turns
 from curation.reasons import Reason, RejectError
+from curation.spellings import value_name
 from curation.tokens import invisible, neutralise
 
 LISTS: Final = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns")
@@ -116,7 +117,8 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
     unseen = False
     label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
     if labels and label is None:
-        raise RejectError(Reason.NO_LABEL, "no `label`")
+        missing = fields.get("label") in (None, "")
+        raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
     group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
     if messages is None:
         text = shapes.texts(text)
@@ -322,10 +324,10 @@ def _unicode(text: str) -> None:
 
 
 def _name(value: Any, name: str) -> str | None:
-    """A label, source or group as text; a structure becomes canonical JSON."""
-    if value is None or value == "":
+    """A label, source or group as text, one for each value; a structure becomes canonical JSON."""
+    text = None if value is None else value_name(value)
+    if not text:
         return None
-    text = _written(value)
     if len(text) > LONGEST_NAME:
         raise RejectError(Reason.TOO_LARGE, f"`{name}` has {len(text)} characters, more than {LONGEST_NAME}")
     if "\0" in text:
@@ -334,15 +336,9 @@ def _name(value: Any, name: str) -> str | None:
     return text
 
 
-def _written(value: Any) -> str:
-    value = shapes.texts(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-
-
 def group_of(fields: Mapping[str, Any]) -> str | None:
     """The group of a row that may be unusable otherwise; its name may be one that a usable row's cannot be."""
-    values = (fields.get(key) for key in GROUPS)
-    return next((_written(value) for value in values if value is not None and value != ""), None)
+    return next((name for key in GROUPS if (name := value_name(fields.get(key)))), None)
 
 
 def _kind(value: Any) -> str:

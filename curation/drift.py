@@ -8,6 +8,7 @@ also where a bin is empty on one side, at which the population stability index h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import log, log2, sqrt
 from typing import Any, Final
@@ -106,7 +107,7 @@ def compare(card: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any] 
 
 def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[str, Any]:
     """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns, `lost`
-    files, `unknown_keys` and `causes` of faults, if any.
+    files, `unknown_keys`, `causes` of faults, and labels that may be `truths`, if any.
 
     :param parent: the version that the card's drop is added to, whose words count too.
     :returns: `drift` has `parent`, and `found`: by what the gate judges distance and chance in thousandths; and `rows`,
@@ -119,6 +120,10 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
         told["retyped"] = retyped
     if unknown := card.get("unknown_keys"):
         told["unknown_keys"] = unknown
+    truths = Counter(parent.measured.get("truths", {}) if parent else {})
+    truths.update(card["statistics"].get("truths", {}))
+    if truths:
+        told["truths"] = dict(sorted(truths.items()))
     if causes := card.get("causes"):
         told["causes"] = [Cause(**cause).line() for cause in causes]
     if (gone := lost([item["key"] for item in card["inputs"]], card["statistics"]["by_file"])) is not None:

@@ -15,6 +15,7 @@ from curation.canonical import group_of
 from curation.identity import KEY_BYTES, document
 from curation.mapping import Columns
 from curation.pii import Pii, read_key
+from curation.spellings import names_so_far
 
 
 def group_names(group: str, pii: Pii | None, env: Mapping[str, str] = os.environ) -> tuple[bytes, ...]:
@@ -22,11 +23,13 @@ def group_names(group: str, pii: Pii | None, env: Mapping[str, str] = os.environ
 
     :raises DropforgeError: if the key of pseudonyms is not in the environment.
     """
-    plain = document(group)
+    spelled = names_so_far(group)
+    plain = [document(one) for one in spelled]
     if pii is None or pii.key_env is None:
-        return (plain,)
+        return tuple(plain)
     key = read_key(pii.key_env, env)
-    return hmac.digest(key, b"forgotten group\0" + group.encode(), "sha256")[:KEY_BYTES], plain
+    keyed = [hmac.digest(key, b"forgotten group\0" + one.encode(), "sha256")[:KEY_BYTES] for one in spelled]
+    return (*keyed, *plain)
 
 
 class Forgotten:

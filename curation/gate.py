@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from curation.reasons import MENDS, REST, Filtered, Reason, filtered, mend, quarantined
+from curation.spellings import mixed_truths
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -103,6 +104,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             "Curate the drop again; if it stays, report it as a bug",
             soft=False,
         ),
+        *([_spellings(manifest)] if recipe.task == "classification" else []),
         *(_ceiling(last, reason, most) for reason, most in sorted(rules.gate.max.items())),
         *([] if rules.gate.min_words is None else [_words(manifest, rules.gate.min_words)]),
         *([] if rules.gate.max_drift is None else [_drift(manifest, rules.gate.max_drift)]),
@@ -126,6 +128,18 @@ def _files(manifest: Manifest) -> Check:
     more = f" and {lost['files'] - len(lost['first'])} more" if lost["files"] > len(lost["first"]) else ""
     found = f"no row of {lost['files']:,} of {lost['of']:,} files can be used: {told}{more}{_cause(manifest)}"
     return Check(name, False, found, wanted, f"{MENDS[Reason(lost['first'][0][2])]}, or leave the file out")
+
+
+def _spellings(manifest: Manifest) -> Check:
+    mixed = mixed_truths(manifest.measured.get("truths", {}))
+    told = ", ".join(f"{label} ({rows:,} rows)" for label, rows in mixed.items())
+    return Check(
+        "labels have one spelling",
+        not mixed,
+        f"truth values are spelled in several ways: {told}" if mixed else "no truth value has two",
+        "one spelling of each truth value",
+        "Write the labels alike in all rows, for example as 0 and 1",
+    )
 
 
 #: Rules about what a manifest of an earlier Dropforge does not tell.

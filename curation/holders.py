@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from curation import increments
 from curation.pii import make_scrub
 from curation.plan import make_rules
+from curation.spellings import names_so_far
 from dropforge import lineage
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError
@@ -155,7 +156,7 @@ class _Look:
             if self._group is None:
                 wanted = pc.field("key").isin(list(self._keys))
             else:
-                wanted = pc.field("group").isin([self._group, *self._names.values()])
+                wanted = pc.field("group").isin([*names_so_far(self._group), *self._names.values()])
             self._in_shards[key] = self._found(key, wanted, keep=self._group is not None)
         return self._in_shards[key]
 

@@ -19,6 +19,7 @@ from curation.parquet import row_groups
 from curation.pii import KINDS, Pii, fingerprint, read_key
 from curation.records import Split
 from curation.sample import Sample
+from curation.spellings import value_name
 from curation.streams import DEFAULT_LIMITS, STEP, Limits
 from curation.task import Rules, Task
 from dropforge.drop import Drop, DropFile
@@ -52,7 +53,7 @@ def make_rules(recipe: Recipe) -> Rules:
         exact_duplicates=recipe.curation.exact_duplicates,
         task=recipe.task,
         near=_near(recipe.curation.dedup),
-        prefer=tuple(recipe.curation.prefer),
+        prefer=tuple(value_name(source) or source for source in recipe.curation.prefer),
         columns=Columns(tuple(sorted((data.columns or {}).items())), data.prompt_template),
         **asked(recipe.curation),
         pii=_pii(recipe.curation.pii),
@@ -62,7 +63,9 @@ def make_rules(recipe: Recipe) -> Rules:
         scope=recipe.curation.scope,
         keep_columns=_kept(data.keep_columns),
         label_conflicts=recipe.curation.label_conflicts,
-        max_rows_per_source=tuple(sorted(recipe.curation.max_rows_per_source.items())),
+        max_rows_per_source=tuple(
+            sorted((value_name(source) or source, rows) for source, rows in recipe.curation.max_rows_per_source.items())
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from curation.engines.tables import Tables
 from curation.phrases import repeated, told
+from curation.spellings import mixed_truths
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
 #: Sources and labels that are told, the most frequent ones.
@@ -34,6 +35,7 @@ class Statistics:
     :param unmet: rows that stayed in a bucket with so many others that they were compared with its first ones alone.
     :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
         reordering characters; copies count.
+    :param truths: labels that may be truth values, with their rows.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     """
 
@@ -53,6 +55,7 @@ class Statistics:
     near: list[dict[str, Any]] = field(default_factory=list)
     unmet: int = 0
     contested: dict[str, Any] = field(default_factory=dict)
+    truths: dict[str, int] = field(default_factory=dict)
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
     repeated: list[tuple[str, str, str, int, int]] = field(default_factory=list)
 
@@ -65,6 +68,9 @@ def alarms(statistics: Statistics) -> list[str]:
         for what, held in parts.items():
             if _striking(held, rows):
                 lines.append(f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?")
+    if mixed := mixed_truths(statistics.truths):
+        ways = ", ".join(f"{label} ({rows:,} rows)" for label, rows in mixed.items())
+        lines.append(f"labels: truth values are spelled in several ways: {ways}")
     return [*lines, *(told(*item) for item in statistics.repeated)]
 
 
@@ -124,6 +130,12 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         suspicious=_suspicious(tables, top),
         repeated=[(_shown(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         contested=_contested(tables, files),
+        truths=dict(
+            tables.all(
+                f"select r.label, count(*) from {_KEPT} where r.label in ('0', '1')"
+                " or lower(r.label) in ('true', 'false') group by r.label order by r.label"
+            )
+        ),
     )
 
 

@@ -1,0 +1,163 @@
+"""A label, source or group has one name, whichever program wrote its value and in whatever type."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import curation
+from curation.forgotten import Forgotten
+from curation.gate import checks
+from curation.identity import document
+from curation.mapping import Columns
+from curation.spellings import mixed_truths, value_name
+from dropforge.dataset import Manifest
+from dropforge.errors import DataError
+from dropforge.recipe import Recipe
+from dropforge.store import FolderStore
+
+Make = Callable[..., Manifest]
+Rows = Callable[..., list[dict[str, Any]]]
+CLASSES = {"task": "classification"}
+
+
+def lines(**columns: list[Any]) -> bytes:
+    texts = [f"row {n} of the test" for n in range(len(next(iter(columns.values()))))]
+    named = {"text": texts, **columns}
+    rows = (dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True))
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
+def parquet(start: int, **columns: Any) -> bytes:
+    rows = len(next(iter(columns.values())))
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"row {n} of {start}" for n in range(rows)], **columns}), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ((1, 1.0, "1", "1.0", b"1", Decimal(1), Decimal("1.00"), 1e0), "1"),
+        ((0, -0.0, 0.0, "0", "0.0", "-0.0", Decimal("-0.00")), "0"),
+        ((-3, -3.0, "-3.0"), "-3"),
+        ((10**16, 1e16, "1e+16", "10000000000000000"), "10000000000000000"),
+        ((1.5, "1.5", Decimal("1.50")), "1.5"),
+        ((2**53 + 1, str(2**53 + 1), f"{2**53 + 1}.0"[:-2], Decimal(2**53 + 1)), "9007199254740993"),
+        ((True, "true"), "true"),
+        ((float("nan"), "nan", "NaN", "<NA>", None), None),
+    ],
+)
+def test_a_value_has_one_name_in_every_spelling_and_type(values: tuple[Any, ...], name: str | None) -> None:
+    assert [value_name(value) for value in values] == [name] * len(values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["01", "00.0", "01.0", "1.10", "1.00", "+1", "1.", ".0", " 1.0", "1.0 ", "v1.0", "1e16", "1e+16x", "-0", "1,0",
+     "１.0", "9007199254740993.0", "True", "none", "None", "nano", "Nan", "inf", "1_0.0", "1.0\n", "9" * 400 + ".0"],
+)  # fmt: skip
+def test_what_no_program_writes_for_a_number_stays_as_it_is_written(text: str) -> None:
+    assert value_name(text) == text
+
+
+def test_structures_and_dates_have_the_name_that_they_have_as_text() -> None:
+    assert value_name({"b": 1.0, "a": [True, None]}) == '{"a": [true, null], "b": 1.0}'
+    day = pa.array([0], pa.date32()).to_pylist()[0]
+    assert value_name(day) == "1970-01-01"
+
+
+def test_labels_of_all_types_and_formats_are_one_class(make: Make, rows: Rows) -> None:
+    one: list[Any] = [1, 1.0, "1", "1.0"]
+    zero: list[Any] = [0, 0.0, "0", "-0.0"]
+    files = {
+        "a.jsonl": lines(label=(one + zero) * 5),
+        "b.csv": ("text,label\n" + "".join(f"line {n},{n % 2}.0\n" for n in range(20))).encode(),
+        "c.parquet": parquet(1, label=pa.array([0, 1] * 10, pa.int8())),
+        "d.parquet": parquet(2, label=pa.array([0, 1] * 10, pa.float32())),
+        "e.parquet": parquet(3, label=pa.array([Decimal("0.0"), Decimal("1.0")] * 10, pa.decimal128(5, 1))),
+        "f.parquet": parquet(4, label=pa.array(["0.0", "1.0"] * 10).dictionary_encode()),
+    }
+    found = rows(make(files, **CLASSES))
+    assert sorted({row["label"] for row in found}) == ["0", "1"]
+    assert len(found) == 140
+
+
+def test_groups_and_sources_are_one_too_and_large_numbers_stay_apart(make: Make, rows: Rows) -> None:
+    near = [2**53, 2**53 + 1]
+    groups: list[Any] = [7, 7.0, "7", "7.0", "07", near[0], near[1], str(near[1]), float("9e15"), "9000000000000000"]
+    sources: list[Any] = [3, 3.0, "3", "3.0", "03", "x", "x", None, "nan", ""]
+    data = lines(group=groups * 3, source=sources * 3)
+    made = make({"a.jsonl": data}, prefer=["3.0"], max_rows_per_source={"3.0": 5})
+    found = rows(made)
+    assert {row["group"] for row in found} <= {"7", "07", *map(str, near), "9000000000000000"}
+    assert {row["source"] for row in found} == {"3", "03", "x", "a.jsonl"}
+    assert sum(row["source"] == "3" for row in found) == 5
+    sides: dict[str, set[str]] = {}
+    for row in found:
+        sides.setdefault(row["group"], set()).add(row["split"])
+    assert all(len(split) == 1 for split in sides.values())
+    assert made.rules["max_rows_per_source"] == [["3", 5]]
+
+
+def test_nan_is_no_label(make: Make, store: FolderStore) -> None:
+    labels = pa.array([0.0, 1.0, float("nan"), None] * 10, pa.float64())
+    made = make({"a.parquet": parquet(0, label=labels)}, **CLASSES)
+    assert made.counts["no_label"] == 20
+    quarantine = store.get(made.files["quarantine"]).decode()
+    assert quarantine.count("`label` is NaN, which is no value") == 10
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ([True, False, 1, 0], r"0 \(10 rows\), 1 \(10 rows\), false \(10 rows\), true \(10 rows\)"),
+        ([True, 0.0], r"0 \(20 rows\), true \(20 rows\)"),
+        ([True, "True", False, "False"], r"False .*True .*false .*true"),
+        (["TRUE", "true"], r"TRUE \(20 rows\), true \(20 rows\)"),
+        ([1, 2, 3, "True"], r"1 \(10 rows\), True \(10 rows\)"),
+    ],
+)
+def test_truth_values_in_several_spellings_stop_a_classifier_with_the_spellings(
+    make: Make, recipe: Callable[..., Recipe], store: FolderStore, labels: list[Any], told: str
+) -> None:
+    made = make({"a.jsonl": lines(label=labels * (40 // len(labels)))}, **CLASSES)
+    with pytest.raises(DataError, match=rf"rule `labels have one spelling`.*several ways: {told}.*0 and 1"):
+        curation.check(made, recipe(**CLASSES))
+    card = json.loads(store.get(made.files["card_json"]))
+    assert any("truth values are spelled in several ways" in line for line in card["warnings"])
+    # Where nobody learns labels, they are told alone.
+    assert all(check.ok for check in checks(made, recipe()))
+
+
+def test_truth_values_in_one_spelling_and_other_labels_pass(make: Make, recipe: Callable[..., Recipe]) -> None:
+    for number, labels in enumerate(([True, False], ["True", "False"], [1, 0], ["yes", "no"], [1, 2, "high"])):
+        made = make({"a.jsonl": lines(label=labels * 20)}, f"d{number}", **CLASSES)
+        assert all(check.ok for check in checks(made, recipe(**CLASSES)))
+    assert mixed_truths({"0": 1, "1": 2, "7": 3}) == {}
+
+
+def test_drops_of_a_family_agree_on_the_spelling(make: Make, recipe: Callable[..., Recipe]) -> None:
+    first = make({"a.jsonl": lines(label=[True, False] * 20)}, "d1", scope="family", **CLASSES)
+    assert all(check.ok for check in checks(first, recipe(**CLASSES)))
+    later = json.dumps({"text": "another", "label": 1}).encode()
+    second = make({"b.jsonl": later + b"\n" + lines(label=[1, 0] * 20)}, "d2", scope="family", **CLASSES)
+    broken = [check.name for check in checks(second, recipe(**CLASSES)) if not check.ok]
+    assert "labels have one spelling" in broken
+
+
+def test_a_forgotten_group_stays_so_however_it_was_spelled() -> None:
+    for forgotten in ("7", "7.0"):  # an older version may have either
+        rule = Forgotten([document(forgotten).hex()], None, Columns())
+        assert rule.group("7")
+        assert rule.fields({"group": 7.0})
+        assert rule.fields({"group": "7.0", "text": None})
+        assert not rule.group("07")
+        assert not rule.fields({"group": "7.5"})
