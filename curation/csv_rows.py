@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from curation.dialect import said_separator, separator
+from curation.dialect import Quotes, is_quoted, said_separator, separator, stands_in_quotes
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
 
@@ -79,15 +79,15 @@ class _Feed:
         return first, cause
 
 
-def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
+def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Iterator[Record]:
     """Records of a CSV file; its first line names the columns, if it is not Excel's `sep=;`.
 
-    :param limit: largest record in bytes.
+    :param limit: largest record in bytes. :param quotes: how they are read; it counts.
     """
     csv.field_size_limit(2**31 - 1)
     feed = _Feed(found, limit)
     header: _Header | None = None
-    delimiter, said = ",", None
+    delimiter, said, quoted = ",", None, True
     reader: Iterator[list[str]] | None = None
     while (item := feed.peek()) is not None:
         if isinstance(item, Fault):
@@ -103,8 +103,11 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
             continue
         if header is None:
             delimiter = said or separator(item.data)
+            quoted = is_quoted(quotes.asked, item.data, delimiter)
         if reader is None:
-            reader = csv.reader(feed, delimiter=delimiter, strict=True)
+            reader = csv.reader(
+                feed, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+            )
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -127,6 +130,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int) -> Iterator[Record]:
             least = max(at for at, name in enumerate(columns, 1) if name)
             header = _Header(columns, least, columns.count(""))
             continue
+        quotes.spread += len(taken) > 1
+        quotes.kept += not quoted and b'"' in taken[0].data and any(map(stands_in_quotes, cells))
         yield _csv_row(header, cells, position, head)
 
 

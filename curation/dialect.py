@@ -1,9 +1,11 @@
-"""How a CSV file is written, by its first lines: what separates cells, and which columns have a name."""
+"""How a CSV file is written, by its first lines: what separates cells, whether these stand in quotes, and which columns
+have a name."""
 
 from __future__ import annotations
 
 import csv
 import re
+from dataclasses import dataclass
 from typing import Final
 
 _SEPARATORS: Final = ",\t;|"
@@ -22,6 +24,35 @@ def separator(header: bytes) -> str:
     """The most frequent of `,;|` and tab in the line with the names of the columns, outside quotes."""
     bare = _QUOTED.sub(b"", header)
     return max(_SEPARATORS, key=lambda mark: bare.count(mark.encode()))
+
+
+def is_quoted(quotes: str, header: bytes, mark: str) -> bool:
+    """Whether cells of a file may stand in quotes.
+
+    :param quotes: `data.quotes` of the recipe. :param header: line with the names of the columns. :param mark: what
+        separates them; most programs that write tabs know no quotes, and those that do write the names in some.
+    """
+    if quotes != "auto" or mark != "\t":
+        return quotes != "never"
+    names = [name for name in header.strip().split(b"\t") if name]
+    return all(stands_in_quotes(name.decode("utf-8", "replace")) for name in names)
+
+
+def stands_in_quotes(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == cell[-1] == '"'
+
+
+@dataclass
+class Quotes:
+    """How quotes of a file are read, and what was seen of them.
+
+    :param asked: `data.quotes` of the recipe. :param spread: records that ran over several lines. :param kept: rows
+        with a cell that stands in quotes, which were read as characters.
+    """
+
+    asked: str = "auto"
+    spread: int = 0
+    kept: int = 0
 
 
 def told(head: bytes) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from curation.canonical import Row, canonical
 from curation.decontaminate import FOUND, VERSION, VERSION_WITH_C4, Decontamination, Index, build
+from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import EVERY
 from curation.formats import sniff
@@ -127,8 +128,9 @@ def _items(name: str, key: str, path: Path, first: int, rules: Rules, limits: Li
     # UTF-16 shows itself, and every column may hold what is asked.
     encoding = "auto" if rules.encoding == "utf-8" else rules.encoding
     fallback = None if encoding == "auto" else Fallback(encoding)
-    split, number = Split(path, sniff(path, key, encoding)), first
-    for record in read(split, max_row_bytes=rules.max_row_bytes, wanted=EVERY, limits=limits, fallback=fallback):
+    split, number, quotes = Split(path, sniff(path, key, encoding)), first, Quotes(rules.quotes)
+    how: dict[str, Any] = {"wanted": EVERY, "limits": limits, "fallback": fallback, "quotes": quotes}
+    for record in read(split, max_row_bytes=rules.max_row_bytes, **how):
         if isinstance(record, Blank):
             continue
         if isinstance(record, Fault):

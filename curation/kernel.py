@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from curation.batch import FAULTS, ROWS, Batch
 from curation.canonical import Row, canonical
+from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
 from curation.fingerprint import fingerprints
@@ -245,6 +246,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     rules = task.rules
     labels, answers = rules.task == "classification", rules.task == "sequence-to-sequence"
     fallback = Fallback(rules.encoding) if rules.encoding not in {"utf-8", "auto"} else None
+    quotes = Quotes(rules.quotes)
     extras = Extras(rules.keep_columns, rules.columns.wanted(rules.text_column), rules.pii is not None)
     forgotten = Forgotten(rules.forgotten, rules.pii, rules.columns)
     seen = Seen(unread(task.split, extras.wanted))
@@ -255,6 +257,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         wanted=extras.wanted,
         limits=task.limits,
         fallback=fallback,
+        quotes=quotes,
     )
     if task.sample is not None:
         records = chosen(records, task.name, task.sample, report.counts)
@@ -286,6 +289,8 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         else:
             yield Canonical(record.position, row)
     report.recoded += fallback.lines if fallback is not None else 0
+    report.spread += quotes.spread
+    report.quoted += quotes.kept
     report.columns, report.unlisted = seen.columns(), seen.more
 
 

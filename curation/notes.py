@@ -27,11 +27,16 @@ def warnings(
 ) -> list[str]:
     """What people should know of their files, beyond the quarantine."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
-    recoded: Counter[str] = Counter()
+    counted: dict[str, Counter[str]] = {
+        f"lines are not UTF-8, and were read as {rules.encoding}": Counter(),
+        "records run over several lines, within quotes; `data.quotes: never` reads each line as a row": Counter(),
+        "rows have cells in quotes, which were read as characters; `data.quotes: always` takes them off": Counter(),
+    }
     for task, report in reports:
-        recoded[task.name] += report.recoded
-    for name, count in sorted((+recoded).items()):
-        told[f"{name}: {count:,} lines are not UTF-8, and were read as {rules.encoding}"] = None
+        for rows, number in zip(counted.values(), (report.recoded, report.spread, report.quoted), strict=True):
+            rows[task.name] += number
+    for what, rows in counted.items():
+        told |= {f"{name}: {count:,} {what}": None for name, count in sorted((+rows).items())}
     for name in sorted({task.name for task, report in reports if report.unlisted}):
         told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}

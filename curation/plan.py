@@ -60,6 +60,7 @@ def make_rules(recipe: Recipe) -> Rules:
         limit_rows=data.limit_rows,
         limit_bytes=data.limit_bytes,
         encoding=data.encoding,
+        quotes=data.quotes,
         scope=recipe.curation.scope,
         keep_columns=_kept(data.keep_columns),
         label_conflicts=recipe.curation.label_conflicts,

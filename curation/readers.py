@@ -14,6 +14,7 @@ from typing import Any, Final
 from curation.arrow import read_arrow
 from curation.canonical import FIELDS
 from curation.csv_rows import csv_rows
+from curation.dialect import Quotes
 from curation.encodings import Fallback, narrowed
 from curation.lines import lines
 from curation.parquet import read_parquet
@@ -31,14 +32,16 @@ def read(
     wanted: Container[str] = FIELDS | {"text"},
     limits: Limits = DEFAULT_LIMITS,
     fallback: Fallback | None = None,
+    quotes: Quotes | None = None,
 ) -> Iterator[Record]:
     """All records of a split, in the order of their places.
 
     :param text_column: what paragraphs of plain text are called.
     :param wanted: columns of Parquet and Arrow files that are read, in small letters.
     :param fallback: what lines that are not UTF-8 are read as; it counts them.
+    :param quotes: how those of CSV and TSV are read; it counts them.
     """
-    records = _read(split, max_row_bytes, text_column, wanted, limits, fallback)
+    records = _read(split, max_row_bytes, text_column, wanted, limits, fallback, quotes or Quotes())
     return records if split.rows is None else _first(records, split.rows)
 
 
@@ -58,6 +61,7 @@ def _read(
     wanted: Container[str],
     limits: Limits,
     fallback: Fallback | None,
+    quotes: Quotes,
 ) -> Iterator[Record]:
     kind = split.format.kind
     if split.format.fault is not None:
@@ -88,7 +92,7 @@ def _read(
         if fallback is not None and split.format.wide is None:
             found = fallback.over(found)
         if kind == "csv":
-            records = csv_rows(found, max_row_bytes)
+            records = csv_rows(found, max_row_bytes, quotes)
         elif kind == "text":
             records = _paragraphs(found, text_column, max_row_bytes)
         else:

@@ -43,6 +43,7 @@ class Rules:
     :param own: the user's own kernels, or None.
     :param keep_columns: which columns are kept although they mean nothing here, or None.
     :param encoding: what lines that are not UTF-8 are read as, `auto` for UTF-16 and UTF-32 alone, or `utf-8`.
+    :param quotes: whether cells of CSV and TSV may stand in quotes (`curation.dialect`).
     :param scope: `family` where a dataset version holds the rows of all drops so far.
     :param forgotten: content keys and names of groups (`curation.forgotten`, hexadecimal) whose rows end so.
     :param sides_of: digest of a version whose units keep their sides.
@@ -73,6 +74,7 @@ class Rules:
     forgotten: tuple[str, ...] = ()
     sides_of: str = ""
     keep_columns: Asked | None = None
+    quotes: str = "auto"
     label_conflicts: str = "keep"
     max_rows_per_source: tuple[tuple[str, int], ...] = ()
 
@@ -95,6 +97,7 @@ class Rules:
             "columns": {},
             "prompt_template": None,
             "encoding": "utf-8",
+            "quotes": "auto",
             **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination", "own")),
             **dict.fromkeys(("limit_rows", "limit_bytes", "keep_columns")),
         }
@@ -150,9 +153,10 @@ class Task:
 class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
     rows that were too short for a shingle, `masked` those whose label, source, group or extras have a mask, `recoded`
-    lines that are not UTF-8 and were read as the recipe says; `counts` is what the stages counted, `columns` what
-    columns the input has, and `unlisted` how many values are in columns beyond these; `unknown` in how many rows a
-    message has which key that means nothing here."""
+    lines that are not UTF-8 and were read as the recipe says, `spread` records of CSV that run over several lines, and
+    `quoted` rows that are read without quotes and have cells in some; `counts` is what the stages counted, `columns`
+    what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
+    a message has which key that means nothing here."""
 
     file: int
     records: int = 0
@@ -164,6 +168,8 @@ class Report:
     short: int = 0
     masked: int = 0
     recoded: int = 0
+    spread: int = 0
+    quoted: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     columns: Counted = field(default_factory=dict)
     unlisted: int = 0

@@ -99,6 +99,10 @@ class Data(Section):
     ] = "utf-8"  # fmt: skip
     """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
     each line that is not UTF-8 as that. What stays is quarantined."""
+    quotes: Literal["auto", "always", "never"] = "auto"
+    """Whether a cell of CSV or TSV that begins with a quotation mark goes on to the next one, over tabs and lines; else
+    the mark is a character. With `auto` CSV has quotes, and what tabs separate has some if its column names stand in
+    them."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000, le=1_000_000_000)
     """A longer row is quarantined."""
     limit_rows: int | None = Field(default=None, ge=1, le=1_000_000_000_000)

@@ -24,6 +24,7 @@ DESCRIPTIVE: Final = frozenset(
         "data.keep_columns",
         "data.license",
         "data.prompt_template",
+        "data.quotes",
         "data.text_column",
     }
 )

@@ -17,6 +17,7 @@ from dropforge.recipes.load import build_recipe
 from dropforge.run_limits import run_limits
 from dropforge.settings import Settings, from_env
 from dropforge.store import Store
+from dropforge.text import escape
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.foresee import foresee
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WARNINGS: Final = 100  # lines of the card that are logged
 FORECAST: Final = "forecast"  # XCom of `check_data`
 
 
@@ -57,7 +59,7 @@ def curate(planned: Plan) -> Curated:
         shutil.rmtree(workdir, ignore_errors=True)
         raise
     shutil.rmtree(workdir, ignore_errors=True)
-    return _told(settings, made)
+    return _told(settings, store, made)
 
 
 def workplace(planned: Plan) -> str:
@@ -106,7 +108,7 @@ def from_cluster(planned: Plan) -> Curated:
         store = connection.open_store(settings.bucket)
         digest = json.loads(store.get(job.result))["digest"]
         manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], digest)))
-    return _told(settings, manifest)
+    return _told(settings, store, manifest)
 
 
 def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
@@ -121,9 +123,14 @@ def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
     return replace(made, workdir=workdir, result=f"{prefix}result.json"), prefix
 
 
-def _told(settings: Settings, made: dataset.Manifest) -> Curated:
+def _told(settings: Settings, store: Store, made: dataset.Manifest) -> Curated:
     lineage.tell(lambda: lineage.curated(settings.root, made))
     card = made.files.get("card_html", "")
+    warnings = json.loads(store.get(made.files["card_json"]))["warnings"] if "card_json" in made.files else []
+    for warning in warnings[:_WARNINGS]:
+        log.warning("%s", escape(warning))
+    if len(warnings) > _WARNINGS:
+        log.warning("%d more on the card", len(warnings) - _WARNINGS)
     for reason, number in sorted(made.counts.items()):
         log.info("%s: %d rows", reason, number)
     for key, number in made.measured.get("unknown_keys", {}).items():

@@ -1,0 +1,129 @@
+"""Tables and folders as other programs write them: no row is joined with its neighbours, and no document is a row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from curation.gate import checks
+from curation.told import card_lines
+from dropforge.dataset import Manifest
+from dropforge.recipe import Recipe
+from dropforge.store import FolderStore
+
+Make = Callable[..., Manifest]
+Rows = Callable[..., list[dict[str, Any]]]
+BOTH = [(f"What is {n} and {n}?", f"It is {2 * n}, which is even.") for n in range(30)]
+
+
+def table(*rows: tuple[str, ...], mark: str = "\t", header: tuple[str, ...] = ("prompt", "completion")) -> bytes:
+    return "".join(f"{mark.join(cells)}\n" for cells in (header, *rows)).encode()
+
+
+def chats(rows: list[dict[str, Any]]) -> dict[str, str]:
+    return {row["messages"][0]["content"]: row["messages"][1]["content"] for row in rows}
+
+
+def card_of(store: FolderStore, made: Manifest) -> dict[str, Any]:
+    card: dict[str, Any] = json.loads(store.get(made.files["card_json"]))
+    return card
+
+
+OPEN = [
+    (BOTH[0][0], '"Now wait'),
+    *BOTH[1:4],
+    (BOTH[4][0], 'until it is ready"'),
+    ('"Reset', "x"),
+    *BOTH[5:],
+    ("y", 'd"'),
+]
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.tsv.gz"])
+def test_a_quote_in_tsv_is_a_character(make: Make, rows: Rows, name: str) -> None:
+    data = table(*OPEN)
+    made = make({name: gzip.compress(data) if name.endswith(".gz") else data})
+    assert chats(rows(made)) == dict(OPEN)
+    assert made.counts["input"] == len(OPEN)
+
+
+@pytest.mark.parametrize(
+    ("cells", "read"),
+    [
+        (('"a" is a letter', 'so is "b"'), ('"a" is a letter', 'so is "b"')),
+        (('"', '""'), ('"', '""')),
+        (('5" pipe', '6"'), ('5" pipe', '6"')),
+        (("say \\t and \\n", "it's"), ("say \\t and \\n", "it's")),
+    ],
+)
+def test_marks_of_tsv_stay_as_they_are(make: Make, rows: Rows, cells: tuple[str, str], read: tuple[str, str]) -> None:
+    assert chats(rows(make({"a.tsv": table(*BOTH, cells)})))[read[0]] == read[1]
+
+
+def test_cells_that_stand_in_quotes_are_told_with_the_key_that_takes_them_off(
+    make: Make, rows: Rows, store: FolderStore
+) -> None:
+    data = table(*BOTH, ('"say ""now"""', "now"), ('"a ""b"" c"', '"d, e"'))
+    made = make({"a.tsv": data}, "d1")
+    assert chats(rows(made))['"say ""now"""'] == "now"
+    told = "a.tsv: 2 rows have cells in quotes, which were read as characters; `data.quotes: always` takes them off"
+    assert told in card_of(store, made)["warnings"]
+    assert told in card_lines(card_of(store, made))
+    taken = make({"a.tsv": data}, "d2", data={"quotes": "always"})
+    assert chats(rows(taken))['say "now"'] == "now"
+    assert chats(rows(taken))['a "b" c'] == "d, e"
+    assert taken.rules["quotes"] == "always"
+    assert "quotes" not in made.rules
+    assert not any("in quotes" in line for line in card_of(store, taken)["warnings"])
+
+
+def test_names_of_columns_in_quotes_say_that_the_program_quotes(make: Make, rows: Rows, store: FolderStore) -> None:
+    quoted = [tuple(f'"{cell}"' for cell in pair) for pair in [*BOTH, ("two\nlines\tand a tab", 'a ""word""')]]
+    made = make({"a.tsv": table(*quoted, header=('"prompt"', '"completion"'))})
+    assert chats(rows(made)) == {**dict(BOTH), "two\nlines\tand a tab": 'a "word"'}
+    (line,) = [line for line in card_of(store, made)["warnings"] if "several lines" in line]
+    assert line.startswith("a.tsv: 1 records run over several lines, within quotes; `data.quotes: never` reads each")
+
+
+@pytest.mark.parametrize("quotes", ["auto", "always"])
+def test_csv_has_quotes_and_records_over_lines_are_counted(
+    make: Make, rows: Rows, store: FolderStore, quotes: str
+) -> None:
+    data = table(*BOTH, ('"two\nlines"', '"a, b"'), ('"and\n\nthree"', "c"), mark="|")
+    made = make({"a.csv": data}, data={"quotes": quotes})
+    assert chats(rows(made))["two\nlines"] == "a, b"
+    assert any("a.csv: 2 records run over several lines" in line for line in card_of(store, made)["warnings"])
+
+
+def test_csv_without_quotes_reads_each_line_as_a_row(make: Make, rows: Rows) -> None:
+    made = make({"a.csv": table(*OPEN, mark=";")}, data={"quotes": "never"})
+    assert chats(rows(made)) == dict(OPEN)
+
+
+def test_a_tsv_whose_records_run_over_lines_loses_no_row_in_silence(
+    make: Make, recipe: Callable[..., Recipe], rows: Rows
+) -> None:
+    pairs = [(f'"question\nof {n}"', f'"answer, {n}"') for n in range(20)]
+    made = make({"a.tsv": table(*pairs)}, "d1")
+    assert made.counts["ragged"] == 20
+    assert any(check.name == "few rows quarantined" and not check.ok for check in checks(made, recipe()))
+    assert len(rows(make({"a.tsv": table(*pairs)}, "d2", data={"quotes": "always"}))) == 20
+
+
+def test_rows_of_a_hostile_tsv_stay_rows(make: Make, rows: Rows) -> None:
+    made = make({"a.tsv": table(*BOTH, *((f'"{n}', f'{n}"' * 3) for n in range(5000)))})
+    assert made.counts["input"] == len(rows(made)) == 5030
+
+
+def test_an_evaluation_set_is_read_as_its_recipe_says(make: Make, store: FolderStore) -> None:
+    item = "a question of many words that is asked in the set"
+    store.put("eval-sets/one.tsv", table((item, '"x'), ("y", 'z"')))
+    asked = {"decontaminate": {"sets": {"one": "eval-sets/one.tsv"}}}
+    files = {"a.tsv": table(*BOTH, (f"{item}?", "no"))}
+    assert card_of(store, make(files, "d1", **asked))["evaluation_sets"]["sets"]["one"]["items"] == 2
+    made = make(files, "d2", data={"quotes": "always"}, **asked)
+    assert card_of(store, made)["evaluation_sets"]["sets"]["one"]["items"] == 1
