@@ -13,7 +13,7 @@ from curation.streams import Compression, Limits, TornError, chunks
 
 Kind = Literal["jsonl", "array", "values", "csv", "parquet", "arrow", "text"]
 
-_COMPRESSED: Final = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_COMPRESSED: Final[dict[str, Compression]] = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _KINDS: Final[dict[str, Kind]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -28,6 +28,7 @@ _KINDS: Final[dict[str, Kind]] = {
     ".md": "text",
 }
 _FOREIGN: Final = {
+    b"version https://git-lfs.github.com/": "a pointer of Git LFS, not the file: fetch it with `git lfs pull`",
     b"%PDF": "PDF",
     b"PK\x03\x04": "a ZIP archive (or an office document)",
     b"BZh": "bzip2",
@@ -113,13 +114,8 @@ def sniff(path: Path, name: str, encoding: str = "utf-8") -> Format:
 
 def decide(head: bytes, name: str, compression: Compression = "none", encoding: str = "utf-8") -> Format:
     """The format of a file whose first decompressed bytes are `head`. :param encoding: see `sniff`."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
-    claimed = _COMPRESSED.get(suffixes[-1], "none") if suffixes else "none"
-    if claimed != "none":
-        suffixes.pop()
-    extension = suffixes[-1] if suffixes else ""
+    claimed, expected = _claims(name)
     warnings = [] if claimed == compression else [f"the name says {_word(claimed)}, the bytes are {_word(compression)}"]
-    expected = _KINDS.get(extension)
     if mark := _unfinished(name):
         cause = (Reason.PARTIAL_FILE, f"its name ends with {mark}, as of a file that is still being written")
         return Format(expected or "text", compression, cause)
@@ -149,6 +145,20 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
         warnings += dialect.told(head.removeprefix(BOM))
     warnings += _lie(expected, _FAMILIES[kind])
     return Format(kind, compression, None, tuple(warnings), codec)
+
+
+def _claims(name: str) -> tuple[Compression, Kind | None]:
+    """The compression and the kind that a name says."""
+    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
+    claimed: Compression = _COMPRESSED.get(suffixes[-1], "none") if suffixes else "none"
+    if claimed != "none":
+        suffixes.pop()
+    return claimed, _KINDS.get(suffixes[-1]) if suffixes else None
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """The kind of a file that its name says, also in front of that of a compression."""
+    return _claims(name)[1]
 
 
 def _is_one_line(head: bytes) -> bool:

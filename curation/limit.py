@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from curation.documents import may_be_text, plain_texts
 from curation.formats import sniff
 from curation.kernel import Canonical, canonical_rows
 from curation.plan import fetch
@@ -21,6 +23,18 @@ from dropforge.errors import DataError
 from dropforge.store import Store
 
 
+class Taken(NamedTuple):
+    """Files that are read, from the first one on: local copies, and of each the rows to read; None is all.
+
+    :param texts: names of those that are passed over, as plain text beside tables.
+    """
+
+    files: list[DropFile]
+    paths: list[Path]
+    most: list[int | None]
+    texts: list[str]
+
+
 def first(
     store: Store,
     drop: Drop,
@@ -29,30 +43,39 @@ def first(
     folder: Path,
     progress: Callable[[int, int], None],
     limits: Limits,
-) -> tuple[list[Path], list[int | None]]:
+) -> Taken:
     """Fetch files until the limit of the rules is reached, each one whole, because its checksum is that of the whole.
 
-    :return: local copies of the files that are read, from the first one on, and of each the rows to read; None is all.
     :raises DataError: if an object is gone or is not what the drop promised, or no row is within the limit.
     """
+    asked = rules.text_files == "auto"
+    perhaps = {file.key for file in files if asked and file.size and may_be_text(file.key)}
+    tables = len(perhaps) < sum(file.size > 0 for file in files)
     if rules.limit_rows is None and rules.limit_bytes is None:
-        return fetch(store, drop, files, folder, progress), [None] * len(files)
-    paths: list[Path] = []
-    most: list[int | None] = []
+        found = dict(zip((file.key for file in files), fetch(store, drop, files, folder, progress), strict=True))
+        texts = plain_texts({key: sniff(found[key], key, rules.encoding) for key in sorted(perhaps)}, tables)
+        files = [file for file in files if file.key not in set(texts)]
+        return Taken(files, [found[file.key] for file in files], [None] * len(files), texts)
+    taken = Taken([], [], [], [])
     used = _Used(rules.limit_rows, rules.limit_bytes)
     for number, file in enumerate(files):
         if used.full:
             break
         path = fetch(store, drop, [file], folder, progress)[0]
         split = Split(path, sniff(path, file.key, rules.encoding))
+        # Of files that are not fetched the names alone say whether they are tables.
+        if tables and file.key in perhaps and plain_texts({file.key: split.format}, tables):
+            taken.texts.append(file.key)
+            continue
         rows = used.take(Task("limit", split, number, file.key, rules, folder, limits)) if file.size else None
         if rows == 0:
             break
-        paths.append(path)
-        most.append(rows)
-    if files and not paths:
-        raise DataError(f"file {files[0].key!r}", "its first row has more text than `data.limit_bytes`", "Raise it")
-    return paths, most
+        taken.files.append(file)
+        taken.paths.append(path)
+        taken.most.append(rows)
+    if files and not taken.paths:
+        raise DataError(f"file {file.key!r}", "its first row has more text than `data.limit_bytes`", "Raise it")
+    return taken
 
 
 @dataclass

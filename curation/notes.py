@@ -22,7 +22,7 @@ def warnings(
     reports: Sequence[tuple[Task, Report]],
     rules: Rules,
     files: Sequence[DropFile],
-    hidden: Sequence[str],
+    passed: Mapping[str, str],
     read: Sequence[int],
 ) -> list[str]:
     """What people should know of their files, beyond the quarantine."""
@@ -41,7 +41,7 @@ def warnings(
         told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
-    told |= {f"{name}: passed over, because a name with a leading `_` or `.` is no data": None for name in hidden}
+    told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}
     if keys := unknown_keys(reports, rules):
         shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
         told[f"Keys that mean nothing here and are not learned: {shown}"] = None

@@ -228,11 +228,11 @@ def step(
     store, tell, workdir = desk.store, desk.tell, desk.workdir
     family = rules.scope == "family"
     earlier = parent.steps if parent else ()
-    files, hidden = readable(drop)
+    files, passed = readable(drop)
     whole = len(files)
     fetched: Callable[[int, int], None] = lambda done, total: tell("fetch", done, total, 0)  # noqa: E731
-    paths, most = first(store, drop, files, rules, workdir / "files", fetched, desk.limits)
-    files = files[: len(paths)]
+    files, paths, most, texts = first(store, drop, files, rules, workdir / "files", fetched, desk.limits)
+    passed |= dict.fromkeys(texts, "it is plain text beside tables; `data.text_files: read` reads it")
     names = [file.key for file in files]
     held = list(zip(names, paths, strict=True))
     taken = choose_sample(sample, held, rules.max_row_bytes, rules.encoding) if sample else None
@@ -307,7 +307,7 @@ def step(
     )
     # Of a file without a row in the sample nothing is known.
     worth = [*limited(rules, len(files), whole)]
-    worth += warnings(work, reports, rules, files, hidden, [1] * len(files) if sample else read)
+    worth += warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
     if (override := desk.recipe.curation.gate.override) is not None:
         worth.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
     told = Told.of(counted) if sample else None

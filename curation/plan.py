@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from curation import table_formats
 from curation.asked import asked
+from curation.documents import documents
 from curation.extras import Asked
 from curation.fingerprint import Near
 from curation.formats import sniff
@@ -61,6 +62,7 @@ def make_rules(recipe: Recipe) -> Rules:
         limit_bytes=data.limit_bytes,
         encoding=data.encoding,
         quotes=data.quotes,
+        text_files=data.text_files,
         scope=recipe.curation.scope,
         keep_columns=_kept(data.keep_columns),
         label_conflicts=recipe.curation.label_conflicts,
@@ -89,17 +91,26 @@ def _pii(asked: PiiSection | None) -> Pii | None:
     return Pii(tuple(kind for kind in KINDS if kind in asked.kinds), asked.action, asked.key_env, key)
 
 
-def readable(drop: Drop) -> tuple[list[DropFile], list[str]]:
-    """(files to read in the order of their names' bytes, names that are passed over).
+def readable(drop: Drop) -> tuple[list[DropFile], dict[str, str]]:
+    """(files to read in the order of their names' bytes, names that are passed over, each with the reason).
 
     Names with a part that begins with `_` or `.` are other programs' markers, as everywhere around S3.
 
-    :raises DataError: if they are a table's, whose log says which rows count.
+    :raises DataError: if they are a table's, whose log says which rows count, or all of them describe a data set.
     """
+    thing = f"drop {drop.family}/{drop.drop}"
     files = sorted(drop.data_files, key=lambda file: file.key.encode())
-    table_formats.check(f"drop {drop.family}/{drop.drop}", (file.key for file in files))
+    table_formats.check(thing, (file.key for file in files))
     hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
-    return [file for file in files if file.key not in set(hidden)], hidden
+    passed = dict.fromkeys(hidden, "a name with a leading `_` or `.` is no data")
+    described = documents([file.key for file in files if file.key not in passed])
+    passed |= dict.fromkeys(described, "its name is that of a data set's documentation or metadata")
+    left = [file for file in files if file.key not in passed]
+    if described and not left:
+        shown = ", ".join(described[:3]) + (f" and {len(described) - 3} more" if len(described) > 3 else "")
+        cause = f"it holds nothing but documentation or metadata of a data set ({shown})"
+        raise DataError(thing, cause, "Upload its rows; a file that holds some takes another name")
+    return left, passed
 
 
 def fetch(

@@ -44,6 +44,7 @@ class Rules:
     :param keep_columns: which columns are kept although they mean nothing here, or None.
     :param encoding: what lines that are not UTF-8 are read as, `auto` for UTF-16 and UTF-32 alone, or `utf-8`.
     :param quotes: whether cells of CSV and TSV may stand in quotes (`curation.dialect`).
+    :param text_files: whether plain text beside tables is read (`curation.documents`).
     :param scope: `family` where a dataset version holds the rows of all drops so far.
     :param forgotten: content keys and names of groups (`curation.forgotten`, hexadecimal) whose rows end so.
     :param sides_of: digest of a version whose units keep their sides.
@@ -75,6 +76,7 @@ class Rules:
     sides_of: str = ""
     keep_columns: Asked | None = None
     quotes: str = "auto"
+    text_files: str = "auto"
     label_conflicts: str = "keep"
     max_rows_per_source: tuple[tuple[str, int], ...] = ()
 
@@ -98,6 +100,7 @@ class Rules:
             "prompt_template": None,
             "encoding": "utf-8",
             "quotes": "auto",
+            "text_files": "auto",
             **dict.fromkeys(("repair", "pii", "quality", "language", "decontamination", "own")),
             **dict.fromkeys(("limit_rows", "limit_bytes", "keep_columns")),
         }

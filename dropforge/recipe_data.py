@@ -99,6 +99,9 @@ class Data(Section):
     ] = "utf-8"  # fmt: skip
     """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
     each line that is not UTF-8 as that. What stays is quarantined."""
+    text_files: Literal["auto", "read"] = "auto"
+    """With `auto` plain text beside tables (JSONL, CSV, Parquet...) is passed over, and read where nothing else is;
+    `read` reads it beside them too. Documentation such as README.md is never read."""
     quotes: Literal["auto", "always", "never"] = "auto"
     """Whether a cell of CSV or TSV that begins with a quotation mark goes on to the next one, over tabs and lines; else
     the mark is a character. With `auto` CSV has quotes, and what tabs separate has some if its column names stand in

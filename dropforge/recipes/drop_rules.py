@@ -26,6 +26,7 @@ DESCRIPTIVE: Final = frozenset(
         "data.prompt_template",
         "data.quotes",
         "data.text_column",
+        "data.text_files",
     }
 )
 LENGTHS: Final = frozenset(get_args(Length))

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from curation.documents import documents
 from curation.gate import checks
 from curation.told import card_lines
 from dropforge.dataset import Manifest
+from dropforge.errors import DataError
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
 
@@ -127,3 +129,86 @@ def test_an_evaluation_set_is_read_as_its_recipe_says(make: Make, store: FolderS
     assert card_of(store, make(files, "d1", **asked))["evaluation_sets"]["sets"]["one"]["items"] == 2
     made = make(files, "d2", data={"quotes": "always"}, **asked)
     assert card_of(store, made)["evaluation_sets"]["sets"]["one"]["items"] == 1
+
+
+LINES = "".join(f"{json.dumps({'prompt': asked, 'completion': answer})}\n" for asked, answer in BOTH).encode()
+PROSE = b"A paragraph of a page.\n\nAnother paragraph of it.\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "readme", "Readme.rst", "README_zh-CN.md", "README.md.gz", "docs/README.txt", "LICENSE",
+     "LICENCE.txt",
+     "LICENSE-MIT", "NOTICE", "CHANGELOG.md", "CITATION.cff", "citation.bib", "AUTHORS", "CONTRIBUTING.md",
+     "CODE_OF_CONDUCT.md", "dataset_card.md", "DATASHEET.pdf", "data/train/dataset_info.json", "dataset_infos.json",
+     "croissant.json", "datapackage.json", "dataset_dict.json"],
+)  # fmt: skip
+def test_documentation_and_metadata_are_no_rows_and_are_told(
+    make: Make, store: FolderStore, rows: Rows, name: str
+) -> None:
+    data = gzip.compress(PROSE) if name.endswith(".gz") else b'{"features": {}}' if name.endswith(".json") else PROSE
+    made = make({"data/train.jsonl": LINES, name: data})
+    assert chats(rows(made)) == dict(BOTH)
+    told = f"{name}: passed over, because its name is that of a data set's documentation or metadata"
+    assert told in card_lines(card_of(store, made))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["readme.jsonl", "README_questions.csv", "license.parquet", "licenses.txt", "notices.txt", "state.json",
+     "a/info.json", "authority.txt", "unreadme.md", "changelogs.ndjson.gz"],
+)  # fmt: skip
+def test_names_that_only_look_like_documentation_hold_rows(name: str) -> None:
+    assert documents([name]) == []
+
+
+def test_the_state_of_a_saved_data_set_is_none_beside_its_files_alone() -> None:
+    names = ["a/state.json", "a/data-00000-of-00001.arrow", "b/state.json", "b/texas.jsonl", "state.json"]
+    assert documents(names) == ["a/state.json"]
+
+
+@pytest.mark.parametrize("text_files", ["auto", "read"])
+def test_a_drop_of_nothing_but_documentation_says_so(make: Make, text_files: str) -> None:
+    files = {"README.md": PROSE, "LICENSE": PROSE, "dataset_infos.json": b"{}", "docs/README.md": PROSE}
+    with pytest.raises(
+        DataError, match=r"nothing but documentation.*LICENSE, README.md, .* and 1 more.*Upload its rows"
+    ):
+        make(files, data={"text_files": text_files})
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "pages/a.md", "notes", "script.py", "notes.txt.gz", "a.log"])
+@pytest.mark.parametrize("limit", [{}, {"limit_rows": 1000}])
+def test_plain_text_beside_tables_takes_the_recipe_s_word(
+    make: Make, store: FolderStore, rows: Rows, name: str, limit: dict[str, int]
+) -> None:
+    files = {"train.jsonl": LINES, name: gzip.compress(PROSE) if name.endswith(".gz") else PROSE}
+    made = make(files, "d1", data=limit)
+    assert chats(rows(made)) == dict(BOTH)
+    told = f"{name}: passed over, because it is plain text beside tables; `data.text_files: read` reads it"
+    assert told in card_lines(card_of(store, made))
+    assert "text_files" not in made.rules
+    read = make(files, "d2", data={"text_files": "read", **limit})
+    assert sum(row["text"] is not None for row in rows(read)) == 2
+    assert not any("passed over" in line for line in card_of(store, read)["warnings"])
+
+
+@pytest.mark.parametrize("limit", [{}, {"limit_rows": 1000}])
+def test_where_there_is_nothing_but_text_it_is_read_and_bytes_decide_what_it_is(
+    make: Make, rows: Rows, limit: dict[str, int]
+) -> None:
+    texts = {f"{n}.txt": f"page {n}\n\nand more of it, {n}".encode() for n in range(20)}
+    assert len(rows(make({**texts, "README.md": PROSE, "empty.jsonl": b""}, "d1", data=limit))) == 40
+    # Rows under the name of a text are rows, as everywhere.
+    assert chats(rows(make({"a.jsonl": LINES, "b.txt": LINES, "notes.md": PROSE}, "d2", data=limit))) == dict(BOTH)
+
+
+def test_a_table_without_an_ending_is_one_by_its_bytes(make: Make, rows: Rows) -> None:
+    assert chats(rows(make({"part-00000": LINES, "notes.md": PROSE}))) == dict(BOTH)
+
+
+def test_a_pointer_of_git_lfs_is_no_text(make: Make, recipe: Callable[..., Recipe]) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
+    made = make({"a.jsonl": LINES, "b.parquet": pointer})
+    broken = {check.name: check.found for check in checks(made, recipe()) if not check.ok}
+    assert "every file gives rows" in broken
+    assert "`git lfs pull`" in broken["every file gives rows"]

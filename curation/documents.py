@@ -1,0 +1,54 @@
+"""Files of a drop that hold no rows: documentation and metadata of a data set by their names, and plain text that lies
+beside tables by its bytes. What is passed over is told; other files of unknown kinds are not passed over but refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from curation.formats import Format, kind_by_name
+
+_NAMES: Final = re.compile(
+    r"(readme|(un)?licen[sc]e|copying|notice|changelog|citation|authors|contributors|contributing|code[_-]of[_-]conduct"
+    r"|data(set)?[_-]?(card|sheet))([._-].*)?",
+    re.IGNORECASE,
+)
+#: What Hugging Face's datasets, Croissant, Frictionless and Kaggle write about the files beside it.
+_METADATA: Final = frozenset(
+    {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "croissant.json", "datapackage.json"}
+    | {"croissant_metadata.json", "dataset-metadata.json", "dataset_card.json"}
+)
+#: Of `save_to_disk`, beside its Arrow files; elsewhere a name like any other.
+_STATE: Final = "state.json"
+
+
+def documents(names: Collection[str]) -> list[str]:
+    """Return the names of files that describe a data set. :param names: of all files, with their folders."""
+    saved = {PurePosixPath(name).parent for name in names if name.endswith(".arrow")}
+    found = []
+    for name in names:
+        path = PurePosixPath(name)
+        says = path.name.lower()
+        described = may_be_text(name) and _NAMES.fullmatch(says)
+        if described or says in _METADATA or (says == _STATE and path.parent in saved):
+            found.append(name)
+    return found
+
+
+def may_be_text(name: str) -> bool:
+    """Whether the bytes of a file may be plain text, which its name does not call a table."""
+    return kind_by_name(name) in {None, "text"}
+
+
+def plain_texts(formats: Mapping[str, Format], tables: bool) -> list[str]:
+    """Return the names of files that are plain text, where others are tables.
+
+    :param formats: of files that may be. :param tables: whether there are others, which are not.
+    """
+    sound = {name: found for name, found in formats.items() if found.fault is None}
+    if not tables and all(found.kind == "text" for found in sound.values()):
+        return []
+    return [name for name, found in sound.items() if found.kind == "text"]
