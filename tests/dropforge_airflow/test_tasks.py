@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dropforge_airflow.tasks import promote, run, turn
+from dropforge_airflow.tasks import data, promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
 from dropforge_airflow.tasks.plan import Plan
 
@@ -207,6 +207,15 @@ def test_what_is_not_for_the_pods_is_not_for_a_spark_beside_airflow() -> None:
     assert (
         here(load_recipe("tiny", {"curation": {**asked, "spark": {"cluster": cluster}}})).curation.engine == "embedded"
     )
+
+
+def test_the_log_has_the_warnings_of_the_card(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [f"{number}.tsv: 2 records run over several lines\x1b" for number in range(120)]
+    store.put("card.json", json.dumps({"warnings": lines}).encode())
+    made = Manifest(family="fam", digest="ab" * 32, counts={}, rules={}, shards=(), files={"card_json": "card.json"})
+    data._told(from_env(ENV), store, made)
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert logged == [*(line.replace("\x1b", "\\x1b") for line in lines[:100]), "20 more on the card"]
 
 
 def test_a_whole_dataset_passes(store: Store) -> None:
