@@ -27,7 +27,7 @@ def separator(header: bytes) -> str:
 
 
 def is_quoted(quotes: str, header: bytes, mark: str) -> bool:
-    """Whether cells of a file may stand in quotes.
+    """Tell whether cells of a file may stand in quotes.
 
     :param quotes: `data.quotes` of the recipe. :param header: line with the names of the columns. :param mark: what
         separates them; most programs that write tabs know no quotes, and those that do write the names in some.
@@ -39,6 +39,7 @@ def is_quoted(quotes: str, header: bytes, mark: str) -> bool:
 
 
 def stands_in_quotes(cell: str) -> bool:
+    """Tell whether a cell begins and ends with a quotation mark."""
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 

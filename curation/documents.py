@@ -39,7 +39,7 @@ def documents(names: Collection[str]) -> list[str]:
 
 
 def may_be_text(name: str) -> bool:
-    """Whether the bytes of a file may be plain text, which its name does not call a table."""
+    """Tell whether the bytes of a file may be plain text, which its name does not call a table."""
     return kind_by_name(name) in {None, "text"}
 
 

@@ -54,7 +54,8 @@ def first(
     if rules.limit_rows is None and rules.limit_bytes is None:
         found = dict(zip((file.key for file in files), fetch(store, drop, files, folder, progress), strict=True))
         texts = plain_texts({key: sniff(found[key], key, rules.encoding) for key in sorted(perhaps)}, tables)
-        files = [file for file in files if file.key not in set(texts)]
+        passed = set(texts)
+        files = [file for file in files if file.key not in passed]
         return Taken(files, [found[file.key] for file in files], [None] * len(files), texts)
     taken = Taken([], [], [], [])
     used = _Used(rules.limit_rows, rules.limit_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -66,10 +66,13 @@ def make_rules(recipe: Recipe) -> Rules:
         scope=recipe.curation.scope,
         keep_columns=_kept(data.keep_columns),
         label_conflicts=recipe.curation.label_conflicts,
-        max_rows_per_source=tuple(
-            sorted((value_name(source) or source, rows) for source, rows in recipe.curation.max_rows_per_source.items())
-        ),
+        max_rows_per_source=tuple(sorted(_caps(recipe.curation.max_rows_per_source).items())),
     )
+
+
+def _caps(asked: Mapping[str, int]) -> dict[str, int]:
+    """The rows of each source, whose name may be spelled otherwise than in rows, or twice: the fewest count."""
+    return {value_name(source) or source: rows for source, rows in sorted(asked.items(), key=lambda item: -item[1])}
 
 
 def _kept(asked: Asked | None) -> Asked | None:

@@ -116,6 +116,9 @@ def nasty(labelled: bool) -> dict[str, bytes]:
         "d.parquet": parquet.getvalue().to_pybytes(),
         "e.json": json.dumps([{"text": f"one of a list {n}", "label": "b"} for n in range(9)]).encode(),
         "empty.jsonl": b"",
+        "f.tsv": b'text\tlabel\n"an open quote\t1.0\nin a table"\ttrue\n"in two"\t1\n',
+        "notes.txt": b"plain text beside tables\n",
+        "README.md": b"what describes them\n",
     }
 
 

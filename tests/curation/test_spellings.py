@@ -95,7 +95,7 @@ def test_groups_and_sources_are_one_too_and_large_numbers_stay_apart(make: Make,
     groups: list[Any] = [7, 7.0, "7", "7.0", "07", near[0], near[1], str(near[1]), float("9e15"), "9000000000000000"]
     sources: list[Any] = [3, 3.0, "3", "3.0", "03", "x", "x", None, "nan", ""]
     data = lines(group=groups * 3, source=sources * 3)
-    made = make({"a.jsonl": data}, prefer=["3.0"], max_rows_per_source={"3.0": 5})
+    made = make({"a.jsonl": data}, prefer=["3.0"], max_rows_per_source={"3.0": 5, "3": 6})
     found = rows(made)
     assert {row["group"] for row in found} <= {"7", "07", *map(str, near), "9000000000000000"}
     assert {row["source"] for row in found} == {"3", "03", "x", "a.jsonl"}
