@@ -133,8 +133,6 @@ def _told(settings: Settings, store: Store, made: dataset.Manifest) -> Curated:
         log.warning("%d more on the card", len(warnings) - _WARNINGS)
     for reason, number in sorted(made.counts.items()):
         log.info("%s: %d rows", reason, number)
-    for key, number in made.measured.get("unknown_keys", {}).items():
-        log.warning("Key %r means nothing here and is not learned: %d rows have it", key, number)
     return Curated(
         digest=made.digest,
         manifest=f"{settings.root}/{layout.manifest_key(made.family, made.digest)}",
