@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Final
 
 from dropforge.text import escape, shorten
 
 _MOST: Final = 4000  # characters of each part
+_CAUSES: Final = {errno.EEXIST: "something else is in its place", errno.EISDIR: "a folder is in its place"}
+_MENDS: Final = {
+    errno.ENOSPC: "Make room on its disk",
+    errno.EDQUOT: "Make room within your quota",
+    errno.EROFS: "Mount its disk for writing, or choose another folder",
+    errno.EEXIST: "Move that away",
+    errno.EISDIR: "Move that away",
+    errno.ELOOP: "It is a link: move that away",
+}
 
 
 class DropforgeError(Exception):
@@ -34,3 +45,11 @@ class RecipeError(DropforgeError):
 
 class DataError(DropforgeError):
     """A drop or dataset that cannot be used."""
+
+
+def file_error(error: OSError) -> DropforgeError:
+    """What to tell of a file that the system refused; the error has to name one."""
+    name = error.filename if error.filename2 is None else error.filename2  # of a move, where it goes
+    cause = _CAUSES.get(error.errno or 0) or error.strerror or str(error)
+    mend = _MENDS.get(error.errno or 0, "See that it is there, and that you may read and write it")
+    return DropforgeError(f"file {os.fsdecode(name)}", cause, mend)

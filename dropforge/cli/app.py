@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
+from pathlib import Path
+from typing import Final, TextIO
 
 import typer
 from boto3.exceptions import Boto3Error
@@ -44,10 +47,16 @@ from dropforge.cli import (
     sweep,
     top,
 )
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import spare_this_machine
 from dropforge.terminal import Console, Text
 
+# Errors of output, or of a file that was open already: they come without a name.
+_UNWRITABLE: Final = {
+    errno.ENOSPC: "Make room on the disk that it goes to",
+    errno.EDQUOT: "Make room within your quota",
+    errno.EPIPE: "Let the program that reads it run until its end",
+}
 app = typer.Typer(
     name="dropforge",
     help="Drop data into S3; get back a fine-tuned, evaluated, registered model.",
@@ -97,19 +106,45 @@ def main() -> None:
     """Run the command; an error that a person can mend is told in one paragraph, without a traceback."""
     spare_this_machine(os.environ)
     try:
-        try:
-            app()
-        except (BotoCoreError, Boto3Error, ClientError) as error:
-            raise _of_s3(error) from error
-        except OSError as error:
-            if error.filename is None:
-                raise
-            raise _of_a_file(error) from error
+        _run()
     except DropforgeError as error:
         # As plain text: names from outside may look like markup.
         told = Text.assemble(("error:", "red"), f" {error.thing}: {_sentence(error.cause)}\n{_sentence(error.mend)}")
-        Console(stderr=True).print(told)
+        with contextlib.suppress(OSError):  # what cannot be told is still said by the exit code
+            Console(stderr=True).print(told)
+        for stream in (sys.stdout, sys.stderr):
+            _give_up_on(stream)
         sys.exit(2)
+
+
+def _run() -> None:
+    """:raises DropforgeError: for every error that a person can mend."""
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:  # at the interpreter's end it would be too late to tell that it failed
+                sys.stdout.flush()
+    except (BotoCoreError, Boto3Error, ClientError) as error:
+        raise _of_s3(error) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise file_error(error) from error
+        if error.errno in _UNWRITABLE:
+            cause, mend = error.strerror or str(error), _UNWRITABLE[error.errno]
+            raise DropforgeError("what the command writes", cause, mend) from error
+        raise
+
+
+def _give_up_on(stream: TextIO | None) -> None:
+    """Let what cannot be written go, or the interpreter would end with an error of its own."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _of_s3(error: Exception) -> DropforgeError:
@@ -121,16 +156,6 @@ def _of_s3(error: Exception) -> DropforgeError:
         "See with `dropforge doctor` whether the stack runs, then give the command again: nothing half-uploaded starts"
     )
     return DropforgeError(f"S3 at {where}", f"it does not answer ({error})", mend)
-
-
-def _of_a_file(error: OSError) -> DropforgeError:
-    mends = {
-        errno.ENOSPC: "Make room on its disk",
-        errno.EDQUOT: "Make room within your quota",
-        errno.EROFS: "Mount its disk for writing, or choose another folder",
-    }
-    mend = mends.get(error.errno or 0, "See that it is there, and that you may read and write it")
-    return DropforgeError(f"file {os.fsdecode(error.filename)}", error.strerror or str(error), mend)
 
 
 def _sentence(text: str) -> str:

@@ -1,0 +1,41 @@
+"""Output that cannot be written is an error of one paragraph, or the exit code alone where that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Through rich, which writes at once, and as text that waits for the end; the latter to a pipe that nobody reads too.
+RICH = "import sys; from dropforge.cli import app; sys.argv[1:] = ['--help']; app.main()"
+PLAIN = "from dropforge.cli import app; app.app = lambda: print('words'); app.main()"
+
+
+@pytest.mark.parametrize(
+    ("code", "place", "cause"),
+    [
+        (RICH, "/dev/full", "No space left on device. Make room on the disk that it goes to."),
+        (PLAIN, "/dev/full", "No space left on device. Make room on the disk that it goes to."),
+        (PLAIN, "", "Broken pipe. Let the program that reads it run until its end."),
+    ],
+)
+def test_output_that_cannot_be_written_is_told(code: str, place: str, cause: str) -> None:
+    if place:
+        output = os.open(place, os.O_WRONLY)
+    else:
+        reader, output = os.pipe()
+        os.close(reader)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(output)
+    assert " ".join(done.stderr.split()) == f"error: what the command writes: {cause}"
+    assert done.returncode == 2
+
+
+def test_an_error_that_cannot_be_told_is_in_the_exit_code() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", PLAIN], stdout=full, stderr=full, check=False)
+    assert done.returncode == 2
