@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import signal
@@ -12,16 +13,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, file_error
 from dropforge.stack import databases, processes
 from dropforge.stack.databases import Databases
+from dropforge.stack.log_files import open_log, read_end
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.services import PORTS, source_root
-from dropforge.stack.state import StackState, check_folder, full_disk, is_running, mark_path, read_state
-from dropforge.stack.supervisor import GRACE, port_free
+from dropforge.stack.state import (
+    ServiceState,
+    StackState,
+    check_folder,
+    full_disk,
+    is_running,
+    mark_path,
+    read_state,
+    take_lock,
+)
+from dropforge.stack.supervisor import GRACE, REFUSED, port_free
 
 START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
+_AGAIN = "Mend that, then `dropforge up` again"
+SHOWN_LIMIT = 60.0  # seconds until the supervisor has to have written its state
 
 
 def start(
@@ -51,10 +64,42 @@ def start(
             raise OSError(full)
         read_secrets(folder)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        lock = take_lock(folder)
     except OSError as error:
+        if error.filename is not None and Path(error.filename).parent == folder:
+            raise file_error(error) from None
         raise DropforgeError(
             f"state folder {folder}", error.strerror or str(error), "Choose another with `--state`"
         ) from None
+    if lock is None:
+        return False
+    try:
+        supervisor, log_path, before = _launch(folder, ports or {}, lock, lifeline, pod_host)
+    finally:
+        os.close(lock)  # the supervisor has it too
+    try:
+        _wait(lambda: supervisor.poll() is not None or _living(folder, supervisor.pid) is not None, SHOWN_LIMIT)
+        if supervisor.poll() is not None:
+            raise _ended_at_once(log_path, before)
+        if _living(folder, supervisor.pid) is None:
+            raise DropforgeError(
+                "the supervisor",
+                f"it did not write its state in {SHOWN_LIMIT:.0f} s, and was ended",
+                f"Read {log_path}, and see that the machine is not overloaded; then `dropforge up` again",
+            )
+    except BaseException:
+        _end_supervisor(supervisor)
+        raise
+    return True
+
+
+def _launch(
+    folder: Path, ports: dict[str, int], lock: int, lifeline: int | None, pod_host: str | None
+) -> tuple[subprocess.Popen[bytes], Path, int]:
+    """Start the supervisor, which keeps the lock, where nothing of an earlier one runs.
+
+    :returns: its process, its log, and how much was in that before.
+    """
     wanted = Databases.of(folder)
     databases.check(folder, wanted)
     before = read_state(folder)
@@ -64,15 +109,21 @@ def start(
     databases.remember(folder, wanted)
     # libpq's variables are for a server of the user's own.
     env = {name: value for name, value in os.environ.items() if not (wanted.embedded and name.startswith("PG"))}
-    chosen = choose_ports(ports or {}, before.ports if before is not None else {})
-    command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder)]
+    chosen = choose_ports(ports, before.ports if before is not None else {})
+    command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder), "--lock", str(lock)]
     for name, port in chosen.items():
         command += [f"--{name}-port", str(port)]
     if pod_host is not None:
         command += ["--pod-host", pod_host]
     if lifeline is not None:
         command += ["--lifeline", str(lifeline)]
-    with open(folder / "logs" / "supervisor.log", "ab", opener=_private) as output:
+    log_path = folder / "logs" / "supervisor.log"
+    try:
+        handle = open_log(log_path)
+    except OSError as error:
+        raise file_error(error) from None
+    with os.fdopen(handle, "ab") as output:
+        size = os.fstat(handle).st_size
         supervisor = subprocess.Popen(
             command,
             env=env,
@@ -80,12 +131,30 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=() if lifeline is None else (lifeline,),
+            pass_fds=(lock,) if lifeline is None else (lock, lifeline),
         )
-    _wait(lambda: supervisor.poll() is not None or _belongs_to(folder, supervisor.pid), 30.0)
-    if supervisor.poll() is not None and not is_running(folder):
-        raise DropforgeError("the supervisor", "it ended at once", f"Read {folder}/logs/supervisor.log")
-    return True
+    return supervisor, log_path, size
+
+
+def _ended_at_once(log_path: Path, before: int) -> DropforgeError:
+    """What the supervisor said last, if it said why. :param before: bytes of its log that are older."""
+    with contextlib.suppress(OSError):
+        said = read_end(log_path, max(0, log_path.stat().st_size - before))
+        for line in reversed(said.splitlines()):
+            if line.startswith(REFUSED):
+                return DropforgeError("the supervisor", f"it ended at once: {line.removeprefix(REFUSED)}", _AGAIN)
+    return DropforgeError("the supervisor", "it ended at once", f"Read {log_path}")
+
+
+def _end_supervisor(supervisor: subprocess.Popen[bytes]) -> None:
+    """End a supervisor that has not got as far as to name its processes in the state."""
+    table = processes.table()
+    if supervisor.poll() is not None or supervisor.pid not in table:
+        return
+    below = [table[pid] for pid in processes.descendants([supervisor.pid], table)]
+    processes.end([table[supervisor.pid]], GRACE)
+    supervisor.wait()
+    processes.end(below, grace=0.0)
 
 
 def wait_ready(folder: Path, watch: Callable[[StackState], None] | None = None) -> StackState:
@@ -95,7 +164,7 @@ def wait_ready(folder: Path, watch: Callable[[StackState], None] | None = None) 
     """
     deadline = time.monotonic() + START_LIMIT
     while True:
-        state = read_state(folder)
+        state = _living(folder)
         if state is not None:
             if watch is not None:
                 watch(state)
@@ -111,7 +180,8 @@ def wait_ready(folder: Path, watch: Callable[[StackState], None] | None = None) 
                 "the stack", "its supervisor ended while it started", f"Read {folder}/logs/supervisor.log"
             )
         if time.monotonic() > deadline:
-            waiting = [name for name, service in state.services.items() if service.status != "healthy"] if state else []
+            names = state.services if state is not None else {"its supervisor": ServiceState("waiting")}
+            waiting = [name for name, service in names.items() if service.status not in {"healthy", "done"}]
             raise DropforgeError(
                 "the stack",
                 f"{', '.join(waiting)} did not get ready in {START_LIMIT:.0f} s",
@@ -124,17 +194,43 @@ def stop(folder: Path) -> bool:
     """End the stack and everything that it started; False if nothing was running. Safe to repeat."""
     folder = folder.absolute()
     state = read_state(folder)
-    traces = traces_of(folder, state)
     stopped = is_running(folder)
-    if stopped and traces.boot == processes.boot_id():
-        roots = _roots(traces) if state is None else [Process(*state.supervisor)]
-        for supervisor in roots:
-            processes.send(supervisor, signal.SIGTERM)  # if it was killed, it ends already
-        if not _wait(lambda: not is_running(folder), GRACE * 2 + 10):
-            table = processes.table()
-            alive = [one.pid for one in roots if processes.alive(one)]
-            processes.end([*roots, *(table[pid] for pid in processes.descendants(alive, table))], grace=0.0)
-    return _end_leftovers(traces_of(folder, read_state(folder) or state)) or stopped
+    asked: dict[tuple[int, int], Process] = {}
+
+    def ended() -> bool:
+        for supervisor in _supervisors(folder):  # an `up` may have taken the lock whose supervisor comes only now
+            if supervisor.identity not in asked:
+                asked[supervisor.identity] = supervisor
+                processes.send(supervisor, signal.SIGTERM)  # if it was killed, it ends already
+        return not is_running(folder)
+
+    if stopped and not _wait(ended, GRACE * 2 + 10):
+        table = processes.table()
+        alive = [one.pid for one in asked.values() if processes.alive(one)]
+        processes.end([*asked.values(), *(table[pid] for pid in processes.descendants(alive, table))], grace=0.0)
+    try:
+        lock = take_lock(folder)  # what a supervisor that lives has started is not left over
+    except OSError:  # then nobody can start one
+        return _end_leftovers(traces_of(folder, read_state(folder) or state)) or stopped
+    if lock is None:
+        raise DropforgeError(
+            f"stack in {folder}",
+            "it is being started again, or by a process that cannot be ended from here",
+            "Wait for the `dropforge up` that starts it, or stop that; then `dropforge down` again",
+        )
+    try:
+        return _end_leftovers(traces_of(folder, read_state(folder) or state)) or stopped
+    finally:
+        os.close(lock)
+
+
+def _supervisors(folder: Path) -> list[Process]:
+    """The stack's supervisor as its state names it, or, without a state, what no other of its processes started."""
+    state = read_state(folder)
+    traces = traces_of(folder, state)
+    if traces.boot != processes.boot_id():
+        return []
+    return _roots(traces) if state is None else [Process(*state.supervisor)]
 
 
 def traces_of(folder: Path, state: StackState | None) -> Traces:
@@ -195,13 +291,15 @@ def _end_leftovers(traces: Traces) -> bool:
     return processes.end_all(lambda: processes.leftovers(traces), grace=5.0)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _living(folder: Path, pid: int | None = None) -> StackState | None:
+    """The state that a living supervisor wrote, which holds the lock; of a killed one, it means nothing.
 
-
-def _belongs_to(folder: Path, pid: int) -> bool:
+    :param pid: the process that it has to be, where it is known.
+    """
     state = read_state(folder)
-    return state is not None and state.supervisor[0] == pid
+    if state is None or pid not in {None, state.supervisor[0]} or not processes.alive(Process(*state.supervisor)):
+        return None
+    return state
 
 
 def _wait(condition: Callable[[], bool], limit: float) -> bool:
@@ -215,11 +313,6 @@ def _wait(condition: Callable[[], bool], limit: float) -> bool:
 
 def _tail(folder: Path, service: str, lines: int = 5) -> str:
     """The last lines of a service's log, for an error message."""
-    try:
-        with (folder / "logs" / f"{service}.log").open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 4096))
-            text = stream.read().decode(errors="replace")
-    except OSError:
-        return ""
+    text = read_end(folder / "logs" / f"{service}.log", 4096)
     kept = [line for line in text.splitlines() if line.strip()][-lines:]
     return "Its log ends with:\n" + "\n".join(f"    {line}" for line in kept) + "\n" if kept else ""

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dropforge.compiler import find_compiler
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import proxies
 from dropforge.spark import find_spark
 from dropforge.stack import databases, postgres
 from dropforge.stack.databases import Databases
-from dropforge.stack.services import source_root
-from dropforge.stack.state import is_running, read_state
+from dropforge.stack.secrets import secrets_path
+from dropforge.stack.services import FOLDERS, passwords_path, source_root
+from dropforge.stack.state import is_running, lock_path, mark_path, read_state, state_path
 from dropforge.stack.supervisor import port_free
 
 _GIB = 1 << 30
@@ -61,8 +62,11 @@ def examine(folder: Path) -> list[Finding]:
 def _findings(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator[Finding]:
     try:
         yield from check(folder)
-    except DropforgeError as error:  # as of a state that cannot be read: the other checks are looked at all the same
-        yield Finding(check.__name__.replace("_", " "), Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
+    except (DropforgeError, OSError) as error:  # as of a state that cannot be read: the other checks are looked at
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        told = file_error(error) if isinstance(error, OSError) else error
+        yield Finding(check.__name__.replace("_", " "), Level.FAIL, f"{told.thing}: {told.cause}", told.mend)
 
 
 def python_version(_: Path) -> Iterator[Finding]:
@@ -152,6 +156,17 @@ def state_folder(folder: Path) -> Iterator[Finding]:
     yield _amount("disk", free, least=2 * _GIB, enough=10 * _GIB, mend="Make room, or choose another disk: `--state`")
 
 
+def misplaced(folder: Path) -> Iterator[Finding]:
+    """What lies in the place of a folder, or of a file, and is none."""
+    files = [place(folder) for place in (state_path, secrets_path, lock_path, mark_path, passwords_path)]
+    logs = [path for path in folder.glob("logs/*.log") if path.is_symlink() or not path.is_file()]
+    wrong = [path for name in FOLDERS if os.path.lexists(path := folder / name) and not path.is_dir()]
+    wrong += [path for path in files if os.path.lexists(path) and not path.is_file()]
+    for path in [*wrong, *logs]:
+        found = "it is no folder" if path.name in FOLDERS else "it is no regular file"
+        yield Finding("state folder", Level.FAIL, f"{path}: {found}", "Move it away; `dropforge up` makes another")
+
+
 def memory(_: Path) -> Iterator[Finding]:
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
@@ -222,6 +237,6 @@ def _cgroup_room() -> int | None:
 
 
 _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    python_version, system, packages, compiler, spark, source, database, state_folder, memory, shared_memory, loopback,
-    ports, clock,
+    python_version, system, packages, compiler, spark, source, database, state_folder, misplaced, memory, shared_memory,
+    loopback, ports, clock,
 )  # fmt: skip

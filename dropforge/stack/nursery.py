@@ -21,6 +21,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from dropforge.stack.log_files import open_log
+
 READY = "ready"
 
 
@@ -30,7 +32,7 @@ class Nursery:
     def __init__(
         self, modules: Sequence[str], env: dict[str, str], folder: Path, log: Path, pass_fds: tuple[int, ...]
     ) -> None:
-        with log.open("ab") as output:
+        with os.fdopen(open_log(log), "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dropforge.stack.nursery", *modules],
                 env=env,
@@ -103,7 +105,11 @@ def main(modules: list[str]) -> None:
 def _become(module: str, arguments: list[str], log: str) -> None:
     """Turn this fork into `python -m module arguments`; never returns."""
     os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        output = open_log(Path(log))
+    except OSError as error:
+        print(f"{module} cannot be started: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dropforge.errors import DropforgeError
+from dropforge.stack import processes
 from dropforge.stack.databases import MAJOR, ROLE, SERVICES, VARIABLE, Databases, data_folder, socket_folder
 from dropforge.stack.secrets import read_own
 
@@ -131,17 +132,24 @@ def forget_dead_server(lock: Path, data: Path) -> None:
     """Let a server start whose predecessor was killed, where its process number belongs to another program by now.
 
     PostgreSQL takes that program for the server and refuses to start. Its own number it passes over; the rest of the
-    file, by which it finds processes that still use the data, stays. A file without text, of one that was killed
-    before it wrote its number, goes.
+    file, by which it finds processes that still use the data, stays. A file without a number, of one that was killed
+    before it wrote that or whose disk lost it, goes, unless a process works in the data.
     """
     try:
         number, _, rest = read_own(lock).partition("\n")
-        if not number:
+        pid = abs(int(number))  # a server for one user writes it with a minus
+        if not 0 < pid < 1 << 31:
+            raise ValueError("it is no process number")
+    except (FileNotFoundError, PermissionError):
+        return  # none, or one that PostgreSQL says itself it cannot read
+    except ValueError:
+        if not any(processes.works_in(one, data.resolve()) for one in processes.table().values()):
             lock.unlink()
-            return
-        works_in = Path(f"/proc/{int(number)}/cwd").readlink()
-    except (FileNotFoundError, PermissionError, ValueError):
-        return  # no file, or no process that could be it: PostgreSQL sees that by itself
+        return
+    try:
+        works_in = Path(f"/proc/{pid}/cwd").readlink()
+    except (FileNotFoundError, PermissionError):
+        return  # no process that could be it: PostgreSQL sees that by itself
     if works_in == data.resolve():
         return
     owner, fresh = lock.stat(), lock.with_name(f"{lock.name}.new")

@@ -134,7 +134,7 @@ def write_private(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
+        temporary.replace(path)
     except OSError:
         temporary.unlink()
         raise
-    temporary.replace(path)

@@ -23,6 +23,7 @@ from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
 PORTS = ("objects", "mlflow", "airflow")
 CLUSTER = "kubeflow_training.jobs.local"
+FOLDERS = ("logs", "airflow", "cluster", "tmp")  # of the state folder, besides those that services make themselves
 _DATABASE = "database"
 _CONNECT_ARGS = {
     "sql_alchemy_connect_args": "dropforge_airflow.postgres.CONNECT_ARGS",
@@ -216,7 +217,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
 
 def prepare(folder: Path, secrets: Secrets) -> None:
     """Make the folders and files that the services expect."""
-    for name in ("logs", "airflow", "cluster", "tmp"):
+    for name in FOLDERS:
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(passwords_path(folder), json.dumps({AIRFLOW_USER: secrets.airflow_password}))
     source_root()

@@ -1,14 +1,17 @@
 """The state folder as others see it: is a stack running, where, and with which credentials.
 
 `stack.json` is written by the supervisor alone; whether it still lives is told by its lock on `supervisor.lock`.
+The lock is taken by who starts the supervisor, and handed to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import operator
 import os
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ DEAD_QUEUE = "dropforge-drops-dead"
 ACCOUNT = "123456789012"
 REGION = "us-east-1"
 AIRFLOW_USER = "admin"
+_LARGEST_PID = (1 << 31) - 1
 # Fit for paths in addresses and configuration files without any quoting.
 _BAD_CHARACTERS = set("%$?#\"'\n\\")
 
@@ -132,6 +136,8 @@ def client_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[st
     }
 
 
+_LOCK_TRIES = 10  # who looks whether it is taken holds it for a moment
+_LOCK_PAUSE = 0.02  # seconds
 _ROOM = 17 << 20  # bytes; PostgreSQL writes its log in files of 16 MiB
 
 
@@ -155,7 +161,7 @@ def mark_path(folder: Path) -> Path:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a supervisor of this folder lives."""
+    """Whether a supervisor of this folder lives, or is about to be started."""
     try:
         handle = os.open(lock_path(folder), os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place would wait
     except (FileNotFoundError, NotADirectoryError):
@@ -165,12 +171,29 @@ def is_running(folder: Path) -> bool:
             f"state folder {folder}", f"{error.strerror} ({lock_path(folder).name})", "Choose another with `--state`"
         ) from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
     except BlockingIOError:
         return True
     finally:
         os.close(handle)
     return False
+
+
+def take_lock(folder: Path) -> int | None:
+    """Take the folder's lock: a descriptor that holds it until the last process closes it, or None if another has it.
+
+    Who starts a stack takes it, and hands it to the supervisor: nobody comes in between.
+
+    :raises OSError: if it cannot be opened.
+    """
+    handle = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        time.sleep(_LOCK_PAUSE)
+    os.close(handle)
+    return None
 
 
 def read_state(folder: Path) -> StackState | None:
@@ -190,24 +213,36 @@ def read_state(folder: Path) -> StackState | None:
 
 
 def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
-    pid, start = values["supervisor"]
     traces = values["traces"]
     return StackState(
         folder=folder,
         phase=values["phase"],
-        ports={name: operator.index(port) for name, port in values["ports"].items()},
+        ports={name: _number(port, 65535) for name, port in values["ports"].items()},
         services={name: ServiceState(**service) for name, service in values["services"].items()},
-        supervisor=(operator.index(pid), operator.index(start)),
+        supervisor=_identity(values["supervisor"]),
         traces=Traces(
             traces["boot"],
             traces["stack_id"],
             mark_path(folder),
-            frozenset((operator.index(pid), operator.index(start)) for pid, start in traces["processes"]),
+            frozenset(map(_identity, traces["processes"])),
         ),
         started=values["started"],
         secrets=read_secrets(folder),
         pod_host=values.get("pod_host"),
     )
+
+
+def _identity(values: Any) -> tuple[int, int]:
+    pid, start = values
+    return _number(pid, _LARGEST_PID), operator.index(start)
+
+
+def _number(value: Any, most: int) -> int:
+    """:raises ValueError: if it is none from 1 to `most`. :raises TypeError: if it is no whole number."""
+    number = operator.index(value)
+    if not 1 <= number <= most:
+        raise ValueError(f"{number} is not from 1 to {most}")
+    return number
 
 
 def write_state(state: StackState) -> None:

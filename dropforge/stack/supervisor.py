@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import select
@@ -23,17 +22,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from dropforge.errors import DropforgeError, file_error
 from dropforge.stack import processes
+from dropforge.stack.log_files import open_log
 from dropforge.stack.nursery import Nursery
 from dropforge.stack.processes import Traces
 from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
-from dropforge.stack.state import ServiceState, StackState, full_disk, lock_path, mark_path, state_path, write_state
+from dropforge.stack.state import ServiceState, StackState, full_disk, mark_path, state_path, take_lock, write_state
 
 log = logging.getLogger("dropforge.supervisor")
 
 GRACE = 12.0  # seconds that a service has to end by itself
+REFUSED = "error: "  # begins the line that says why it ended before it supervised
 _LOG_LIMIT = 16 << 20
 _CHECK_STARTING = 0.3
 _MAX_FAILED_CHECKS = 6
@@ -173,7 +175,7 @@ class Supervisor:
         return {**service.env, processes.ID_VARIABLE: self._state.traces.stack_id}
 
     def _spawn(self, service: Service, log_path: Path) -> int:
-        with log_path.open("ab") as output:
+        with os.fdopen(open_log(log_path), "ab") as output:
             child = subprocess.Popen(
                 service.command,
                 env=self._env(service),
@@ -191,6 +193,7 @@ class Supervisor:
         """Fork the service from the process that has its modules already; None if there is none any more."""
         if self._nursery is None:
             return None
+        os.close(open_log(log_path))  # the fork could not tell us what is wrong with it
         pid = self._nursery.spawn(service.module, service.arguments, log_path)
         if pid is None:
             log.warning("the nursery is broken, services start by themselves; logs/nursery.log says why")
@@ -419,16 +422,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="dropforge.stack.supervisor", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="the stack's folder")
     parser.add_argument("--lifeline", type=int, help="end when the other end of this file descriptor is closed")
+    parser.add_argument("--lock", type=int, help="file descriptor that has the folder's lock")
     parser.add_argument("--pod-host", help="address of this machine that the pods of a cluster can reach")
     for name in PORTS:
         parser.add_argument(f"--{name}-port", type=int, required=True)
     options = parser.parse_args(arguments)
     folder = options.state.absolute()
     ports = {name: getattr(options, f"{name}_port") for name in PORTS}
-    secrets = read_secrets(folder)
-    prepare(folder, secrets)
-    wanted = services(folder, ports, secrets, options.pod_host)
-    supervise(folder, ports, wanted, options.lifeline, options.pod_host)
+    try:
+        try:
+            secrets = read_secrets(folder)
+            prepare(folder, secrets)
+            wanted = services(folder, ports, secrets, options.pod_host)
+            supervise(folder, ports, wanted, options.lifeline, options.pod_host, options.lock)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise file_error(error) from error
+    except DropforgeError as error:
+        sys.exit(f"{REFUSED}{error}")
 
 
 def supervise(
@@ -437,16 +449,20 @@ def supervise(
     wanted: list[Service],
     lifeline: int | None = None,
     pod_host: str | None = None,
+    lock: int | None = None,
 ) -> NoReturn:
-    """Own these services until told to stop. Exits with 3 if another supervisor has the folder."""
+    """Own these services until told to stop. Exits with 3 if another supervisor has the folder.
+
+    :param lock: descriptor that has the folder's lock already.
+    :raises OSError: if the files by which others find the stack cannot be opened.
+    """
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
-    lock = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    lock = take_lock(folder) if lock is None else lock
+    if lock is None:
         log.error("another supervisor has %s", folder)
         sys.exit(3)
+    os.set_inheritable(lock, False)  # a service that had it would keep the stack running for who looks
     mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
     parent = processes.look(os.getpid())
     assert parent is not None

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dropforge.errors import DropforgeError
-from dropforge.stack import control, doctor, services
+from dropforge.stack import control, doctor, processes, services, supervisor
 from dropforge.stack.doctor import Level
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.state import check_folder, client_env, is_running, read_state
+from dropforge.stack.state import check_folder, client_env, is_running, lock_path, read_state, take_lock, write_state
+from tests.stack.test_supervisor import until
+
+SMALL = """
+import sys
+from pathlib import Path
+from dropforge.stack.supervisor import supervise
+given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+ports = {"objects": 1, "mlflow": 2, "airflow": 3}
+supervise(Path(given["--state"]), ports, [], lock=int(given["--lock"]))
+"""
+ASLEEP = """
+import os, time
+from pathlib import Path
+Path(__file__).with_name("pid").write_text(str(os.getpid()))
+time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -90,6 +111,147 @@ def test_the_supervisors_log_is_private_before_anything_is_in_it(
         os.umask(before)
     log = tmp_path / "state" / "logs" / "supervisor.log"
     assert (log.stat().st_size, log.stat().st_mode & 0o777) == (0, 0o600)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a stack without services, whose supervisor `control.start` starts."""
+    script, program = tmp_path / "small.py", tmp_path / "python"
+    script.write_text(SMALL)
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {script} $*\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    yield tmp_path / "state"
+    control.stop(tmp_path / "state")
+
+
+def test_of_many_that_start_a_stack_one_does(small: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(lambda _: control.start(small), range(5))) == [False] * 4 + [True]
+    assert control.wait_ready(small).phase == "ready"
+    said = (small / "logs" / "supervisor.log").read_text()
+    assert "another supervisor" not in said
+    assert "stopped" not in said
+
+
+def test_nobody_starts_a_stack_between_the_look_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others: list[bool] = []
+
+    def others_start(_: object) -> bool:
+        others.append(control.start(tmp_path / "state"))
+        return False
+
+    monkeypatch.setattr(control, "_end_leftovers", others_start)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(DropforgeError, match="ended at once"):
+        control.start(tmp_path / "state")
+    assert others == [False]
+
+
+def test_down_ends_a_stack_whose_supervisor_is_only_about_to_start(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert control.start(small)
+    assert control.stop(small)  # so that there is a state already, of another supervisor
+    chosen, asked = threading.Event(), control.choose_ports
+    monkeypatch.setattr(control, "choose_ports", lambda *given: (chosen.wait(), asked(*given))[1])
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(control.start, small)
+        until(lambda: is_running(small))
+        stopping = pool.submit(control.stop, small)
+        assert not starting.done()
+        chosen.set()
+        assert stopping.result()
+        assert not is_running(small)
+        with contextlib.suppress(DropforgeError):  # it may see that its supervisor ended
+            starting.result()
+
+
+def test_a_supervisor_that_does_not_show_up_is_ended_and_told(
+    small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert control.start(small)
+    before = control.wait_ready(small)
+    control.stop(small)
+    write_state(before)  # as a killed one leaves it
+    (tmp_path / "small.py").write_text(ASLEEP)
+    monkeypatch.setattr(control, "SHOWN_LIMIT", 1.0)
+    with pytest.raises(DropforgeError, match=r"the supervisor: it did not write its state in 1 s.*supervisor\.log"):
+        control.start(small)
+    assert not is_running(small)
+    assert processes.look(int((tmp_path / "pid").read_text())) is None
+
+
+def test_who_looks_keeps_no_supervisor_away(tmp_path: Path) -> None:
+    lock_path(tmp_path).touch()
+    looks = os.open(lock_path(tmp_path), os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    assert not is_running(tmp_path)
+    threading.Timer(0.05, os.close, (looks,)).start()
+    lock = take_lock(tmp_path)
+    assert lock is not None
+    assert is_running(tmp_path)
+    assert take_lock(tmp_path) is None
+    os.close(lock)
+    assert not is_running(tmp_path)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 99999999, 1.5, "1"])
+def test_a_state_with_ports_that_are_none_is_broken(tmp_path: Path, port: object) -> None:
+    state = {"phase": "ready", "services": {}, "supervisor": [1, 1], "started": 0}
+    state |= {"ports": {"objects": port}, "traces": {"boot": "b", "stack_id": "i", "processes": []}}
+    (tmp_path / "stack.json").write_text(json.dumps(state))
+    with pytest.raises(DropforgeError, match=r"stack\.json: it cannot be read .* Delete it"):
+        control.start(tmp_path)
+    assert not is_running(tmp_path)
+    assert any("stack.json" in one.found for one in doctor.examine(tmp_path) if one.level is Level.FAIL)
+
+
+@pytest.mark.parametrize("name", ["logs", "supervisor.lock", "logs/supervisor.log"])
+def test_a_start_names_what_is_in_the_place_of_its_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "state" / name
+    path.parent.mkdir(parents=True)
+    path.touch() if name == "logs" else path.mkdir()
+    with pytest.raises(DropforgeError, match=f"file {path}: .* is in its place. Move that away"):
+        control.start(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("airflow", "file"),
+        ("cluster", "file"),
+        ("tmp", "loop"),
+        ("airflow/passwords.json", "folder"),
+        ("stack.mark", "folder"),
+        ("stack.mark", "loop"),
+    ],
+)
+def test_a_supervisor_names_what_is_in_the_place_of_its_files(tmp_path: Path, name: str, kind: str) -> None:
+    read_secrets(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if kind == "loop":
+        path.symlink_to(path)
+    else:
+        path.touch() if kind == "file" else path.mkdir()
+    ports = [word for one, port in control.choose_ports({}, {}).items() for word in (f"--{one}-port", str(port))]
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(SystemExit, match=f"^error: file {path}: .*ove that away"):
+            supervisor.main(["--state", str(tmp_path), *ports])
+    finally:
+        os.umask(before)
+    [found] = doctor.misplaced(tmp_path)
+    assert (found.level, found.found.split(":")[0]) == (Level.FAIL, str(path))
+    assert not list(path.parent.glob(".*"))
+
+
+def test_why_a_supervisor_ended_at_once_is_told(tmp_path: Path) -> None:
+    (tmp_path / "airflow").touch()
+    with pytest.raises(DropforgeError, match=f"at once: file {tmp_path}/airflow: something else is in its place"):
+        control.start(tmp_path)
+    assert not is_running(tmp_path)
 
 
 def test_nothing_was_ever_started_here(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from dropforge.errors import DropforgeError
 from dropforge.stack import control, processes
-from dropforge.stack.state import StackState, is_running, read_state, state_path
+from dropforge.stack.state import StackState, is_running, read_state, state_path, take_lock
 
 # Starts a child that leaves no trace but one: a session, a name, descriptors and an environment of its own.
 WILD = """
@@ -71,6 +71,8 @@ if (folder / "odd.py").exists():
 if (folder / "told.py").exists():
     told = lambda _: health.answers(web_port, "/")
     services.append(Service("told", "told", (), env, told, after=("web",), check_every=0.2, told_by="web"))
+if (folder / "forked.py").exists():
+    services.append(Service("forked", "forked", (), env, lambda _: True, preload=("json",)))
 supervise(folder, {"objects": 1, "mlflow": 2, "airflow": web_port}, services, lifeline)
 """
 
@@ -357,6 +359,40 @@ def test_a_port_that_somebody_took_meanwhile_is_said(stack: Stack) -> None:
         holder.kill()
         holder.wait()
     control.wait_ready(stack.folder)
+
+
+def test_a_pipe_in_place_of_a_log_stops_one_service_alone(stack: Stack) -> None:
+    for name in ("odd", "forked"):
+        (stack.folder / f"{name}.py").write_text("import signal\nsignal.pause()\n")
+    logs = [stack.folder / "logs" / f"{name}.log" for name in ("web", "forked")]
+    for log in logs:
+        os.mkfifo(log)
+    stack.start()
+    for log in logs:
+        until(
+            lambda log=log: (
+                f"it is no regular file, as a log has to be: '{log}'" in stack.state.services[log.stem].message
+            )
+        )
+        log.unlink()
+    assert stack.state.services["odd"].status == "starting"
+    until(lambda: {stack.state.services[name].status for name in ("web", "wild", "forked")} == {"healthy"})
+    said = (stack.folder / "logs" / "supervisor.log").read_text()
+    assert said.index("forked: restarting (it cannot be started") < said.index("forked: starting")
+
+
+def test_the_state_of_a_killed_supervisor_is_not_believed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    control.wait_ready(stack.start().folder)
+    kill_supervisor(stack.state)
+    assert stack.state.phase == "ready"
+    lock = take_lock(stack.folder)  # as who starts another
+    assert lock is not None
+    monkeypatch.setattr(control, "START_LIMIT", 0.2)
+    seen: list[StackState] = []
+    with pytest.raises(DropforgeError, match="its supervisor did not get ready"):
+        control.wait_ready(stack.folder, seen.append)
+    assert seen == []
+    os.close(lock)
 
 
 def test_only_the_owner_can_read_the_state(stack: Stack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,19 @@ def test_what_lies_in_the_place_of_a_state_file_ends_no_command(tmp_path: Path, 
     if kind == "pipe":
         put(lock_path(tmp_path).name)
         assert not is_running(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "zzz\n\n", "0\n", f"{1 << 40}\n", "\udcff"])
+def test_a_torn_lock_of_the_database_goes_unless_its_server_lives(tmp_path: Path, text: str) -> None:
+    lock, data = tmp_path / "postmaster.pid", tmp_path / "data"
+    data.mkdir()
+    lock.write_bytes(os.fsencode(text))
+    with subprocess.Popen(["sleep", "600"], cwd=data) as server:
+        forget_dead_server(lock, data)
+        assert lock.exists()
+        server.kill()
+    forget_dead_server(lock, data)
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
