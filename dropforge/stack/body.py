@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
-import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
-from xml.parsers import expat
 
 from dropforge.stack.bodies import Spool
 from dropforge.stack.signatures import ChunkSigner
@@ -78,76 +75,24 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
     for name, value in trailers.items():
         environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
     spool.finish()
-    _check(environ, spool)
+    check_digests(environ, spool.digest)
     environ["CONTENT_LENGTH"] = "0"
     for name in ("HTTP_X_AMZ_CONTENT_SHA256", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_MD5"):
         environ.pop(name, None)
-
-
-def no_body(environ: dict[str, Any]) -> None:
-    """Leave unread what a request has sent for nothing."""
-    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(), "0"
-    environ.pop("HTTP_TRANSFER_ENCODING", None)
-
-
-def read_start(environ: dict[str, Any], count: int, limit: int) -> bytes:
-    """Read the first bytes of a document, at most `count`, for `read_document` to go on from."""
-    return b"".join(_blocks(environ["wsgi.input"], min(_document_length(environ, limit), count)))
-
-
-def read_document(environ: dict[str, Any], limit: int, start: bytes = b"") -> bytes:
-    """Read a body that moto is to see (a list of parts or keys, a form) before its turn; it can be read again."""
-    length = _document_length(environ, limit)
-    data = b"".join([start, *_blocks(environ["wsgi.input"], length - len(start))])
-    environ["wsgi.input"], environ["CONTENT_LENGTH"] = _Whole(data), str(length)
-    environ["wsgi.input_terminated"] = True  # so it is read as it is
-    return data
-
-
-class _Whole(io.BytesIO):
-    """Read in one go: where a piece of a form ends inside its boundary, werkzeug adds a byte to the file."""
-
-    def read(self, _: int | None = -1, /) -> bytes:
-        return super().read()
-
-
-def _document_length(environ: dict[str, Any], limit: int) -> int:
-    if "HTTP_TRANSFER_ENCODING" in environ:
-        raise BodyError("MissingContentLength", "A document needs a Content-Length, and no other transfer")
-    length = int(environ.get("CONTENT_LENGTH") or 0)
-    if length > limit:
-        raise BodyError("EntityTooLarge", f"the request's document is longer than {limit} bytes")
-    return length
-
-
-def check_document(environ: dict[str, Any], data: bytes) -> None:
-    """Check a document's hash, and that it declares no entities: none of S3's does, and moto fails at them."""
-    signed = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
-    if _HEX.fullmatch(signed) and hashlib.sha256(data).hexdigest() != signed:
-        raise BodyError("XAmzContentSHA256Mismatch", "the bytes that came have another SHA-256 than was signed")
-    for encoding in (None, "utf-8"):  # as the document says, and as moto reads it
-        parser = expat.ParserCreate(encoding)
-        parser.StartDoctypeDeclHandler = _refuse_declarations
-        with contextlib.suppress(expat.ExpatError):  # moto says so, or it is to be no XML
-            parser.Parse(data, True)
-
-
-def _refuse_declarations(*_: object) -> None:
-    raise BodyError("MalformedXML", "The document has a DOCTYPE")
 
 
 def _plain(environ: dict[str, Any]) -> Iterator[bytes]:
     stream: BinaryIO = environ["wsgi.input"]
     transfer = environ.get("HTTP_TRANSFER_ENCODING")
     if transfer is None:
-        return _blocks(stream, int(environ.get("CONTENT_LENGTH") or 0))
+        return read_blocks(stream, int(environ.get("CONTENT_LENGTH") or 0))
     # S3 must know how much is to come; SDKs that sum what they send tell it in this header.
     if transfer.lower() != "chunked" or "HTTP_X_AMZ_DECODED_CONTENT_LENGTH" not in environ:
         raise BodyError("MissingContentLength", "An upload needs a Content-Length or x-amz-decoded-content-length")
     return _dechunk(stream)
 
 
-def _blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
+def read_blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
     """Read exactly so many bytes."""
     while count > 0:
         block = stream.read(min(_BLOCK, count))
@@ -165,7 +110,7 @@ def _dechunk(stream: BinaryIO) -> Iterator[bytes]:
         if line is None:
             raise BodyError("IncompleteBody", "the transfer's chunks are broken")
         size = int(line[1], 16)
-        yield from _blocks(stream, size)
+        yield from read_blocks(stream, size)
         if size and stream.read(2) != b"\r\n":
             raise BodyError("IncompleteBody", "the transfer's chunks are broken")
     room = _LINE
@@ -251,22 +196,26 @@ def _read_trailers(lines: _Lines) -> dict[str, str]:
     return found
 
 
-def _check(environ: dict[str, Any], spool: Spool) -> None:
+def check_digests(environ: dict[str, Any], digest: Callable[[str], bytes]) -> None:
+    """Hold a request's checksums against those of its bytes, which `digest` gives by name.
+
+    :raises BodyError: if one differs.
+    """
     content_md5 = environ.get("HTTP_CONTENT_MD5")
-    if content_md5 and decode_checksum(content_md5) != spool.digest("md5"):
+    if content_md5 and decode_checksum(content_md5) != digest("md5"):
         raise BodyError("BadDigest", "the bytes that came have another MD5 than Content-MD5 says")
     signed = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
-    if _HEX.fullmatch(signed) and bytes.fromhex(signed) != spool.digest("sha256"):
+    if _HEX.fullmatch(signed) and bytes.fromhex(signed) != digest("sha256"):
         raise BodyError("XAmzContentSHA256Mismatch", "the bytes that came have another SHA-256 than was signed")
     algorithm = environ.pop("HTTP_X_AMZ_SDK_CHECKSUM_ALGORITHM", "").lower()
     for name, official in _CHECKSUMS.items():
         header = f"HTTP_X_AMZ_CHECKSUM_{name.upper()}"
         value = environ.get(header)
         if value is None and name == algorithm and name in _COMPUTED:
-            value = environ[header] = base64.b64encode(spool.digest(name)).decode()
+            value = environ[header] = base64.b64encode(digest(name)).decode()
         if value is None:
             continue
-        if name in _COMPUTED and decode_checksum(value) != spool.digest(name):
+        if name in _COMPUTED and decode_checksum(value) != digest(name):
             raise BodyError("BadDigest", f"the bytes that came have another {official} than the client says")
         # moto keeps a checksum only if this header names it.
         environ["HTTP_X_AMZ_SDK_CHECKSUM_ALGORITHM"] = official

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import io
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,22 +39,16 @@ from dropforge.errors import DropforgeError
 from dropforge.stack import previous_store
 from dropforge.stack.answers import Answer, Environ, ServiceError, text_answer
 from dropforge.stack.bodies import WHOLE, Content, cut
-from dropforge.stack.body import (
-    BodyError,
-    check_document,
-    no_body,
-    read_body,
-    read_document,
-    read_start,
-    wanted_digests,
-)
+from dropforge.stack.body import BodyError, read_body, wanted_digests
 from dropforge.stack.connections import Handler, Server
+from dropforge.stack.documents import check_document, no_body, read_document, read_start
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
 from dropforge.stack.persistence import Persistence, queue_models, s3, sqs_queues
 from dropforge.stack.post_policy import check_form, fields_before_file
-from dropforge.stack.queue_requests import MESSAGE_ACTIONS, has_messages, read_action, without_wait
+from dropforge.stack.queue_requests import LONGEST, MESSAGE_ACTIONS, QueueRequest, has_messages, read_request
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
+from dropforge.stack.turn import Turn
 
 log = logging.getLogger("dropforge.objects")
 
@@ -67,15 +60,19 @@ HEALTH = "/-/health"
 KEY_VARIABLES = "DROPFORGE_S3_ACCESS_KEY", "DROPFORGE_S3_SECRET_KEY"
 
 _RETENTION = 14 * 86400
+_LONGEST_TURN = 60  # seconds; the longest that is known of takes a few
 _DOCUMENT = 8 << 20
 _FORM = 16 << 20
 _FIELDS = 64 << 10
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
+_NOT_ALLOWED = "405 Method Not Allowed"
 _FAILED = "500 Internal Server Error"
 _STATUS = {"SignatureDoesNotMatch": "403 Forbidden", "MissingContentLength": "411 Length Required"}
 _READS = {"GET", "HEAD", "OPTIONS"}
-_SUBRESOURCES = {"acl", "tagging", "retention", "legal-hold", "restore", "select", "torrent"}
+_DOCUMENTS = {"acl", "tagging", "retention", "legal-hold"}  # sub-resources of a key that a PUT sends as XML
+_NOT_PUT = {"restore", "select", "torrent"}
+_PART = {"partNumber", "uploadId"}
 StartResponse = Callable[..., Any]
 
 
@@ -88,8 +85,7 @@ class ObjectServer:
         self._keys = access_key, secret_key
         # Any other name may be a page that a browser was lured to.
         self._host = re.compile(_HOST.format(pods=f"|{re.escape(pod_host)}" if pod_host else ""))
-        # moto's turn: one request at a time is asked and saved; who waits for messages lends it to others meanwhile.
-        self._turn = threading.Condition(threading.RLock())
+        self._turn = Turn()
         self._s3 = create_backend_app("s3")
         self._sqs = create_backend_app("sqs")
         self._clock = time.time() - time.monotonic()
@@ -164,7 +160,7 @@ class ObjectServer:
             raise ServiceError("403 Forbidden", "AccessDenied", "Ask 127.0.0.1 by that name")
         path = str(environ["RAW_URI"]).partition("?")[0]
         if path == HEALTH:
-            return text_answer("200 OK", "ok\n", "text/plain")
+            return _health(self._turn.held())
         if not re.fullmatch("[0-9]{0,15}", environ.get("CONTENT_LENGTH", "")):
             raise ServiceError("400 Bad Request", "InvalidRequest", "Content-Length must be a number of bytes")
         bucket, _, raw_key = path.removeprefix("/").partition("/")
@@ -213,19 +209,19 @@ class ObjectServer:
         self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]], chunk_signer: ChunkSigner | None
     ) -> Answer:
         body = None
-        if (
-            environ["REQUEST_METHOD"] == "PUT"
-            and key
-            and "HTTP_X_AMZ_COPY_SOURCE" not in environ
-            and not _SUBRESOURCES & set(query)
-        ):
+        method, names = environ["REQUEST_METHOD"], query.keys()
+        if method == "PUT" and key and not names >= _PART and _NOT_PUT & names:
+            # moto takes it for the object itself.
+            raise ServiceError(_NOT_ALLOWED, "MethodNotAllowed", f"{min(_NOT_PUT & names)} is not changed by a PUT")
+        if _sends_object(method, key, names) and "HTTP_X_AMZ_COPY_SOURCE" not in environ:
             body = self._store.bodies.spool(wanted_digests(environ))
         request = Request(self._store.bodies, body)
         with request.running():
             if body is not None:
                 read_body(environ, body, chunk_signer)
             else:
-                check_document(environ, read_document(environ, _DOCUMENT if key or query else _FORM))
+                document = read_document(environ, _DOCUMENT if key or query else _FORM)
+                check_document(environ, document, of_object="uploadId" in query)
             self._hash_source(environ, request)
             with self._moto(), self._access_log(bucket):
                 _check_conditions(environ, bucket, key, query)
@@ -320,17 +316,16 @@ class ObjectServer:
             request.md5s[part] = tag if known else self._store.bodies.digest("md5", part).hex()
 
     def _queue_answer(self, environ: Environ) -> Answer:
-        body = read_document(environ, _DOCUMENT)
-        action, values = read_action(environ, body)
-        queue = str(values.get("QueueUrl", environ["PATH_INFO"])).rpartition("/")[2]
+        request = read_request(environ, read_document(environ, LONGEST))
+        name = (request.queue_url or environ["PATH_INFO"]).rpartition("/")[2]
         with self._moto():
-            seconds = self._wait(queue, values) if action == "ReceiveMessage" else 0
-            if not seconds:
-                return self._ask_queue(environ, body, action)
-            until = time.monotonic() + seconds
-            body = without_wait(environ, body)
+            if request.action != "ReceiveMessage":
+                return self._ask_queue(environ, request)
+            found = [queue for queue in sqs_queues().values() if queue.name == name]
+            until = time.monotonic() + request.wait(found[0].receive_message_wait_time_seconds if found else 0)
+            request = request.without_wait()
             while True:
-                answer = self._ask_queue(environ, body, action)
+                answer = self._ask_queue(environ, request)
                 left = until - time.monotonic()
                 if left <= 0 or not answer[0].startswith("200") or has_messages(answer):
                     return answer
@@ -348,20 +343,11 @@ class ObjectServer:
                 message.visible_at += moved * 1000
                 message.delayed_until += moved * 1000
 
-    def _wait(self, name: str, values: dict[str, Any]) -> float:
-        """How many seconds a receiver waits for messages."""
-        told = values.get("WaitTimeSeconds")
-        if told is None:
-            found = [queue for queue in sqs_queues().values() if queue.name == name]
-            told = found[0].receive_message_wait_time_seconds if found else 0
-        seconds = int(told) if re.fullmatch(r"\d{1,3}", str(told)) else 0
-        return seconds if seconds <= 20 else 0
-
-    def _ask_queue(self, environ: Environ, body: bytes, action: str) -> Answer:
-        environ = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+    def _ask_queue(self, environ: Environ, request: QueueRequest) -> Answer:
+        action = request.action
         self._follow_clock()
         try:
-            status, headers, parts = _ask(self._sqs, environ)
+            status, headers, parts = _ask(self._sqs, request.environ(environ))
             answer = status, headers, [b"".join(parts)]
             if status >= "400":
                 raise _Refused(answer)
@@ -418,6 +404,19 @@ def _ask(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answe
     body = application(dict(environ), lambda status, headers, _=None: given.append((status, headers)))
     (status, headers), *_ = given
     return status, headers, body
+
+
+def _health(held: float) -> Answer:
+    """Answer whether the store works, by the seconds for which one request has held moto's turn."""
+    if held < _LONGEST_TURN:
+        return text_answer("200 OK", "ok\n", "text/plain")
+    text = f"one request has held the store for {held:.0f} s\n"
+    return text_answer("503 Service Unavailable", text, "text/plain")
+
+
+def _sends_object(method: str, key: str, query: Set[str]) -> bool:
+    """Whether a request's body is the bytes of an object or of a part, and no document."""
+    return method == "PUT" and bool(key) and (query >= _PART or not _DOCUMENTS & query)
 
 
 def _key(raw: str) -> str:

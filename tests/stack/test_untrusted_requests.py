@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
 import io
 import socket
 import threading
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 from dropforge.stack import connections
 from dropforge.stack.bodies import Spool
 from dropforge.stack.body import BodyError, RequestTimeoutError, read_body
+from dropforge.stack.documents import check_document
 from tests.stack.conftest import Server
 from tests.stack.test_objects import BUCKET, bodies, listing
 
@@ -311,3 +315,93 @@ def test_versions_of_any_key_are_listed(server: Server) -> None:
     assert [item["Key"] for page in pages for item in page["Versions"]] == keys
     asked = client.list_object_versions(Bucket=BUCKET, Prefix="c/ü", EncodingType="url")
     assert [item["Key"] for item in asked["Versions"]] == ["c/%C3%BC%26%3C"]
+
+
+SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+TAGS = b"<Tagging><TagSet><Tag><Key>a</Key><Value>bad</Value></Tag></TagSet></Tagging>"
+
+
+def framed(body: bytes) -> bytes:
+    """A body in one chunk, whose signature is none."""
+    last = b"0;chunk-signature=" + b"0" * 64 + b"\r\n\r\n"
+    return b"%x;chunk-signature=%s\r\n%s\r\n%s" % (len(body), b"0" * 64, body, last)
+
+
+def test_chunks_that_nobody_signed_change_nothing(server: Server) -> None:
+    client = server.client()
+    client.put_object(Bucket=BUCKET, Key="k", Body=b"good")
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key="m")["UploadId"]
+    delete = b"<Delete><Object><Key>k</Key></Object></Delete>"
+    for method, path, body in (
+        ("POST", "?delete=", delete),
+        ("PUT", "?policy=", b'{"Version":"2012-10-17","Statement":[]}'),
+        ("PUT", "/k?tagging=", TAGS),
+        ("PUT", "/k?torrent=", b"bad"),
+        ("PUT", "/k?select=", b"bad"),
+        ("PUT", "/k?restore=", b"bad"),
+        ("PUT", f"/m?partNumber=1&tagging=&uploadId={upload}", b"bad"),
+        ("PUT", f"/m?partNumber=1&torrent=&uploadId={upload}", b"bad"),
+    ):
+        headers = {"x-amz-decoded-content-length": str(len(body)), "x-amz-content-sha256": SIGNED_CHUNKS}
+        for sent in (framed(body), body):
+            status, text = server.put(f"/{BUCKET}{path}", sent, headers, method)
+            assert 400 <= status < 500, (path, status, text)
+    assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == b"good"
+    assert client.get_object_tagging(Bucket=BUCKET, Key="k")["TagSet"] == []
+    assert "Parts" not in client.list_parts(Bucket=BUCKET, Key="m", UploadId=upload)
+    assert "Traceback" not in (server.state / "objects.log").read_text()
+
+
+def test_a_sub_resource_does_not_replace_an_object(server: Server) -> None:
+    client = server.client()
+    client.put_object(Bucket=BUCKET, Key="k", Body=b"good")
+    for name in ("torrent", "select", "restore"):
+        status, text = server.put(f"/{BUCKET}/k?{name}=", b"bad")
+        assert (status, "MethodNotAllowed" in text) == (405, True), text
+    assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == b"good"
+
+
+def test_a_part_is_a_part_whatever_else_is_asked(server: Server) -> None:
+    client = server.client()
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key="m")["UploadId"]
+    assert server.put(f"/{BUCKET}/m?partNumber=1&tagging=&uploadId={upload}", TAGS)[0] == 200
+    part = client.list_parts(Bucket=BUCKET, Key="m", UploadId=upload)["Parts"][0]
+    assert (part["PartNumber"], part["Size"]) == (1, len(TAGS))
+    client.abort_multipart_upload(Bucket=BUCKET, Key="m", UploadId=upload)
+
+
+@pytest.mark.parametrize("header", ["Content-MD5", "x-amz-checksum-crc32", "x-amz-checksum-sha256"])
+def test_a_document_s_checksums_are_checked(server: Server, header: str) -> None:
+    client = server.client()
+    client.put_object(Bucket=BUCKET, Key="k", Body=b"x")
+    for value in ("1B2M2Y8AsgTpgAmY7PhCfg==", "AAAAAA==", "z"):
+        status, text = server.put(f"/{BUCKET}/k?tagging=", TAGS, {header: value})
+        assert (status, "BadDigest" in text) == (400, True), text
+    assert client.get_object_tagging(Bucket=BUCKET, Key="k")["TagSet"] == []
+    digest = {"Content-MD5": hashlib.md5(TAGS).digest(), "x-amz-checksum-sha256": hashlib.sha256(TAGS).digest()}
+    good = digest.get(header, zlib.crc32(TAGS).to_bytes(4, "big"))
+    assert server.put(f"/{BUCKET}/k?tagging=", TAGS, {header: base64.b64encode(good).decode()})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<a>" * 100,
+        b"<a>" * 33 + b"</a>" * 33,
+        b"<Delete>" + b"<Object><Key>k</Key></Object>" * 1001 + b"</Delete>",
+        b"<Delete xmlns:s='s'>" + b"<s:Object><Key>k</Key></s:Object>" * 1001 + b"</Delete>",
+        b"<Upload>" + b"<Part/>" * 10_001 + b"</Upload>",
+        b"<Tagging>" + b"<Tag/>" * 100_000 + b"</Tagging>",
+    ],
+)
+def test_a_document_that_would_take_long_is_refused_before_moto_s_turn(body: bytes) -> None:
+    with pytest.raises(BodyError) as error:
+        check_document({}, body)
+    assert error.value.code == "MalformedXML"
+
+
+def test_the_longest_documents_are_taken() -> None:
+    check_document({}, b"<Delete>" + b"<Object><Key>k</Key></Object>" * 1000 + b"</Delete>")
+    part = b"<Part><PartNumber>1</PartNumber><ETag>x</ETag><ChecksumCRC32>x</ChecksumCRC32></Part>"
+    check_document({}, b"<CompleteMultipartUpload>" + part * 10_000 + b"</CompleteMultipartUpload>")
+    check_document({}, b"<a>" * 32 + b"</a>" * 32)
