@@ -8,6 +8,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from typing import Any
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler
@@ -21,6 +22,9 @@ _MOST = 400  # each takes a thread, and a file too while it is sent an object: 1
 _PATIENCE = 60_000  # milliseconds
 _HEAD = 64 << 10
 _BLOCK = 64 << 10
+
+_LONGEST_LINE = 200
+_LINES = 100  # in a minute
 
 _room = threading.BoundedSemaphore(_MOST)
 
@@ -41,6 +45,32 @@ class Server(ThreadedWSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             _room.release()
+
+
+class BoundedLog:
+    """Lines about what clients sent, whoever they are: short ones, and so few that they fill no disk."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._minute, self._count = 0.0, 0
+
+    def error(self, text: str, now: float) -> None:
+        """Log a line at a moment of the clock that only goes on; the first of a minute tells what was left out."""
+        with self._lock:
+            left_out = 0
+            if now - self._minute >= 60:
+                left_out = self._count - _LINES
+                self._minute, self._count = now, 0
+            self._count += 1
+            logged = self._count <= _LINES
+        if left_out > 0:
+            log.error("%d more lines about requests were left out", left_out)
+        if logged:
+            cut = text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}... ({len(text)} characters)"
+            log.error("%s", cut)
+
+
+_bounded_log = BoundedLog()
 
 
 class Handler(MotoRequestHandler):
@@ -68,7 +98,7 @@ class Handler(MotoRequestHandler):
 
     def log(self, type: str, message: str, *args: object) -> None:
         if type == "error":
-            log.error(message, *args)
+            _bounded_log.error(message % args if args else message, time.monotonic())
 
 
 class _Socket(io.RawIOBase):

@@ -131,7 +131,7 @@ class ObjectServer:
                 log.error("%s", refusal.message)
             elif refusal.status.startswith("5"):
                 failed = environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc()
-                log.error("%s %s failed:\n%s", *failed)
+                log.error("%s %.200s failed:\n%s", *failed)
             status, headers, body = refusal.answer(json_protocol="HTTP_X_AMZ_TARGET" in environ)
         start_response(status, headers)
         return body
@@ -274,7 +274,7 @@ class ObjectServer:
             if environ["CONTENT_LENGTH"] in {"", "0"}:
                 raise
             asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-            log.warning("%s %s: moto does not read the document: %.200r", *asked, error)
+            log.warning("%s %.200s: moto does not read the document: %.200r", *asked, error)
             message = "The document is not one that this request takes"
             raise ServiceError("400 Bad Request", "MalformedXML", message) from None
 

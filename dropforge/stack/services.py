@@ -342,7 +342,12 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases
             "stale_dag_threshold": "660",
             "parsing_processes": "2",
         },
-        "logging": {"base_log_folder": str(home / "logs"), "colored_console_log": "False"},
+        "logging": {
+            "base_log_folder": str(home / "logs"),
+            "colored_console_log": "False",
+            # Addresses as long as anybody likes, with what is in their queries, are in no log.
+            "namespace_levels": "http.access=WARNING",
+        },
     }
     options_env = {
         f"AIRFLOW__{section.upper()}__{name.upper()}": value

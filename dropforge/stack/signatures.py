@@ -33,6 +33,12 @@ _PAYLOAD = re.compile(rf"[0-9a-f]{{64}}|{_UNSIGNED}|STREAMING-{_UNSIGNED}-TRAILE
 _ORIGIN = "http://localhost"
 # moto's server keeps the spelling of metadata with underscores here, which WSGI cannot tell from dashes.
 _SPELLING = "moto.preserved_header_names"
+# Sub-resources that are newer than version 2, which does not sign them.
+SUBRESOURCES = {
+    "abac", "annotation", "attributes", "encryption", "intelligent-tiering", "legal-hold", "metadataAnnotationTable",
+    "metadataConfiguration", "metadataInventoryTable", "metadataJournalTable", "metadataTable", "ownershipControls",
+    "policyStatus", "publicAccessBlock", "renameObject", "retention", "session",
+}  # fmt: skip
 
 _HEADER = "AuthorizationHeaderMalformed"
 _QUERY = "AuthorizationQueryParametersError"
@@ -195,12 +201,12 @@ def _check_v4(
     payload = _payload(environ, names, query) if service == "s3" else hashlib.sha256(body()).hexdigest()
     if service != "s3" and _header(environ, "x-amz-content-sha256") not in {"", payload}:
         raise SignatureError("SignatureDoesNotMatch", "The body is not what was signed")
-    known = {_variable(name) for name in names}
-    if query is not None:
-        known.add("HTTP_X_AMZ_CONTENT_SHA256")  # S3 lets a link's user add it
-    if any(name.startswith("HTTP_X_AMZ_") and name not in known for name in environ):
+    sent = {variable: _spelling(environ, variable) for variable in environ if variable.startswith("HTTP_X_AMZ_")}
+    free = {"x-amz-content-sha256"} if query is not None else set()  # S3 lets a link's user add it
+    if not names.keys() | free >= set(sent.values()):
         raise SignatureError("AccessDenied", "There were headers present in the request which were not signed")
-    request = AWSRequest(environ["REQUEST_METHOD"], headers={name: _header(environ, name) for name in names})
+    signed = {name: _header(environ, name) for name in names if sent.get(_variable(name), name) == name}
+    request = AWSRequest(environ["REQUEST_METHOD"], headers=signed)
     request.context.update(timestamp=timestamp, payload=payload)
     signer = (_S3Signer if service == "s3" else _Signer)(credentials, service, region)
     for uri in _spellings(environ, signature="X-Amz-Signature"):
@@ -221,10 +227,13 @@ def _check_v2(
         raise SignatureError("InvalidAccessKeyId", "The access key is not this stack's")
     if _header(environ, "x-amz-content-sha256").startswith(_SIGNED_CHUNKS):
         raise SignatureError("InvalidArgument", "Signed chunks need a signature of version 4")
-    spelling: dict[str, str] = environ.get(_SPELLING, {})
+    unsigned = SUBRESOURCES & parse_qs(str(environ["RAW_URI"]).partition("?")[2], keep_blank_values=True).keys()
+    if unsigned:
+        message = f"A signature of version 2 does not cover {min(unsigned)}; sign with version 4"
+        raise SignatureError("InvalidRequest", message)
     headers: Any = HTTPHeaders()
     for variable in [*filter(lambda name: name.startswith("HTTP_X_AMZ_"), environ), "CONTENT_TYPE", "HTTP_CONTENT_MD5"]:
-        name = spelling.get(variable, variable.removeprefix("HTTP_").replace("_", "-")).lower()
+        name = _spelling(environ, variable)
         if variable in environ:
             headers[name] = _header(environ, name)
     for name, values in query.items():
@@ -310,6 +319,12 @@ def _payload(environ: Environ, names: dict[str, None], query: dict[str, list[str
 def _variable(name: str) -> str:
     variable = name.upper().replace("-", "_")
     return variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
+
+
+def _spelling(environ: Environ, variable: str) -> str:
+    """The name of a header as it was sent, in small letters."""
+    spelling: dict[str, str] = environ.get(_SPELLING, {})
+    return spelling.get(variable, variable.removeprefix("HTTP_").replace("_", "-")).lower()
 
 
 def _header(environ: Environ, name: str) -> str:

@@ -29,6 +29,7 @@ from dropforge.stack.nursery import Nursery
 from dropforge.stack.processes import Traces
 from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
+from dropforge.stack.service_logs import cut_log
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
 from dropforge.stack.state import ServiceState, StackState, full_disk, mark_path, state_path, take_lock, write_state
 
@@ -125,6 +126,7 @@ class Supervisor:
         self._reap()
         for watched in self.watched:
             try:
+                cut_log(self.folder / "logs" / f"{watched.service.name}.log", _LOG_LIMIT)
                 self._advance(watched)
             except Exception:
                 log.exception("%s: something that nobody expected; it goes on", watched.service.name)

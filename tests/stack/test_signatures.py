@@ -19,8 +19,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import boto3
+import botocore.session
 import pytest
-from botocore.auth import SigV4Auth, SigV4QueryAuth
+from botocore.auth import HmacV1Auth, S3SigV4Auth, SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest, AWSResponse
 from botocore.config import Config
 from botocore.credentials import Credentials
@@ -34,7 +35,7 @@ from werkzeug.serving import make_server
 from dropforge.stack.bodies import Bodies, Spool
 from dropforge.stack.body import BodyError, read_body
 from dropforge.stack.post_policy import check_form
-from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
+from dropforge.stack.signatures import SUBRESOURCES, ChunkSigner, SignatureError, Signed, check
 
 Environ = dict[str, Any]
 
@@ -291,6 +292,43 @@ def test_nothing_signed_can_be_changed(catcher: Catcher) -> None:
     assert found == {name: code for name, (_, code) in CHANGES_OF_V4.items()}
     # What is not signed may change on the way.
     assert believe({**environ, "HTTP_USER_AGENT": "x", "HTTP_EXPECT": "y", "HTTP_X_AMZN_TRACE_ID": "z"})
+
+
+@pytest.mark.parametrize(("signed", "sent"), [("a-b", "a_b"), ("a_b", "a-b"), ("a_b-c", "a-b_c")])
+@pytest.mark.parametrize("signature", ["s3v4", "s3"])
+def test_metadata_cannot_be_spelled_in_another_way(catcher: Catcher, signature: str, signed: str, sent: str) -> None:
+    client = catcher.client(signature=signature)
+    environ = catcher.catch(lambda: client.put_object(Bucket=BUCKET, Key="k", Body=b"x", Metadata={signed: "1"}))
+    assert believe(environ) == Signed("s3")
+    spelled = {"HTTP_X_AMZ_META_" + sent.upper().replace("-", "_"): f"x-amz-meta-{sent}"} if "_" in sent else {}
+    code = "AccessDenied" if signature == "s3v4" else "SignatureDoesNotMatch"
+    assert refusal({**environ, "moto.preserved_header_names": spelled}) == code
+
+
+def test_of_metadata_in_two_spellings_none_can_be_left_out(catcher: Catcher) -> None:
+    headers = {"x-amz-meta-a_b": "1", "x-amz-meta-a-b": "1", "x-amz-content-sha256": EMPTY}
+    request = AWSRequest("PUT", f"{catcher.url}/{BUCKET}/k", headers=headers)
+    S3SigV4Auth(Credentials(ACCESS, SECRET), "s3", "us-east-1").add_auth(request)
+    told = {name.replace("-", "_"): value for name, value in request.headers.items() if name != "x-amz-meta-a_b"}
+    assert refusal(catcher.send(f"/{BUCKET}/k", "PUT", **told)) == "SignatureDoesNotMatch"
+
+
+def test_version_2_does_not_take_what_it_does_not_sign(catcher: Catcher) -> None:
+    client = catcher.client(signature="s3")
+    environ = catcher.catch(lambda: client.list_objects_v2(Bucket=BUCKET, Prefix="a"))
+    assert believe(environ) == Signed("s3")
+    link = catcher.send(client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "k"}))
+    for name in sorted(SUBRESOURCES):
+        for found in (environ, link):
+            for added in (f"&{name}", f"&{name}=", f"&{quote(name[0])}{name[1:]}=1"):
+                assert refusal({**found, "RAW_URI": found["RAW_URI"] + added}) == "InvalidRequest"
+
+
+def test_all_sub_resources_that_version_2_does_not_sign_are_known() -> None:
+    model = botocore.session.get_session().get_service_model("s3")
+    uris = [model.operation_model(name).http["requestUri"] for name in model.operation_names]
+    known = {part.partition("=")[0] for uri in uris for part in uri.partition("?")[2].split("&")} - {"", "list-type"}
+    assert known - set(HmacV1Auth.QSAOfInterest) <= SUBRESOURCES
 
 
 def test_one_parameter_cannot_be_changed(catcher: Catcher) -> None:

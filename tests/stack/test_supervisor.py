@@ -405,3 +405,13 @@ def test_only_the_owner_can_read_the_state(stack: Stack) -> None:
     assert secrets.secret_key not in text
     assert secrets.airflow_password not in text
     assert secrets.secret_key not in repr(stack.state)
+
+
+def test_the_log_of_a_running_service_is_cut(stack: Stack) -> None:
+    stack.start()
+    until(lambda: stack.state.services["web"].status == "healthy")
+    pid, path = stack.pid("web"), stack.folder / "logs" / "web.log"
+    os.truncate(path, 17 << 20)
+    until(lambda: path.stat().st_size == 0)
+    assert path.with_suffix(".log.1").stat().st_size == 17 << 20
+    assert stack.pid("web") == pid

@@ -173,6 +173,28 @@ def test_a_head_is_bounded(server: Server) -> None:
         assert int(connection.makefile("rb").readline().split()[1]) == 431
 
 
+@pytest.mark.parametrize("line", [b"x" * 60_000 + b" a", b"x" * 60_000, b"GET / HTTP/" + b"9" * 60_000])
+def test_what_a_client_sends_fills_no_log(server: Server, line: bytes) -> None:
+    log = server.state / "objects.log"
+    before = log.stat().st_size
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(line + b"\r\n\r\n")
+            connection.makefile("rb").read()
+    assert log.stat().st_size - before < 2000
+
+
+def test_lines_about_requests_are_few(caplog: pytest.LogCaptureFixture) -> None:
+    bounded = connections.BoundedLog()
+    for _ in range(250):
+        bounded.error("x" * 60_000, 1000.0)
+    assert len(caplog.messages) == 100
+    assert max(map(len, caplog.messages)) < 300
+    bounded.error("short", 1061.0)
+    bounded.error("again", 1061.0)
+    assert caplog.messages[100:] == ["150 more lines about requests were left out", "short", "again"]
+
+
 def test_a_read_s_body_is_not_waited_for(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         head = f"OPTIONS /{BUCKET} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 1000\r\n\r\n"
