@@ -25,6 +25,7 @@ PORTS = ("objects", "mlflow", "airflow")
 CLUSTER = "kubeflow_training.jobs.local"
 FOLDERS = ("logs", "airflow", "cluster", "tmp")  # of the state folder, besides those that services make themselves
 _DATABASE = "database"
+_API_BODY = 64 << 20
 _CONNECT_ARGS = {
     "sql_alchemy_connect_args": "dropforge_airflow.postgres.CONNECT_ARGS",
     "sql_alchemy_connect_args_async": "dropforge_airflow.postgres.CONNECT_ARGS_ASYNC",
@@ -356,7 +357,8 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases
     }
     # Libraries that start threads while they are imported could not be forked: OpenBLAS, OpenMP, Arrow's allocator.
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return {**options_env, **threads, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    limit = {"DROPFORGE_API_LARGEST_BODY": str(_API_BODY)}  # see dropforge_airflow.body_limit
+    return {**options_env, **threads, **limit, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def _exists(module: str) -> bool:

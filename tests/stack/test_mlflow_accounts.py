@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import posixpath
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ from dropforge.rest import Rest
 from dropforge.run import Tracking
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.mlflow_accounts import AIRFLOW, PERSON, TRAINER, Account
+from dropforge.stack.mlflow_guard import body_refusal
 from dropforge.stack.secrets import Secrets, secrets_path
 from dropforge.stack.services import services
 from tests.mlflow_server import MlflowServer
@@ -129,6 +131,58 @@ def test_what_is_no_login_is_asked_for_one(mlflow: Asked, told: str) -> None:
         urllib.request.urlopen(request)
     assert error.value.code == 401
     assert error.value.headers["WWW-Authenticate"] == 'Basic realm="mlflow"'
+
+
+def send_head(mlflow: Asked, method: str, path: str, *lines: str) -> int:
+    """Send no more than the head of a request; the answer's status."""
+    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:
+        head = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *lines, "", ""]
+        connection.sendall("\r\n".join(head).encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+def basic(user: str, password: str) -> str:
+    return f"Authorization: Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def test_a_body_is_not_kept_for_who_says_no_name(mlflow: Asked) -> None:
+    for path in (
+        "/api/2.0/mlflow/experiments/search",
+        "/v1/traces",
+        "/gateway/x",
+        "/signup",
+        "/api/2.0/mlflow-artifacts/artifacts/x",
+    ):
+        for more in ("Content-Length: 1000000000", "Content-Length: 1", "Transfer-Encoding: chunked"):
+            assert send_head(mlflow, "POST", path, more) == 401, (path, more)
+            assert send_head(mlflow, "POST", path, "Authorization: Bearer x", more) == 401, (path, more)
+    assert send_head(mlflow, "GET", "/health") == 200
+
+
+def test_a_body_has_a_bound(mlflow: Asked) -> None:
+    path, name = "/api/2.0/mlflow/runs/log-batch", basic(PERSON.name, mlflow_accounts.password(PERSON, mlflow.secrets))
+    for login in (name, basic("stranger", "password1234")):
+        assert send_head(mlflow, "POST", path, login, f"Content-Length: {(64 << 20) + 1}") == 413
+        assert send_head(mlflow, "POST", path, login, "Content-Length: " + "9" * 30) in {400, 413}
+        assert send_head(mlflow, "POST", path, login, "Transfer-Encoding: chunked") == 411
+    # MLflow asks who it is before it reads a file.
+    file = "/api/2.0/mlflow-artifacts/artifacts/1/x"
+    assert send_head(mlflow, "PUT", file, basic("stranger", "password1234"), "Content-Length: 1000000000") == 401
+
+
+def test_a_file_may_be_longer_than_other_bodies() -> None:
+    long = [(b"Content-Length", b"1000000000")]
+    assert body_refusal("PUT", "/api/2.0/mlflow-artifacts/artifacts/1/x", long) == 0
+    assert (
+        body_refusal("PUT", "/ajax-api/2.0/mlflow-artifacts/artifacts/1/x", [(b"transfer-encoding", b"chunked")]) == 0
+    )
+    for method, path in (
+        ("POST", "/api/2.0/mlflow-artifacts/artifacts/1/x"),
+        ("PUT", "/x/api/2.0/mlflow-artifacts/artifacts/1"),
+    ):
+        assert body_refusal(method, path, long) == 413
+    assert body_refusal("POST", "/", [(b"content-length", b"%d" % (64 << 20))]) == 0
+    assert body_refusal("GET", "/", []) == 0
 
 
 def test_a_training_writes_to_a_run_and_reads_models(mlflow: Asked, run: tuple[str, str], model: str) -> None:

@@ -1,0 +1,57 @@
+"""A bound on what Airflow's API server is sent: FastAPI keeps a body whole in memory before it asks who sends it.
+
+The plugin puts it in front of the API of the embedded stack; another Airflow has a proxy for that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+VARIABLE = "DROPFORGE_API_LARGEST_BODY"
+
+_Scope = MutableMapping[str, Any]
+_App = Callable[[_Scope, Any, Any], Awaitable[None]]
+
+
+class BodyLimit:
+    """An ASGI middleware that answers 413 to a body of more than `largest` bytes, announced or sent."""
+
+    def __init__(self, app: _App, largest: int) -> None:
+        self._app, self._largest = app, largest
+
+    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 15 or int(length) > self._largest:
+            text = b"The request is longer than %d bytes" % self._largest
+            headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(text)).encode())]
+            await send({"type": "http.response.start", "status": 413, "headers": headers})
+            await send({"type": "http.response.body", "body": text})
+            return
+        left = self._largest
+
+        async def bounded() -> Any:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                from starlette.exceptions import HTTPException  # which FastAPI passes on from a body that it reads
+
+                raise HTTPException(413)
+            return message
+
+        await self._app(scope, bounded, send)
+
+
+def middlewares() -> list[dict[str, Any]]:
+    """Return what the environment asks the plugin to put in front of Airflow's API."""
+    largest = os.environ.get(VARIABLE)
+    if not largest:
+        return []
+    return [
+        {"middleware": BodyLimit, "args": [], "kwargs": {"largest": int(largest)}, "name": "Dropforge's body limit"}
+    ]
