@@ -230,7 +230,7 @@ class ObjectServer:
     def _ask_and_save(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
         uploads = set(query.get("uploadId", []))
         try:
-            answer = self._ask_with_document(environ)
+            answer = _ask_s3(self._s3, environ)
             if answer[0] >= "400":  # moto may have changed something before it refused
                 raise _Refused(answer)
             if BUCKET not in s3().buckets:
@@ -266,18 +266,6 @@ class ObjectServer:
             self._turn.notify_all()
         return answer
 
-    def _ask_with_document(self, environ: Environ) -> Answer:
-        try:
-            return _ask_s3(self._s3, environ)
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            # moto takes what it looks for in a document from where it should be.
-            if environ["CONTENT_LENGTH"] in {"", "0"}:
-                raise
-            asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-            log.warning("%s %.200s: moto does not read the document: %.200r", *asked, error)
-            message = "The document is not one that this request takes"
-            raise ServiceError("400 Bad Request", "MalformedXML", message) from None
-
     @contextlib.contextmanager
     def _access_log(self, name: str) -> Iterator[None]:
         """Save what moto writes to the bucket that this bucket's accesses are logged to; S3 does not promise it."""
@@ -297,7 +285,10 @@ class ObjectServer:
 
     def _hash_source(self, environ: Environ, request: Request) -> None:
         """Compute the entity tag of what is to be copied before moto's turn: a large object takes seconds."""
-        found = urlsplit(environ.get("HTTP_X_AMZ_COPY_SOURCE", ""))
+        try:
+            found = urlsplit(environ.get("HTTP_X_AMZ_COPY_SOURCE", ""))
+        except ValueError:
+            raise ServiceError("400 Bad Request", "InvalidArgument", "x-amz-copy-source is no bucket and key") from None
         bucket, _, key = unquote(found.path).lstrip("/").partition("/")
         if not key or bucket not in s3().buckets:
             return
@@ -347,7 +338,7 @@ class ObjectServer:
         action = request.action
         self._follow_clock()
         try:
-            status, headers, parts = _ask(self._sqs, request.environ(environ))
+            status, headers, parts = _ask(self._sqs, request.environ(environ), "InvalidParameterValue")
             answer = status, headers, [b"".join(parts)]
             if status >= "400":
                 raise _Refused(answer)
@@ -398,10 +389,32 @@ def _ask_s3(application: Callable[..., Iterable[bytes]], environ: Environ) -> An
     return status, [header for header in headers if header != ("x-amz-version-id", "null")], body
 
 
-def _ask(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
-    """Ask moto, without sending anything yet."""
+def _askers_error(environ: Environ, error: Exception, code: str) -> ServiceError | None:
+    """The refusal of what moto fails at since the asker gave what it does not look for; None if it is no such error."""
+    asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+    if isinstance(error, NotImplementedError):
+        return ServiceError(_NOT_ALLOWED, "MethodNotAllowed", "The store has no such request")
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    with_document = environ["CONTENT_LENGTH"] not in {"", "0"}
+    if not with_document and str(frame.f_globals.get("__name__")).startswith("dropforge."):
+        return None  # an error of ours
+    log.warning("%s %.200s: moto does not read the request: %.200r", *asked, error)
+    if with_document:
+        return ServiceError("400 Bad Request", code, "The document is not one that this request takes")
+    return ServiceError("400 Bad Request", "InvalidArgument", "A parameter or header is none of this request's")
+
+
+def _ask(application: Callable[..., Iterable[bytes]], environ: Environ, code: str = "MalformedXML") -> Answer:
+    """Ask moto, without sending anything yet.
+
+    :param code: what the service calls a document that it does not read.
+    :raises ServiceError: if it fails since the request is not as it should be.
+    """
     given: list[tuple[str, list[tuple[str, str]]]] = []
-    body = application(dict(environ), lambda status, headers, _=None: given.append((status, headers)))
+    try:
+        body = application(dict(environ), lambda status, headers, _=None: given.append((status, headers)))
+    except (LookupError, TypeError, AttributeError, ValueError, NotImplementedError, RecursionError) as error:
+        raise _askers_error(environ, error, code) or error from None
     (status, headers), *_ = given
     return status, headers, body
 
@@ -424,9 +437,13 @@ def _key(raw: str) -> str:
         key = unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
         raise ServiceError("400 Bad Request", "InvalidURI", "The key is not UTF-8") from None
+    _check_length(key)
+    return key
+
+
+def _check_length(key: str) -> None:
     if len(key.encode()) > 1024:
         raise ServiceError("400 Bad Request", "KeyTooLongError", "A key has at most 1,024 bytes")
-    return key
 
 
 def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str, now: datetime) -> None:
@@ -445,6 +462,11 @@ def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str,
     if environ.get("QUERY_STRING") or len(found) != 1 or len(files) != 1 or not whole:
         message = "A form has one file, named `file`, after its fields, and no query"
         raise ServiceError("400 Bad Request", "InvalidArgument", message)
+    # As moto makes it of the name that the browser sends.
+    key = fields["key"].replace("${filename}", (found[0].filename or "").rpartition("/")[2])
+    _check_length(key)
+    if not key:
+        raise ServiceError("400 Bad Request", "InvalidArgument", "The form's key is empty")
     if len(found[0].read()) not in sizes:
         raise ServiceError("400 Bad Request", "EntityTooLarge", f"The policy allows a file of {sizes.start} bytes up")
 

@@ -18,6 +18,7 @@ from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDeco
 from dropforge.stack.signatures import SignatureError, open_scope, parse_date, same
 
 _MOST = 5 << 30
+_STATUSES = {"200", "201", "204"}
 _FREE = {"policy", "signature", "x-amz-signature", "awsaccesskeyid", "file"}
 
 
@@ -57,6 +58,8 @@ def check_form(
         given[name] = text
     if "key" not in given:
         raise SignatureError("InvalidArgument", "The form has no field `key`")
+    if given.get("success_action_status", "204") not in _STATUSES:
+        raise SignatureError("InvalidArgument", f"success_action_status is one of {', '.join(sorted(_STATUSES))}")
     if given.setdefault("bucket", bucket) != bucket:
         raise SignatureError("AccessDenied", "Invalid according to Policy: Policy Condition failed: bucket")
     policy = given.get("policy")

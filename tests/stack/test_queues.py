@@ -224,6 +224,7 @@ def test_a_form_means_to_moto_what_it_means_here(server: Server) -> None:
         (b'{"a":' * 200_000, JSON),
         (b'{"a": [' + b"{}," * 100_000 + b"{}]}", JSON),
         (b"[1]", JSON),
+        (b'{"QueueUrl": [1], "MaxNumberOfMessages": {}}', JSON),
         (b"{", JSON),
     ],
 )

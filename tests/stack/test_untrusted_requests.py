@@ -132,6 +132,38 @@ def test_a_form_cannot_name_a_key_that_its_policy_does_not_see(server: Server) -
     assert [item[0] for item in listing(server.client())] == [good]
 
 
+def named(server: Server, key: str, file: str = "a", **more: str) -> tuple[int, str]:
+    """Upload a form whose policy allows every key and the fields in `more`."""
+    conditions = [["starts-with", "$key", ""], *(["starts-with", f"${name}", ""] for name in more)]
+    made = server.client().generate_presigned_post(BUCKET, key, Conditions=conditions)
+    body = multipart([*made["fields"].items(), *more.items()])
+    return upload_form(server, body.replace(b'filename="a"', f'filename="{file}"'.encode()))
+
+
+def test_a_form_s_key_has_the_bounds_of_keys(server: Server) -> None:
+    for key, file, code in (
+        ("", "a", "InvalidArgument"),
+        ("${filename}", "b/", "InvalidArgument"),
+        ("x" * 1025, "a", "KeyTooLongError"),
+        ("ü" * 513, "a", "KeyTooLongError"),
+        ("x/${filename}", "y" * 1023, "KeyTooLongError"),
+    ):
+        status, text = named(server, key, file)
+        assert (status, code in text) == (400, True), (key, text)
+    assert named(server, "x/${filename}", "b/" + "y" * 1022)[0] == 204
+    assert [item[0] for item in listing(server.client())] == ["x/" + "y" * 1022]
+
+
+def test_a_form_asks_for_an_answer_that_s3_gives(server: Server) -> None:
+    for told in ("abc", "999999", "500", "", "0200"):
+        status, text = named(server, "k", success_action_status=told)
+        assert (status, "InvalidArgument" in text) == (400, True), text
+    assert listing(server.client()) == []
+    for told in ("200", "201", "204"):
+        assert named(server, "k", success_action_status=told)[0] == int(told)
+    assert "Traceback" not in (server.state / "objects.log").read_text()
+
+
 def test_a_large_form_arrives_whole(server: Server) -> None:
     rest = policy(server)
     overhead = len(multipart([("key", "user/a"), *rest], b""))
@@ -427,3 +459,29 @@ def test_the_longest_documents_are_taken() -> None:
     part = b"<Part><PartNumber>1</PartNumber><ETag>x</ETag><ChecksumCRC32>x</ChecksumCRC32></Part>"
     check_document({}, b"<CompleteMultipartUpload>" + part * 10_000 + b"</CompleteMultipartUpload>")
     check_document({}, b"<a>" * 32 + b"</a>" * 32)
+
+
+def test_what_a_client_gives_wrong_is_its_own_error(server: Server) -> None:
+    client = server.client()
+    client.put_object(Bucket=BUCKET, Key="k", Body=b"x")
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key="m")["UploadId"]
+    cases: list[tuple[str, str, dict[str, str], int]] = [
+        ("GET", "?max-keys=abc", {}, 400),
+        ("GET", "?list-type=2&max-keys=abc", {}, 400),
+        ("GET", "?list-type=2&continuation-token=zzz", {}, 400),
+        ("GET", "?versions=&max-keys=x", {}, 400),
+        ("GET", "/k?partNumber=abc", {}, 400),
+        ("GET", "/k", {"If-Modified-Since": "zzz"}, 400),
+        ("PUT", f"/m?partNumber=abc&uploadId={upload}", {}, 400),
+        ("PUT", "/c", {"x-amz-copy-source": "/"}, 400),
+        ("PUT", "/c", {"x-amz-copy-source": "%ff"}, 400),
+        ("PUT", "/c", {"x-amz-copy-source": "//["}, 400),
+        ("PUT", f"/m?partNumber=1&uploadId={upload}", {"x-amz-copy-source": "/"}, 400),
+        ("PATCH", "/k", {}, 405),
+        ("POST", "/k", {}, 400),
+    ]
+    for method, path, headers, wanted in cases:
+        status, text = server.put(f"/{BUCKET}{path}", b"", headers, method)
+        assert status == wanted, (method, path, headers, text)
+    assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == b"x"
+    assert "Traceback" not in (server.state / "objects.log").read_text()
