@@ -43,6 +43,7 @@ from dropforge.stack.body import BodyError, read_body, wanted_digests
 from dropforge.stack.connections import Handler, Server
 from dropforge.stack.documents import check_document, no_body, read_document, read_start
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
+from dropforge.stack.moto_requests import NOT_ALLOWED, ask, ask_s3
 from dropforge.stack.persistence import Persistence, queue_models, s3, sqs_queues
 from dropforge.stack.post_policy import check_form, fields_before_file
 from dropforge.stack.queue_requests import LONGEST, MESSAGE_ACTIONS, QueueRequest, has_messages, read_request
@@ -66,7 +67,6 @@ _FORM = 16 << 20
 _FIELDS = 64 << 10
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
-_NOT_ALLOWED = "405 Method Not Allowed"
 _FAILED = "500 Internal Server Error"
 _STATUS = {"SignatureDoesNotMatch": "403 Forbidden", "MissingContentLength": "411 Length Required"}
 _READS = {"GET", "HEAD", "OPTIONS"}
@@ -175,7 +175,7 @@ class ObjectServer:
         if environ["REQUEST_METHOD"] in _READS:
             no_body(environ)
             with self._moto(), Request(self._store.bodies).running(), self._access_log(bucket):
-                return _ask_s3(self._s3, environ)
+                return ask_s3(self._s3, environ)
         query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         return self._write(environ, bucket, _key(raw_key), query, signed.chunk_signer)
 
@@ -212,7 +212,7 @@ class ObjectServer:
         method, names = environ["REQUEST_METHOD"], query.keys()
         if method == "PUT" and key and not names >= _PART and _NOT_PUT & names:
             # moto takes it for the object itself.
-            raise ServiceError(_NOT_ALLOWED, "MethodNotAllowed", f"{min(_NOT_PUT & names)} is not changed by a PUT")
+            raise ServiceError(NOT_ALLOWED, "MethodNotAllowed", f"{min(_NOT_PUT & names)} is not changed by a PUT")
         if _sends_object(method, key, names) and "HTTP_X_AMZ_COPY_SOURCE" not in environ:
             body = self._store.bodies.spool(wanted_digests(environ))
         request = Request(self._store.bodies, body)
@@ -230,7 +230,7 @@ class ObjectServer:
     def _ask_and_save(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
         uploads = set(query.get("uploadId", []))
         try:
-            answer = _ask_s3(self._s3, environ)
+            answer = ask_s3(self._s3, environ)
             if answer[0] >= "400":  # moto may have changed something before it refused
                 raise _Refused(answer)
             if BUCKET not in s3().buckets:
@@ -338,7 +338,7 @@ class ObjectServer:
         action = request.action
         self._follow_clock()
         try:
-            status, headers, parts = _ask(self._sqs, request.environ(environ), "InvalidParameterValue")
+            status, headers, parts = ask(self._sqs, request.environ(environ), "InvalidParameterValue")
             answer = status, headers, [b"".join(parts)]
             if status >= "400":
                 raise _Refused(answer)
@@ -381,42 +381,6 @@ def _is_full(error: OSError | sqlite3.Error) -> bool:
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     return error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}
-
-
-def _ask_s3(application: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
-    status, headers, body = _ask(application, environ)
-    # S3 says it of buckets with versions only; rclone would ask for that version, which moto does not know then.
-    return status, [header for header in headers if header != ("x-amz-version-id", "null")], body
-
-
-def _askers_error(environ: Environ, error: Exception, code: str) -> ServiceError | None:
-    """The refusal of what moto fails at since the asker gave what it does not look for; None if it is no such error."""
-    asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-    if isinstance(error, NotImplementedError):
-        return ServiceError(_NOT_ALLOWED, "MethodNotAllowed", "The store has no such request")
-    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    with_document = environ["CONTENT_LENGTH"] not in {"", "0"}
-    if not with_document and str(frame.f_globals.get("__name__")).startswith("dropforge."):
-        return None  # an error of ours
-    log.warning("%s %.200s: moto does not read the request: %.200r", *asked, error)
-    if with_document:
-        return ServiceError("400 Bad Request", code, "The document is not one that this request takes")
-    return ServiceError("400 Bad Request", "InvalidArgument", "A parameter or header is none of this request's")
-
-
-def _ask(application: Callable[..., Iterable[bytes]], environ: Environ, code: str = "MalformedXML") -> Answer:
-    """Ask moto, without sending anything yet.
-
-    :param code: what the service calls a document that it does not read.
-    :raises ServiceError: if it fails since the request is not as it should be.
-    """
-    given: list[tuple[str, list[tuple[str, str]]]] = []
-    try:
-        body = application(dict(environ), lambda status, headers, _=None: given.append((status, headers)))
-    except (LookupError, TypeError, AttributeError, ValueError, NotImplementedError, RecursionError) as error:
-        raise _askers_error(environ, error, code) or error from None
-    (status, headers), *_ = given
-    return status, headers, body
 
 
 def _health(held: float) -> Answer:
