@@ -38,9 +38,10 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
                     batch = next(stream, None)
                     if batch is None:
                         break
-                    produced.add(batch.nbytes)
-                    # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never.
+                    # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never. Even
+                    # `nbytes` follows them; the bound holds for what the batch takes already.
                     batch.validate(full=True)
+                    produced.add(batch.nbytes)
                 if columns:
                     for left in produced.take(row, batch.num_rows):
                         for record in batch_rows(batch.slice(0, left), row, max_row_bytes, produced):

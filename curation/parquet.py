@@ -14,6 +14,7 @@ from curation.classes import class_names, named
 from curation.expanded import expanded, row_sizes, shares
 from curation.freed import give_back
 from curation.memory import bounded, too_much
+from curation.parquet_footer import open_parquet
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Found, Record
 from curation.streams import STEP, Limits, TornError
@@ -49,7 +50,7 @@ class Produced:
 def row_groups(path: Path) -> list[int]:
     """Uncompressed bytes of each row group; empty if the file cannot be read."""
     try:
-        with bounded(0), pq.ParquetFile(path) as file:
+        with bounded(0), open_parquet(path) as file:
             return [file.metadata.row_group(index).total_byte_size for index in range(file.metadata.num_row_groups)]
     except (pa.ArrowException, OSError, ValueError, MemoryError):
         return []  # the reader tells
@@ -66,9 +67,10 @@ def read_parquet(
     try:
         # With a buffer a column comes page by page, without one whole.
         with bounded(max_row_bytes):
-            file = pq.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=STEP)
+            file = open_parquet(path, memory_map=False, pre_buffer=False, buffer_size=STEP)
             schema = file.schema_arrow
             classes = class_names(schema)
+            columns = [name for name in schema.names if name.strip().lower() in wanted]  # a name may be no UTF-8
     except MemoryError:
         yield Fault(0, Reason.MEMORY, too_much("its metadata", max_row_bytes), b"")
         return
@@ -78,7 +80,6 @@ def read_parquet(
         return
     with file:
         produced = Produced(path.stat().st_size, limits)
-        columns = [name for name in schema.names if name.strip().lower() in wanted]
         shared = any(shares(field.type) for field in schema if field.name in columns)
         last = file.metadata.num_row_groups if end is None else end
         row = sum(file.metadata.row_group(index).num_rows for index in range(start))

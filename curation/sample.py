@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from curation.formats import sniff
 from curation.memory import bounded
+from curation.parquet_footer import open_parquet
 from curation.readers import read
 from curation.reasons import REST
 from curation.records import Blank, Fault, Record, Split
@@ -54,8 +54,8 @@ def guess_rows(path: Path, name: str, max_row_bytes: int, encoding: str = "utf-8
         return 0
     if sniff(path, name).kind == "parquet":
         try:
-            with bounded(0):
-                return int(pq.read_metadata(path).num_rows)
+            with bounded(0), open_parquet(path) as file:
+                return int(file.metadata.num_rows)
         except (pa.ArrowException, OSError, ValueError, MemoryError):
             return 1
     with path.open("rb") as stream, tempfile.NamedTemporaryFile(prefix="head-") as head:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from curation.memory import bounded
+from curation.parquet_footer import open_parquet
 from curation.records import Fields, Split
 
 #: Rows by JSON type (null, boolean, number, string, array, object) by column.
@@ -83,13 +83,14 @@ def unread(split: Split, wanted: Container[str]) -> dict[str, str]:
     try:
         with bounded(0):
             if kind == "parquet":
-                schema = pq.read_schema(split.path)
+                with open_parquet(split.path) as file:
+                    schema = file.schema_arrow
             else:
-                with pa.OSFile(str(split.path)) as file, pa.ipc.open_stream(file) as stream:
+                with pa.OSFile(str(split.path)) as source, pa.ipc.open_stream(source) as stream:
                     schema = stream.schema
+            others = [column for column in schema if column.name.strip().lower() not in wanted]  # one may be no UTF-8
     except (pa.ArrowException, OSError, ValueError, MemoryError):
         return {}  # the reader tells
-    others = [column for column in schema if column.name.strip().lower() not in wanted]
     return {column.name[:_NAME]: _json_type(column.type) for column in others[:_MOST]}
 
 

@@ -1,0 +1,182 @@
+"""Open a stranger's Parquet file: the one way to do it, because a footer can end the process that reads it.
+
+pyarrow follows a schema by recursion, and some thousands of levels overflow the stack. So lists of the footer may be
+only so long that no schema in them is that deep. Of a footer with a longer one the levels are counted first, without
+recursion; it is in Thrift's compact protocol (https://github.com/apache/thrift/blob/master/doc/specs).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+#: How deeply columns may be nested, as brackets of JSON rows.
+DEEPEST: Final = 100
+#: Entries of a list in a footer that pyarrow reads unseen: half as many levels as its stack holds.
+_UNSEEN: Final = 4_000
+_LONGEST: Final = 64 << 20  # bytes of a footer whose levels are counted
+_TAIL: Final = 8  # length and mark
+_BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
+_BOOLEANS: Final = (1, 2)  # a field's value is its type
+_I32, _LIST = 5, 9
+_SCHEMA, _CHILDREN = 2, 5  # fields of FileMetaData and of SchemaElement
+
+
+def open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file whose columns are nested no more than `DEEPEST` deep.
+
+    :param options: of `pq.ParquetFile`.
+    :raises pa.ArrowException, OSError, ValueError, MemoryError: if it cannot be read, or is nested deeper.
+    """
+    try:
+        file = pq.ParquetFile(path, thrift_container_size_limit=_UNSEEN, **options)
+    except OSError as error:
+        if "size limit" not in str(error):
+            raise
+        held = path.stat()
+        if _counted(path, held.st_size, held.st_mtime_ns) > DEEPEST:
+            raise _too_deep() from None
+        file = pq.ParquetFile(path, **options)
+    if _deeper(file.schema_arrow.types):
+        file.close()
+        raise _too_deep()
+    return file
+
+
+def _too_deep() -> pa.ArrowInvalid:
+    return pa.ArrowInvalid(f"its columns are nested more than {DEEPEST} deep")
+
+
+def _deeper(level: list[pa.DataType]) -> bool:
+    """Whether types are nested too deeply, level by level."""
+    for _ in range(DEEPEST):
+        plain = [kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind for kind in level]
+        level = [kind.field(at).type for kind in plain for at in range(kind.num_fields)]
+        if not level:
+            return False
+    return True
+
+
+@lru_cache(64)
+def _counted(path: Path, size: int, _changed: int) -> int:
+    """The levels of a file's schema. :raises pa.ArrowInvalid: if its footer cannot be followed."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, size - _TAIL))
+        length = int.from_bytes(stream.read(4), "little")
+        if length > min(_LONGEST, size - _TAIL):
+            raise pa.ArrowInvalid(f"its footer has {length} bytes")
+        stream.seek(size - _TAIL - length)
+        footer = stream.read(length)
+    try:
+        return levels(footer)
+    except IndexError:
+        raise pa.ArrowInvalid("its footer ends in the middle") from None
+
+
+def levels(footer: bytes) -> int:
+    """How deeply the schema in a footer is nested. :raises IndexError: if that ends too early."""
+    compact = _Compact(footer)
+    field = deepest = 0
+    while header := compact.byte():
+        field = compact.field(field, header)
+        if field == _SCHEMA and header & 15 == _LIST:
+            deepest = max(deepest, _levels(compact))
+        else:
+            compact.skip(header & 15)
+    return deepest
+
+
+def _levels(compact: _Compact) -> int:
+    """The same of a list of the schema's elements, each before those within it."""
+    deepest = 0
+    left: list[int] = []  # elements still to come, of each level
+    for _ in range(compact.items()[0]):
+        children = _children(compact)
+        while left and not left[-1]:
+            left.pop()
+        if left:
+            left[-1] -= 1
+        if children > 0:
+            left.append(children)
+            deepest = max(deepest, len(left))
+    return deepest
+
+
+def _children(compact: _Compact) -> int:
+    field = children = 0
+    while header := compact.byte():
+        field = compact.field(field, header)
+        if field == _CHILDREN and header & 15 == _I32:
+            children = compact.signed()
+        else:
+            compact.skip(header & 15)
+    return children
+
+
+class _Compact:
+    """Thrift's compact protocol."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def varint(self) -> int:
+        found = shift = 0
+        while True:
+            byte = self.byte()
+            found |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return found
+            if shift > 63:
+                raise IndexError("no number is so long")
+
+    def signed(self) -> int:
+        """A number of 32 bits."""
+        found = self.varint() & 0xFFFFFFFF
+        return (found >> 1) ^ -(found & 1)
+
+    def field(self, before: int, header: int) -> int:
+        """The number of a field. :param before: that of the one before it."""
+        return before + (header >> 4) if header >> 4 else self.signed()
+
+    def items(self) -> tuple[int, int]:
+        """How many a list has, and of which type."""
+        header = self.byte()
+        return self.varint() if header >> 4 == 15 else header >> 4, header & 15
+
+    def skip(self, kind: int) -> None:
+        """Pass over a value. :raises IndexError: if it has a type that there is not."""
+        left = [] if kind in _BOOLEANS else [(kind, 1)]
+        while left:
+            kind, count = left.pop()
+            if kind in (_BYTE, *_BOOLEANS, _DOUBLE):
+                self.at += count * (8 if kind == _DOUBLE else 1)
+                continue
+            if count > 1:
+                left.append((kind, count - 1))
+            if kind in _INTEGERS:
+                self.varint()
+            elif kind == _BINARY:
+                length = self.varint()
+                self.at += length
+            elif kind in _LISTS:
+                size, inner = self.items()
+                left += [(inner, size)] if size else []
+            elif kind == _MAP and (size := self.varint()):
+                kinds = self.byte()
+                left += [(kinds >> 4, 1), (kinds & 15, 1)] * size if size < len(self.data) else []
+            elif kind == _STRUCT:
+                if header := self.byte():
+                    self.field(0, header)
+                    left.append((_STRUCT, 1))
+                    left += [] if header & 15 in _BOOLEANS else [(header & 15, 1)]
+            elif kind != _MAP:
+                raise IndexError(f"no type {kind}")

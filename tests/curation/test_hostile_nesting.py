@@ -1,0 +1,137 @@
+"""What is nested without an end, and offsets and names that lie: they end alone, never the process that reads them."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from curation.parquet import row_groups
+from curation.parquet_footer import levels, open_parquet
+from curation.plan import cut
+from curation.readers import read
+from curation.reasons import Reason
+from curation.records import Fault, Record
+from curation.sample import guess_rows
+from curation.schema import unread
+
+
+def records(path: Path) -> list[Record]:
+    return [record for split in cut(path, path.name) for record in read(split, max_row_bytes=1_000_000)]
+
+
+def arrow_file(path: Path, table: pa.Table) -> bytes:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return path.read_bytes()
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def nested_footer(deep: int, wide: int = 0) -> bytes:
+    """A Parquet file without rows: one column nested so deep, and so many plain ones beside it."""
+    group, leaf = b"\x35\x02\x18\x01a\x15\x02\0", b"\x15\x0c\x25\x02\x18\x01b\0"
+    root = b"\x48\x01s\x15" + varint(2 * (wide + 1)) + b"\0"
+    elements = [root, *[leaf] * wide, *[group] * deep, leaf]
+    metadata = b"\x15\x02\x19\xfc" + varint(len(elements)) + b"".join(elements) + b"\x16\0\x19\x0c\0"
+    return b"PAR1" + metadata + struct.pack("<I", len(metadata)) + b"PAR1"
+
+
+def footer(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+
+
+_READ = """
+import sys
+from pathlib import Path
+from curation.plan import cut
+from curation.readers import read
+path = Path(sys.argv[1])
+print([record.reason.value for split in cut(path, path.name) for record in read(split, max_row_bytes=1_000_000)])
+"""
+
+
+def in_a_process(path: Path) -> str:
+    """What reading says, where it might end the process."""
+    done = subprocess.run([sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    return done.stdout.strip()
+
+
+def test_offsets_of_lists_beyond_their_buffer_are_a_bad_file(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path = tmp_path / "x.arrow"
+    data = arrow_file(path, pa.table({"messages": [turns] * 4}))
+    sound, far = struct.pack("<5i", 0, 2, 4, 6, 8), struct.pack("<5i", 1 << 28, 1 << 29, 1 << 29, 1 << 29, 0x7FFFFFFF)
+    assert sound in data
+    path.write_bytes(data.replace(sound, far, 1))
+    assert in_a_process(path) == "['bad_arrow']"
+
+
+def test_a_schema_that_would_overflow_the_stack_is_a_bad_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(nested_footer(20_000))
+    assert in_a_process(path) == "['bad_parquet']"
+
+
+@pytest.mark.parametrize(("deep", "wide"), [(101, 0), (3_000, 0), (3_000, 3_000)])
+def test_each_opening_of_a_parquet_file_refuses_a_deep_schema(tmp_path: Path, deep: int, wide: int) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(nested_footer(deep, wide))
+    with pytest.raises(pa.ArrowInvalid, match="nested more than 100 deep"):
+        open_parquet(path)
+    assert row_groups(path) == []
+    assert guess_rows(path, path.name, 1_000) == 1
+    (split,) = cut(path, path.name)
+    assert unread(split, {"text"}) == {}
+    (fault,) = records(path)
+    assert isinstance(fault, Fault)
+    assert fault.reason == Reason.BAD_PARQUET
+    assert "nested more than 100 deep" in fault.detail
+
+
+def test_a_file_with_very_many_columns_or_row_groups_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "wide.parquet"
+    path.write_bytes(nested_footer(50, 5_000))
+    assert len(open_parquet(path).schema_arrow) == 5_001
+    pq.write_table(pa.table({"text": [f"row {number}" for number in range(4_100)]}), path, row_group_size=1)
+    assert len(records(path)) == 4_100
+
+
+def test_levels_are_counted_whatever_else_a_footer_holds(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    turns = pa.array([[{"role": "user", "content": ["a"]}]])
+    pairs = pa.array([[("k", 1.5)]], pa.map_(pa.string(), pa.float64()))
+    table = pa.table({"turns": turns, "pairs": pairs, "times": pa.array([1], pa.timestamp("us", "UTC"))})
+    pq.write_table(table, path, compression="zstd")
+    assert levels(footer(path)) == 6  # the root, and two for each list and one for each struct
+    assert levels(nested_footer(30)[4:-8]) == 31
+    for cut_at in range(1, len(footer(path)) - 1, 7):
+        with pytest.raises(IndexError):
+            levels(footer(path)[:cut_at])
+    with pytest.raises(IndexError):  # a list of 2 billion of bytes, where there are none
+        levels(b"\x39\xf3\xff\xff\xff\xff\x07")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_whose_name_is_no_utf8_is_a_bad_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"x.{kind}"
+    table = pa.table({"text": ["hello"], "odd-name": [1]})
+    if kind == "parquet":
+        pq.write_table(table, path, store_schema=False)
+    else:
+        arrow_file(path, table)
+    path.write_bytes(path.read_bytes().replace(b"odd-name", b"odd\xff\xfeame"))
+    (split,) = cut(path, path.name)
+    assert unread(split, {"text"}) == {}
+    (fault,) = records(path)
+    assert isinstance(fault, Fault)
+    assert fault.reason == (Reason.BAD_PARQUET if kind == "parquet" else Reason.BAD_ARROW)
