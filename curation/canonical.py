@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from curation import shapes, turns
+from curation.nesting import parse_text
 from curation.reasons import Reason, RejectError
 from curation.spellings import value_name
 from curation.tokens import invisible, neutralise
@@ -204,8 +205,8 @@ def _parse_list(value: Any, name: str) -> list[Message]:
         value = shapes.texts(value)
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = parse_text(value)
+        except ValueError:
             cause = shapes.repr_of_python(value) or "is text, but not a JSON list"
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {cause}") from None
     if isinstance(value, dict):

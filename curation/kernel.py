@@ -284,6 +284,9 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         except MemoryError:
             yield Fault(record.position, Reason.MEMORY, _NO_MEMORY, b"")
             continue
+        except RecursionError:  # of a row whose depth nothing has bounded
+            yield Fault(record.position, Reason.TOO_DEEP, "it is nested too deeply", b"")
+            continue
         if forgotten.group(row.group):  # before the stages: what they refuse is shown in the quarantine
             yield Fault(record.position, Filtered.FORGOTTEN, "", b"")
         else:

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-#: How deeply columns may be nested, as brackets of JSON rows.
-DEEPEST: Final = 100
+from curation.nesting import DEEPEST
+
 #: Entries of a list in a footer that pyarrow reads unseen: half as many levels as its stack holds.
 _UNSEEN: Final = 4_000
 _LONGEST: Final = 64 << 20  # bytes of a footer whose levels are counted

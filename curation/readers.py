@@ -17,6 +17,7 @@ from curation.csv_rows import csv_rows
 from curation.dialect import Quotes
 from curation.encodings import Fallback, narrowed
 from curation.lines import lines
+from curation.nesting import check_depth, too_deep
 from curation.parquet import read_parquet
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Fields, Found, Line, Record, Split
@@ -139,7 +140,6 @@ def _no_constant(text: str) -> Any:
     raise RejectError(Reason.BAD_NUMBER, f"{text} is no JSON number")
 
 
-_DEEPEST: Final = 100
 _decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
 
 
@@ -150,27 +150,15 @@ def parse_json(data: bytes) -> Fields:
     except UnicodeDecodeError as error:
         raise RejectError(Reason.BAD_ENCODING, f"byte {error.start} of the row is not UTF-8") from None
     except RecursionError:
-        raise RejectError(Reason.TOO_DEEP, "brackets are nested too deeply") from None
+        raise too_deep() from None
     except ValueError as error:
         if b"\0" in data:
             raise RejectError(Reason.NUL, "a NUL byte in the row") from None
         raise RejectError(Reason.BAD_JSON, str(error)[:120]) from None
-    # A limit of our own: the interpreter's depends on its version and on who calls.
-    if data.count(b"{") + data.count(b"[") > _DEEPEST and _depth(row) > _DEEPEST:
-        raise RejectError(Reason.TOO_DEEP, f"brackets are nested more than {_DEEPEST} deep")
+    check_depth(row, data.count(b"{") + data.count(b"["))
     if not isinstance(row, dict):
         raise RejectError(Reason.NOT_AN_OBJECT, f"the row is a {type(row).__name__}")
     return row
-
-
-def _depth(value: Any) -> int:
-    """How deeply lists and objects are nested, level by level."""
-    depth, level = 0, [value]
-    while level:
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [part for parts in inner for part in parts]
-        depth += bool(inner)
-    return depth
 
 
 def _json_rows(found: Iterator[Line | Fault]) -> Iterator[Record]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from curation import shapes
+from curation.nesting import parse_text
 from curation.reasons import Reason, RejectError
 
 
@@ -145,8 +146,8 @@ def _given(value: Any, key: str) -> Any:
         if not value.strip():
             return None
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = parse_text(value)
+        except ValueError:
             cause = shapes.repr_of_python(value) or "is text, but no JSON"
             raise RejectError(Reason.BAD_MESSAGES, f"`{key}` {cause}") from None
     return _present(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import subprocess
 import sys
@@ -11,14 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from curation import kernel
+from curation.canonical import canonical
 from curation.parquet import row_groups
 from curation.parquet_footer import levels, open_parquet
-from curation.plan import cut
+from curation.plan import cut, make_rules
 from curation.readers import read
-from curation.reasons import Reason
-from curation.records import Fault, Record
+from curation.reasons import Reason, RejectError
+from curation.records import Fault, Found, Record
 from curation.sample import guess_rows
 from curation.schema import unread
+from curation.task import Report, Task
+from dropforge.recipes import load_recipe
 
 
 def records(path: Path) -> list[Record]:
@@ -135,3 +140,53 @@ def test_a_column_whose_name_is_no_utf8_is_a_bad_file(tmp_path: Path, kind: str)
     (fault,) = records(path)
     assert isinstance(fault, Fault)
     assert fault.reason == (Reason.BAD_PARQUET if kind == "parquet" else Reason.BAD_ARROW)
+
+
+DEEP = "[" * 600 + "]" * 600
+TURNS = '[{"role": "user", "content": %s}, {"role": "assistant", "content": "x"}]'
+CALL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": TURNS % DEEP},
+        {"messages": f'[{{"role": {DEEP}, "content": "a"}}]'},
+        {"messages": f'{{"role": [{DEEP}], "content": ["a"]}}'},
+        {"messages": TURNS % ("[" * 100_000)},
+        {"messages": CALL, "tools": f'[{{"name": "look", "parameters": {DEEP}}}]'},
+        {"messages": [CALL[0], {"role": "assistant", "content": "", "tool_calls": f'[{{"name": "a", "b": {DEEP}}}]'}]},
+        {
+            "messages": [
+                CALL[0],
+                {"role": "assistant", "tool_calls": [{"name": "a", "arguments": f'{{"b": {DEEP}}}'}]},
+            ]
+        },
+        {"messages": [CALL[0], {"role": "function_call", "content": f'{{"name": "a", "arguments": {{"b": {DEEP}}}}}'}]},
+    ],
+)
+def test_json_text_within_a_row_is_nested_no_deeper_than_a_row(fields: dict[str, object]) -> None:
+    with pytest.raises(RejectError) as refused:
+        canonical(fields)
+    assert refused.value.reason == Reason.TOO_DEEP
+
+
+def test_brackets_in_the_text_of_a_message_are_text() -> None:
+    said = "[" * 500
+    assert canonical({"messages": TURNS % json.dumps(said)}).contents == (said, "x")
+
+
+def test_a_row_that_nothing_has_bounded_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "hello"}\n')
+    value: object = "x"
+    for _ in range(5_000):
+        value = [value]
+    found = [Found(0, {"text": value}, b"head"), Found(1, {"text": "hello"}, b"")]
+    monkeypatch.setattr(kernel, "read", lambda *_, **__: iter(found))
+    (split,) = cut(path, path.name)
+    task = Task("t", split, 0, path.name, make_rules(load_recipe("tiny", {})), tmp_path)
+    deep, sound = kernel.canonical_rows(task, Report(0))
+    assert isinstance(deep, Fault)
+    assert deep.reason == Reason.TOO_DEEP
+    assert isinstance(sound, kernel.Canonical)

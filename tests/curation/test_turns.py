@@ -134,7 +134,7 @@ def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_as
         (calling(content="", tool_calls=[{"name": "look", "arguments": '{"a": NaN}'}]), Reason.BAD_NUMBER, "NaN"),
         (calling(content="", tool_calls=[{"name": "look", "arguments": {"a": "\ud800"}}]), Reason.LONE_SURROGATE, ""),
         (calling(content="", tool_calls=[{"name": "look", "arguments": {"a": "\0"}}]), Reason.NUL, ""),
-        (calling(content="", tool_calls="[" * 100_000), Reason.BAD_MESSAGES, "no JSON"),
+        (calling(content="", tool_calls="[" * 100_000), Reason.TOO_DEEP, "more than 100 deep"),
         (chat(ASK, ANSWER, tools="look"), Reason.BAD_MESSAGES, "`tools` is text, but no JSON"),
         (chat(ASK, ANSWER, tools={"look": 1}), Reason.BAD_FIELD, "`tools` is no list of tools"),
         (chat(ASK, {**ANSWER, "weight": 0.5}), Reason.BAD_FIELD, "`weight` of a message is 0.5, and only 0 and 1"),

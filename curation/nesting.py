@@ -1,0 +1,50 @@
+"""How deeply brackets may be nested: a limit of our own, for the interpreter's depends on its version and on who calls.
+
+What passes here may be followed by recursion anywhere behind.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from curation.reasons import Reason, RejectError
+
+DEEPEST: Final = 100
+
+
+def too_deep() -> RejectError:
+    return RejectError(Reason.TOO_DEEP, f"brackets are nested more than {DEEPEST} deep")
+
+
+def check_depth(value: Any, brackets: int) -> None:
+    """Refuse a JSON value that is nested too deeply.
+
+    :param brackets: that open in its text: counting them is quicker than looking at the value.
+    :raises RejectError: if it is.
+    """
+    if brackets > DEEPEST and _depth(value) > DEEPEST:
+        raise too_deep()
+
+
+def parse_text(text: str) -> Any:
+    """The value of JSON that stands as text in a field.
+
+    :raises ValueError: if it is no JSON. :raises RejectError: if it is nested too deeply.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep() from None
+    check_depth(value, text.count("{") + text.count("["))
+    return value
+
+
+def _depth(value: Any) -> int:
+    """How deeply lists and objects are nested, level by level."""
+    depth, level = 0, [value]
+    while level:
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [part for parts in inner for part in parts]
+        depth += bool(inner)
+    return depth
