@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
+from curation.page import first_of
 from curation.reasons import Filtered, Reason, filtered, mend, quarantined
 from curation.task import Report, Rules, Task
 from dropforge.dataset import Manifest
@@ -26,6 +27,22 @@ def warnings(
     read: Sequence[int],
 ) -> list[str]:
     """What people should know of their files, beyond the quarantine."""
+    files_told = _of_files(work, reports, rules, files, passed, read)
+    lines = first_of(files_told, _WARNINGS, "warnings about files")
+    if keys := unknown_keys(reports, rules):
+        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
+        lines.append(f"Keys that mean nothing here and are not learned: {shown}")
+    return lines
+
+
+def _of_files(
+    work: Sequence[Task],
+    reports: Sequence[tuple[Task, Report]],
+    rules: Rules,
+    files: Sequence[DropFile],
+    passed: Mapping[str, str],
+    read: Sequence[int],
+) -> list[str]:
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
     counted: dict[str, Counter[str]] = {
         f"lines are not UTF-8, and were read as {rules.encoding}": Counter(),
@@ -42,9 +59,6 @@ def warnings(
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}
-    if keys := unknown_keys(reports, rules):
-        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
-        told[f"Keys that mean nothing here and are not learned: {shown}"] = None
     return list(told)
 
 
@@ -64,6 +78,8 @@ def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[s
 
 
 _KEYS: Final = 20
+#: Lines about single files that are kept.
+_WARNINGS: Final = 1_000
 
 
 def faults(work: Sequence[Task]) -> dict[str, int]:

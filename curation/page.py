@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def section(title: str, body: str, lead: str = "") -> str:
@@ -27,6 +27,11 @@ def visible(text: str) -> str:
         else f"\\u{ord(char):04x}"
         for char in text
     )
+
+
+def first_of(lines: Sequence[str], most: int, rest: str) -> list[str]:
+    """The first lines, and in one more line how many there are beyond them. :param rest: what those are."""
+    return [*lines[:most], *([f"and {len(lines) - most:,} more {rest}"] if len(lines) > most else [])]
 
 
 def share(part: int, whole: int) -> str:

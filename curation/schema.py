@@ -6,14 +6,15 @@ same format alone, because a CSV file knows only text.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 
 from curation.memory import bounded
+from curation.page import first_of
 from curation.parquet_footer import open_parquet
 from curation.records import Fields, Split
 
@@ -24,6 +25,8 @@ Columns = dict[str, dict[str, int]]
 _MOST: Final = 500
 _NAME: Final = 100
 _TOLD: Final = 20
+#: Lines about columns of which all are kept: names come from outside.
+_LINES: Final = 200
 _FORMATS: Final = {"jsonl": "JSON", "array": "JSON", "values": "JSON", "csv": "CSV", "parquet": "Parquet"}
 _TYPES: Final[dict[type, str]] = {
     type(None): "null",
@@ -108,10 +111,12 @@ def _json_type(kind: pa.DataType) -> str:
 
 def joined(parts: Iterable[Mapping[str, Mapping[str, int]]]) -> Columns:
     """Counts of several parts, added up; names in order."""
-    total: dict[str, Counter[str]] = {}
+    total: Columns = {}
     for part in parts:
         for name, kinds in part.items():
-            total.setdefault(name, Counter()).update(kinds)
+            held = total.setdefault(name, {})
+            for kind, rows in kinds.items():
+                held[kind] = held.get(kind, 0) + rows
     return {name: dict(sorted(total[name].items())) for name in sorted(total)}
 
 
@@ -135,20 +140,25 @@ def changes(
     files: Iterable[tuple[str, str, Mapping[str, Mapping[str, int]]]],
     before: Mapping[str, Mapping[str, Mapping[str, int]]] | None = None,
 ) -> list[str]:
-    """What differs, a line each: between files of a format, and from the version before.
+    """What differs, a line each: between files of a format, and from the version before; of each the first lines.
 
     :param files: see `by_format`. :param before: the same of the version before, if there is one.
     """
     held = [file for file in files if file[2]]
-    lines = []
-    for label in sorted({_FORMATS.get(kind, kind) for _, kind, _ in held}):
-        same = [(name, columns) for name, kind, columns in held if _FORMATS.get(kind, kind) == label]
-        for column in sorted({column for _, columns in same for column in columns}):
-            lines += _between(label, column, same)
+    between, since = [], []
     for label, columns in by_format(held).items():
+        same = [(name, seen) for name, kind, seen in held if _FORMATS.get(kind, kind) == label]
+        # Files by column, found once: a drop may have as many columns as it has files, and more.
+        having: dict[str, list[tuple[str, Mapping[str, int]]]] = {column: [] for column in columns}
+        for name, seen in same:
+            for column in seen.keys() & having.keys():
+                having[column].append((name, seen[column]))
+        names = [name for name, _ in same]
+        for column in columns:
+            between += _between(label, column, having[column], names)
         if before and label in before:
-            lines += _since(label, before[label], columns)
-    return lines
+            since += _since(label, before[label], columns)
+    return [*first_of(between, _LINES, "changes of columns"), *first_of(since, _LINES, "changes of columns")]
 
 
 def retyped(
@@ -177,9 +187,9 @@ def known(card: Mapping[str, Any] | None) -> dict[str, Columns] | None:
         return None
 
 
-def _between(label: str, column: str, files: list[tuple[str, Mapping[str, Mapping[str, int]]]]) -> list[str]:
+def _between(label: str, column: str, having: list[tuple[str, Mapping[str, int]]], files: list[str]) -> list[str]:
+    """:param having: files with the column, and how many of their rows have which type. :param files: all of them."""
     lines = []
-    having = [(name, columns[column]) for name, columns in files if column in columns]
     kinds = joined({column: held} for _, held in having)[column]
     if len(_types(kinds)) > 1:
         ways = []
@@ -187,12 +197,14 @@ def _between(label: str, column: str, files: list[tuple[str, Mapping[str, Mappin
             if kind == "null":
                 continue
             within = [name for name, held in having if kind in held]
-            ways.append(f"{kind} in {_rows(rows)} ({_files(within)})")
+            ways.append(f"{kind} in {_rows(rows)} ({_files(within, len(within))})")
         lines.append(f"{label} column `{column}` has several types: {', '.join(ways)}")
     if len(having) < len(files):
         names = {name for name, _ in having}
-        missing = [name for name, _ in files if name not in names]
-        fewer = f"only in {_files(sorted(names))}" if len(names) <= len(missing) else f"not in {_files(missing)}"
+        missing = (name for name in files if name not in names)
+        count = len(files) - len(having)
+        few = len(having) <= count
+        fewer = f"only in {_files(sorted(names), len(having))}" if few else f"not in {_files(missing, count)}"
         lines.append(f"{label} column `{column}` is {fewer}")
     return lines
 
@@ -216,8 +228,8 @@ def _types(kinds: Mapping[str, int]) -> set[str]:
     return set(kinds) - {"null"}
 
 
-def _files(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2:,} more files" if len(names) > 2 else "")
+def _files(names: Iterable[str], count: int) -> str:
+    return ", ".join(islice(names, 2)) + (f" and {count - 2:,} more files" if count > 2 else "")
 
 
 def _rows(rows: int) -> str:

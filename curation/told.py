@@ -8,12 +8,12 @@ from typing import Any, Final
 from curation.gate import Check
 from curation.notes import Cause
 from curation.pace import duration
-from curation.page import visible
+from curation.page import first_of, visible
 from curation.pii.report import NAMES
 from curation.reasons import filtered, mend, quarantined
 from dropforge.recipe_data import found
 
-#: Changes of columns; the card has more.
+#: Warnings, and changes of columns: names of files and columns come from outside.
 _LINES: Final = 20
 
 
@@ -21,7 +21,8 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
     """Where the rows went, why with the mends, personal data, which near duplicates are found, and how far the
     rows lie from those of the version before."""
     # Warnings name files and columns, whose names are whatever somebody made them.
-    told = [*card["warnings"], *card["columns"]["changed"][:_LINES]]
+    told = first_of(card["warnings"], _LINES, "warnings (the card has them)")
+    told += first_of(card["columns"]["changed"], _LINES, "changes of columns (the card has them)")
     return [*map(visible, told), *_funnel(card), *_reasons(card), *_pii(card), *_near(card), *_drift(card)]
 
 

@@ -33,7 +33,8 @@ def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Se
         "inputs": [dict(item) for item in manifest.inputs],
         "shards": [asdict(shard) for shard in manifest.shards],
         "columns": {"seen": {name: dict(found) for name, found in manifest.columns.items()}, "changed": []},
-        "warnings": [*warnings, *alarms(statistics)],
+        # What rows hold stands before what is odd about files: there may be many of these.
+        "warnings": [*alarms(statistics), *warnings],
         "statistics": asdict(statistics),
         "unicode": unicodedata.unidata_version,
     }

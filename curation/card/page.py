@@ -9,7 +9,7 @@ from typing import Any
 
 from curation.card import columns, drift, drops, figures, tables
 from curation.card.facts import filters
-from curation.page import section, share, size_text, visible
+from curation.page import first_of, section, share, size_text, visible
 from curation.pii import report
 from curation.plots import short
 from curation.reasons import filtered, quarantined
@@ -66,7 +66,8 @@ def render(card: Mapping[str, Any]) -> str:
 
 
 def _head(card: Mapping[str, Any]) -> str:
-    warnings = "".join(f"<li>{escape(visible(text))}</li>" for text in card["warnings"][:50])
+    told = first_of(card["warnings"], 50, "in card.json")
+    warnings = "".join(f"<li>{escape(visible(text))}</li>" for text in told)
     notes = f'<aside class="warn"><strong>Worth a look</strong><ul>{warnings}</ul></aside>' if warnings else ""
     return (
         f'<header><p class="kind">Dataset version</p><h1>{escape(card["family"])}</h1>'

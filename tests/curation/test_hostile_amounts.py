@@ -1,0 +1,66 @@
+"""What uploaders may make many of: columns, files with odd names, copies, labels; what is told of them is bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from curation.notes import warnings
+from curation.page import first_of
+from curation.schema import changes
+from curation.task import Report, Task
+from curation.told import card_lines
+
+
+def test_the_first_lines_are_told_and_how_many_there_are_beyond_them() -> None:
+    assert first_of(["a", "b"], 2, "lines") == ["a", "b"]
+    assert first_of(["a", "b", "c"], 2, "lines") == ["a", "b", "and 1 more lines"]
+
+
+def columns(files: int, each: int) -> list[tuple[str, str, dict[str, dict[str, int]]]]:
+    """Files of which none has a column in common with another."""
+    return [(f"{n}.jsonl", "jsonl", {f"c{n}_{m}": {"string": 1} for m in range(each)}) for n in range(files)]
+
+
+def test_only_the_most_frequent_columns_are_compared_and_the_first_lines_kept() -> None:
+    kept = {"kept": {"string": 5}, "odd": {"number": 3, "string": 2}}
+    files = [(name, kind, {**kept, **found}) for name, kind, found in columns(20, 60)]
+    lines = changes(files, {"JSON": {f"gone {n}": {"string": 1} for n in range(300)}})
+    assert len(lines) == 402
+    assert lines[200] == "and 299 more changes of columns"
+    assert lines[-1] == "and 600 more changes of columns"
+    assert lines[0] == "JSON column `c0_0` is only in 0.jsonl"
+
+
+def test_where_a_column_is_not_names_two_files_and_counts_the_others() -> None:
+    files = [(f"{n}.jsonl", "jsonl", {"a": {"string": 1}, **({"b": {"string": 1}} if n > 3 else {})}) for n in range(9)]
+    assert changes(files) == ["JSON column `b` is not in 0.jsonl, 1.jsonl and 2 more files"]
+    assert changes(files[:6]) == ["JSON column `b` is only in 4.jsonl, 5.jsonl"]
+
+
+def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> None:
+    split = SimpleNamespace(format=SimpleNamespace(warnings=("the name says gzip, the bytes are not compressed",)))
+    work: list[Any] = [SimpleNamespace(name=f"{n:04}.jsonl.gz", split=split) for n in range(1_500)]
+    reports: list[tuple[Task, Report]] = [(task, Report(0)) for task in work]
+    rules: Any = SimpleNamespace(
+        encoding="utf-8",
+        columns=SimpleNamespace(wanted=lambda _: frozenset()),
+        text_column="text",
+        keep_columns=None,
+    )
+    reports[0][1].unknown["mood"] = 3
+    told = warnings(work, reports, rules, [], [], [])
+    assert len(told) == 1_002
+    assert told[0] == "0000.jsonl.gz: the name says gzip, the bytes are not compressed"
+    assert told[1_000] == "and 500 more warnings about files"
+    assert told[1_001] == "Keys that mean nothing here and are not learned: `messages.mood` (3 rows)"
+    card = {
+        "warnings": told,
+        "columns": {"changed": [f"change {n}" for n in range(30)]},
+        "counts": {"input": 1, "train": 1, "eval": 0},
+        "rules": {},
+    }
+    lines = card_lines(card)
+    assert lines[19:21] == [told[19], "and 982 more warnings (the card has them)"]
+    assert lines[40:42] == ["change 19", "and 10 more changes of columns (the card has them)"]
+    assert lines[42] == "Rows"
