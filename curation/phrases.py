@@ -19,7 +19,11 @@ WORDS: Final = 4
 LEAST: Final = 10
 ONE_IN: Final = 20
 _SPAN: Final = 80  # characters that are looked at
-_ENDS: Final = {"opening": "begin", "closing": "end"}
+#: For each column the word for it, and the part of a text that is looked at, in SQL.
+_ENDS: Final = {
+    "opening": ("begin", f"substr(r.text, 1, {_SPAN})"),
+    "closing": ("end", f"right(r.text, {_SPAN})"),
+}
 
 
 def phrases(text: str) -> tuple[str, str]:
@@ -49,14 +53,10 @@ def repeated(tables: Tables, kept: str, top: int) -> list[tuple[str, str, str, i
     """
     asks = {"kept": kept, "top": top, "least": LEAST, "one_in": ONE_IN}
     found: list[tuple[str, str, str, int, int]] = []
-    for column, word in _ENDS.items():
-        shown: dict[tuple[str, int], tuple[str, str, str, int, int]] = {}
-        for source, number, held, rows, text, messages in tables.all(_SELECT.format(**asks, column=column)):
-            place = str(source), int(number)
-            if place not in shown:
-                phrase = phrases(text if text is not None else _of(messages or ()))[column == "closing"]
-                shown[place] = (place[0], word, phrase, held, rows)
-        found += shown.values()
+    for column, (word, part) in _ENDS.items():
+        for source, held, rows, text, messages in tables.all(_SELECT.format(**asks, column=column, part=part)):
+            phrase = phrases(text if text is not None else _of(messages or ()))[column == "closing"]
+            found.append((str(source), word, phrase, held, rows))
     return sorted(found, key=lambda item: (-item[3], item))[:top]
 
 
@@ -69,13 +69,14 @@ def _of(messages: Sequence[Mapping[str, str]]) -> str:
     return asked([turn["role"] for turn in messages], [turn["content"] for turn in messages])
 
 
+#: Of each phrase one row, by its rank: of one key there may be any number of copies, and they may be long.
 _SELECT: Final = """
-select p.source, p.phrase, p.held, p.records, r.text, r.messages from
+select p.source, p.held, p.records, {part}, r.messages from
   (select g.source, g.phrase, g.held, t.records, g.example from
-    (select r.source as source, r.{column} as phrase, count(*) as held, min(r.key) as example from {kept}
+    (select r.source as source, r.{column} as phrase, count(*) as held, min(r.rank) as example from {kept}
      where r.{column} <> 0 group by r.source, r.{column} having count(*) >= {least}) g
    join (select r.source as source, count(*) as records from {kept} group by r.source) t on g.source = t.source
    where g.held * {one_in} >= t.records order by g.held desc, g.source, g.phrase limit {top}) p
-join rows r on r.key = p.example and r.source = p.source and r.{column} = p.phrase
-order by p.held desc, p.source, p.phrase, r.file, r.position
+join rows r on r.rank = p.example
+order by p.held desc, p.source, p.phrase
 """

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
+from curation.engines.duck import DuckTables
 from curation.notes import warnings
 from curation.page import first_of
+from curation.phrases import numbers, repeated
 from curation.schema import changes
 from curation.task import Report, Task
 from curation.told import card_lines
@@ -64,3 +67,29 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
     assert lines[19:21] == [told[19], "and 982 more warnings (the card has them)"]
     assert lines[40:42] == ["change 19", "and 10 more changes of columns (the card has them)"]
     assert lines[42] == "Rows"
+
+
+class Heard(DuckTables):
+    """Tables that keep what was fetched."""
+
+    fetched = 0
+
+    def all(self, statement: str) -> list[tuple[Any, ...]]:
+        found = super().all(statement)
+        self.fetched += sum(len(str(value)) for row in found for value in row)
+        return found
+
+
+def test_of_a_phrase_one_row_is_fetched_however_many_copies_it_has(tmp_path: Path) -> None:
+    text = "By order of Zanzibar " + "x" * 10_000
+    opening, closing = numbers(text)
+    with Heard(tmp_path) as tables:
+        tables.do(
+            "create table rows as select cast('k' || (n % 20) as blob) as key, cast('r' || n as blob) as rank,"
+            f" 'web' as source, {opening} as opening, {closing} as closing, '{text}' as text,"
+            " null::struct(role varchar, content varchar)[] as messages from range(400) t(n)"
+        )
+        tables.do("create table sides as select key, min(rank) as rank from rows group by key")
+        found = repeated(tables, "rows r join sides s on r.key = s.key and r.rank = s.rank", 12)
+        assert found == [("web", "begin", "by order of zanzibar", 20, 20)]
+        assert tables.fetched < 500  # characters

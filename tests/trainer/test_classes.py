@@ -203,6 +203,17 @@ def test_labels_are_those_of_the_training_rows_in_an_order_that_no_shuffle_chang
             find_labels(bad, "d")
 
 
+def test_uploaders_do_not_decide_how_large_a_classifier_is() -> None:
+    most = [row(f"text {n}", f"l{n}") for n in range(10_000)]
+    assert len(find_labels([*most, row("again", "l0")], "d")) == 10_000
+    with pytest.raises(DataError, match=r"^d: its rows have more than 10,000 labels.*'l0', 'l1'.* and 9996 more"):
+        find_labels([*most, row("again", "l0"), row("one more", "x")], "d")
+    long = [row(f"text {n}", f"{n:060000}") for n in (*range(17), 0)]
+    with pytest.raises(DataError, match=r"more than 1,000,000 characters of labels.*Give rows of a kind the same"):
+        find_labels(long, "d")
+    assert len(find_labels(long[1:16] * 2, "d")) == 15
+
+
 def test_a_head_that_knows_the_labels_keeps_its_order_and_another_is_refused() -> None:
     assert choose_labels(("a", "b"), None) == ("a", "b")
     assert choose_labels(("a", "b"), ("b", "c", "a")) == ("b", "c", "a")

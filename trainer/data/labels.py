@@ -21,6 +21,9 @@ from trainer.data.template import ChatTemplate, UnusableChatError
 
 LABELS: Final = "labels.json"  # in the run's folder
 _TOLD: Final = 5  # labels that a message names
+#: The head has a row for each label, and the model's config names them all: whoever uploads rows decides of both.
+MOST_LABELS: Final = 10_000
+_MOST_CHARS: Final = 1_000_000  # of all labels together
 _ROLES: Final = (
     "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] + '\\n' }}{% endfor %}"
 )
@@ -30,9 +33,23 @@ def find_labels(rows: Iterable[Row], name: str) -> tuple[str, ...]:
     """The labels of training rows, in the order of their code points: the same for any order of the rows.
 
     :param name: of the rows, for messages.
-    :raises DataError: if there are not at least two, or so many that nothing tells what they have in common.
+    :raises DataError: if there are not at least two, or so many that nothing tells what they have in common, or too
+        many for a model.
     """
-    found = Counter(row.label for row in rows if row.label is not None)
+    found: Counter[str] = Counter()
+    chars = 0
+    for row in rows:
+        if row.label is None:
+            continue
+        chars += 0 if row.label in found else len(row.label)
+        found[row.label] += 1
+        if len(found) > MOST_LABELS or chars > _MOST_CHARS:
+            much = f"{MOST_LABELS:,} labels" if len(found) > MOST_LABELS else f"{_MOST_CHARS:,} characters of labels"
+            raise DataError(
+                name,
+                f"its rows have more than {much}, so many that a classifier would not fit ({told(sorted(found))})",
+                "Give rows of a kind the same short `label`",
+            )
     if len(found) < 2:
         cause = f"all of its rows have the label {told(found)}" if found else "none of its rows has a label"
         raise DataError(name, cause, "Give rows a `label`, at least two different ones")
