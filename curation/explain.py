@@ -20,6 +20,7 @@ from dropforge.store import Store
 
 _KEY_DIGITS: Final = 32
 _MOST: Final = 50
+_MOST_DIGITS: Final = 18
 #: Ends of rows that go for the sake of another.
 _FOR_ANOTHER: Final = frozenset({"duplicate", "near_duplicate", "label_conflict"})
 #: Ends of rows that could be used and were wanted.
@@ -84,7 +85,8 @@ def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
     """
     file, at, position = row.rpartition("@")
     by_key = not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef")
-    if not by_key and not (file and position.replace(",", "").strip().isdigit()):
+    number = None if by_key else place_of(position)
+    if not by_key and not (file and number is not None):
         raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
     parts = _parts(manifest)
     fates: list[Fate] = []
@@ -97,13 +99,19 @@ def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
                 continue
             else:
                 here = pc.field("file") == part.local(file.strip())
-                wanted = here & (pc.field("position") == int(position.replace(",", "")))
+                wanted = here & (pc.field("position") == number)
             found = pq.read_table(ledgers.of(part), filters=wanted).slice(0, _MOST).to_pylist()
             told = [_fate(entry, part) for entry in found]
             fates += _with_details(told, store, part) if any(fate.end not in _ENDS for fate in told) else told
         if not fates:
             raise _unknown(manifest, row, file.strip())
         return [_with_kept(_with_copies(fate, ledgers, parts), ledgers, parts) for fate in fates[:_MOST]]
+
+
+def place_of(text: str) -> int | None:
+    """A place in a file, of no more than 64 bits as in the ledger; None if the text is none."""
+    digits = text.replace(",", "").strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS else None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from curation import increments
 from curation.engines.choice import choose, opened
+from curation.explain import place_of
 from curation.forgotten import group_names
 from curation.holders import Held, groups, held, read_column
 from curation.pipeline import Desk, follow, prepared, step
@@ -100,16 +101,16 @@ def key_of(store: Store, family: str, row: str) -> bytes:
     :raises DataError: if there is no such row, or there are several.
     """
     file, at, position = row.rpartition("@")
-    number = position.replace(",", "").strip()
+    number = place_of(position)
     if not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
         return bytes.fromhex(row)
-    if not file or not number.isdigit():
+    if not file or number is None:
         raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
     found: dict[bytes, str] = {}
     for one in newest(store, family).manifest.steps:
         for name in one.inputs:
             if file in {name, one.prefix + name}:
-                wanted = (pc.field("file") == name) & (pc.field("position") == int(number))
+                wanted = (pc.field("file") == name) & (pc.field("position") == number)
                 keys = read_column(store, one.files["ledger"], wanted, "key")
                 found |= {key: f"{one.name} ({one.drop[:12]})" for key in keys if key}
     if len(found) != 1:

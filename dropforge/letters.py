@@ -109,9 +109,12 @@ def letters(
         yield _sorted(found)
 
 
-def superseded_letters(store: S3Store) -> list[Letter]:
-    """Drops that get no run because of a newer one, the oldest first; one that is sent again waits as the newest."""
-    found = list(intake_ledger.superseded(store))
+def superseded_letters(store: S3Store, limit: int = 100, only: Collection[str] = ()) -> list[Letter]:
+    """Drops that get no run because of a newer one, the oldest first; one that is sent again waits as the newest.
+
+    :param limit: of drops. :param only: names of letters, which are looked for among all; the others need not be there.
+    """
+    found = list(islice(intake_ledger.superseded(store), None if only else limit))
     names = Counter((one.family, one.drop) for one in found)
     return _sorted([_superseded(store, one, one.drop if names[one.family, one.drop] == 1 else one.id) for one in found])
 

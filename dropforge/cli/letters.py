@@ -49,7 +49,7 @@ def letters(
             _do(chosen, replay=replay)
             return
         _show(chosen, whole=bool(ids))
-        if len(chosen) >= limit and not ids and not superseded:
+        if len(chosen) >= limit and not ids:
             console.print(
                 Text(f"There may be more: --limit {10 * limit} shows up to as many drops and messages.", "dim")
             )
@@ -59,7 +59,7 @@ def letters(
 def _found(connection: Connection, limit: int, only: Collection[str], *, superseded: bool) -> Iterator[list[Letter]]:
     store = _store(connection)
     if superseded:
-        yield superseded_letters(store)
+        yield superseded_letters(store, limit, only)
         return
     with dead_letters(store, _sqs(connection), connection.settings.queue_url, limit, only) as found:
         yield found

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from curation.explain import explain
+from curation.forget import key_of
 from dropforge import layout
 from dropforge.cli.app import app
 from dropforge.dataset import Manifest
@@ -80,11 +81,22 @@ def test_a_row_that_ended_tells_the_reason_and_the_mend(manifest: Manifest, stor
         ("a.jsonl", "names no row"),
         ("0" * 32, "has no such row"),
         ("@3", "names no row"),
+        ("a.jsonl@\u00b2", "names no row"),
+        ("a.jsonl@\u0663", "names no row"),
+        ("a.jsonl@99999999999999999999", "names no row"),
+        ("a.jsonl@" + "9" * 5_000, "names no row"),
+        ("a.jsonl@" + "9" * 18, "has no such row"),
     ],
 )
 def test_a_row_that_is_not_there_is_an_error(manifest: Manifest, store: FolderStore, row: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
         explain(store, manifest, row)
+
+
+@pytest.mark.parametrize("place", ["\u00b2", "9" * 20, "9" * 5_000])
+def test_a_place_that_is_none_is_no_row_to_forget_either(store: FolderStore, place: str) -> None:
+    with pytest.raises(DataError, match="names no row"):
+        key_of(store, "fam", f"a.jsonl@{place}")
 
 
 def test_the_command_finds_the_version_by_its_first_digits(manifest: Manifest, store: FolderStore) -> None:

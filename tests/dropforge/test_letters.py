@@ -136,6 +136,8 @@ def test_superseded_drops_are_listed_apart_and_sent_again_they_wait(s3_store: S3
     known = {letter.id: letter for letter in superseded_letters(s3_store)}
     assert sorted(known) == ["fam/" + "2" * 32, "fam/" + "3" * 32, "fam/one"]
     assert known["fam/one"].reason == "superseded by drop [b]x[/b]"
+    assert len(superseded_letters(s3_store, 2)) == 2
+    assert len(superseded_letters(s3_store, 1, ["fam/one"])) == 3  # a name is looked for among all
     known["fam/one"].replay()
     known["fam/" + "2" * 32].discard()
     assert list(ledger.pending(s3_store)) == [("fam", "1" * 32)]
