@@ -18,11 +18,15 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
+from dropforge.model_files import foreign_file
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
 _ADAPTER: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+_CONFIG: Final = "config.json"
+_OTHER_CONFIGS: Final = "configuration_files"  # for other releases of transformers, which chooses one of them
+_TOKENIZER_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json")
 _TRUST: Final = "trust_remote_code="  # in the library's own texts
 
 
@@ -34,6 +38,7 @@ def load_config(folder: str | Path, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     check_folder(Path(folder))
+    _check_settings(Path(folder), _CONFIG)
     with _no_code(str(folder)):
         config = AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
     check_kernels(config, str(folder))
@@ -45,6 +50,7 @@ def load_tokenizer_files(folder: str | Path, revision: str | None = None) -> Any
     from transformers import AutoTokenizer
 
     check_folder(Path(folder))
+    _check_settings(Path(folder), _CONFIG, *_TOKENIZER_FILES)
     with _no_code(str(folder)):
         return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
 
@@ -132,6 +138,25 @@ def check_kernels(config: Any, whose: str) -> None:
     for name in getattr(config, "sub_configs", None) or ():
         if (part := getattr(config, name, None)) is not None and part is not config:
             check_kernels(part, whose)
+
+
+def _check_settings(folder: Path, *files: str) -> None:
+    """:raises RecipeError: if a tokenizer's settings, or a config's, would have files read that are none of the model.
+
+    transformers holds only those to the folder that a class of tokenizers knows by name.
+    """
+    names = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    for name in files:
+        found = _json(folder / name)
+        if name == _CONFIG and isinstance(found, dict):  # of its other keys none names a file that is read
+            found = {_OTHER_CONFIGS: found.get(_OTHER_CONFIGS)}
+        fault = foreign_file(found, names)
+        if fault is not None:
+            raise RecipeError(
+                _KEY,
+                f"{folder}: its {name} has `{fault.key}`, and {fault.cause}",
+                f"Take `{fault.key}` out of {name}, and keep the files of the model beside its weights",
+            )
 
 
 def _check_files(folder: Path) -> None:

@@ -132,6 +132,64 @@ def test_a_file_without_end_is_refused_before_a_library_reads_it(tmp_path: Path,
             reader(tmp_path)
 
 
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A tokenizer without tokenizer.json, as BERT had them; and a secret beside its folder."""
+    (tmp_path / "secret.txt").write_text("[UNK]\nhunter2\n</s>\n")
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("[UNK]\n[PAD]\nhello\n</s>\n")
+    write(folder / "config.json", model_type="bert")
+    write(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", eos_token="</s>")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocab", "/proc/self/environ"),
+        ("vocab", "../secret.txt"),
+        ("merges", "/etc/passwd"),
+        ("gguf_file", "../secret.txt"),
+        ("tokenizer_object", "x"),
+        ("init_inputs", ["/proc/self/environ"]),
+        ("vocab_file", "/etc/passwd"),
+        ("vocab_file", "nowhere.txt"),
+        ("vocab_file", 7),
+        ("fast_tokenizer_files", ["../other/tokenizer.5.0.0.json"]),
+        ("model_path", "vocab.txt/../../secret.txt"),
+        ("sp_model_kwargs", {"model_file": "/etc/passwd"}),
+    ],
+)
+def test_a_tokenizer_reads_no_file_outside_its_folder(words: Path, name: str, key: str, value: Any) -> None:
+    write(words / name, **{key: value})
+    with pytest.raises(RecipeError, match=rf"its {name} has `{key}.*Take `{key}.* out of {name}"):
+        load_tokenizer_files(words)
+
+
+def test_a_config_is_read_from_no_other_folder(words: Path) -> None:
+    write(words / "config.json", configuration_files=["../other/config.5.0.0.json"])
+    with pytest.raises(RecipeError, match=r"config\.json has `configuration_files`"):
+        load_config(words)
+
+
+def test_a_tokenizer_that_names_its_own_files_is_loaded(words: Path) -> None:
+    """As many models of the hub do, with nulls, and with the path where another release saved it."""
+    write(
+        words / "tokenizer_config.json",
+        name_or_path="someone/model",
+        special_tokens_map_file="/home/someone/special_tokens_map.json",
+        tokenizer_file=None,
+        full_tokenizer_file=None,
+        vocab_file="vocab.txt",
+        fast_tokenizer_files=["vocab.txt"],
+        sp_model_kwargs={},
+        init_inputs=[],
+    )
+    assert load_tokenizer_files(words).get_vocab()["hello"] == 2
+
+
 def test_the_header_of_safetensors_that_says_it_is_huge_is_not_read(tmp_path: Path) -> None:
     """The library's own bound: 100 MB, whatever the file says and has."""
     path = tmp_path / "model.safetensors"
