@@ -5,15 +5,28 @@ The trainer asks it of each base model, and the plan of a model's sizes in a rec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 #: Arguments of tokenizers' classes: transformers opens what they name, or takes them for the tokenizer itself.
 _ELSEWHERE: Final = frozenset({"vocab", "merges", "gguf_file", "tokenizer_object", "subfolder", "init_inputs"})
 _FILES: Final = ("_file", "_files", "_path", "_spm")
 #: Where the one who saved it had it: many models of old releases say so, and nothing opens it.
 _STALE: Final = frozenset({"special_tokens_map_file", "name_or_path", "tokenizer_name_or_path"})
+
+_NAME: Final = 200  # characters of a key's path: it is one per value
+#: The contexts of some models have 10,485,760 tokens; no other size of a model comes near it.
+LARGEST_SIZE: Final = 1 << 24
+LARGEST_COUNT: Final = 20_000  # of layers, experts and what else is built one by one
+LARGEST_LABELS: Final = 100_000
+_LABELS: Final = ("num_labels", "_num_labels", "id2label", "label2id")
+_COUNTED: Final = re.compile(r"layer|(block|expert|stage|depth)s?$")
+_WIDE: Final = re.compile(r"size|dim|width|features")
+_MEASURED: Final = re.compile(r"^(num|n|d)_|(size|dim|heads|layers|experts|labels)$")
+#: They size nothing: the base of rotary positions, seeds, how much a training was, the longest answer.
+_NO_SIZE: Final = re.compile(r"theta|base|seed|param|flop|max_length|date|version")
 
 
 @dataclass(frozen=True)
@@ -41,3 +54,33 @@ def foreign_file(values: object, names: Collection[str]) -> Fault | None:
         elif key.endswith("_kwargs") and (inner := foreign_file(value, names)):  # arguments for a library below
             return Fault(f"{key}.{inner.key}", inner.cause)
     return None
+
+
+def odd_amount(config: Mapping[str, Any]) -> Fault | None:
+    """Return an amount of a model's config that no model has, in its parts' configs too.
+
+    A library makes lists and layers of such numbers before it sees that the weights have other shapes.
+    """
+    left: list[tuple[str, Any]] = list(config.items())
+    while left:  # no recursion: JSON may be nested as deep as the stack is
+        name, value = left.pop()
+        key = name.rpartition(".")[2]
+        if isinstance(value, Mapping) and key not in _LABELS:
+            left += [(f"{name}.{inner}"[-_NAME:], item) for inner, item in value.items()]
+        elif isinstance(value, list | tuple):
+            left += [(name, item) for item in value if not isinstance(item, str)]
+        elif isinstance(value, str):
+            if _MEASURED.search(key):
+                return Fault(name, f"{value[:100]!r} is a text where a number belongs")
+        elif isinstance(value, int | Mapping) and not _NO_SIZE.search(key):
+            amount, most = len(value) if isinstance(value, Mapping) else value, _largest(key)
+            if amount > most:
+                told = f"{amount:,}" if amount < 10**18 else "a number of more than 18 digits"
+                return Fault(name, f"{told} is more than the {most:,} that a model may have")
+    return None
+
+
+def _largest(key: str) -> int:
+    if key in _LABELS:
+        return LARGEST_LABELS
+    return LARGEST_COUNT if _COUNTED.search(key) and not _WIDE.search(key) else LARGEST_SIZE

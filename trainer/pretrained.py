@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
-from dropforge.model_files import foreign_file
+from dropforge.model_files import foreign_file, odd_amount
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
@@ -27,6 +27,8 @@ _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _CONFIG: Final = "config.json"
 _OTHER_CONFIGS: Final = "configuration_files"  # for other releases of transformers, which chooses one of them
 _TOKENIZER_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json")
+#: What the library raises for values that it does not expect.
+_ODD: Final = (ValueError, ImportError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
 _TRUST: Final = "trust_remote_code="  # in the library's own texts
 
 
@@ -39,9 +41,13 @@ def load_config(folder: str | Path, revision: str | None = None) -> Any:
 
     check_folder(Path(folder))
     _check_settings(Path(folder), _CONFIG)
+    _check_amounts(Path(folder), _CONFIG)
     with _no_code(str(folder)):
         config = AutoConfig.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
     check_kernels(config, str(folder))
+    made_for = getattr(config, "architectures", None) or []
+    if not (isinstance(made_for, list) and all(isinstance(name, str) for name in made_for)):
+        raise ValueError("its `architectures` is no list of names")
     return config
 
 
@@ -110,6 +116,7 @@ def load_prefix(model: Any, folder: str | Path) -> Any:
 
     check_folder(Path(folder))
     found = _json(Path(folder) / _ADAPTER)
+    _check_amounts(Path(folder), _ADAPTER)
     if not isinstance(found, dict) or found.get("peft_type") != "PREFIX_TUNING":
         raise RecipeError(f"model {folder}", f"its {_ADAPTER} is of no prefix", "Export the run's model anew")
     if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
@@ -159,6 +166,16 @@ def _check_settings(folder: Path, *files: str) -> None:
             )
 
 
+def _check_amounts(folder: Path, name: str) -> None:
+    """:raises RecipeError: if a model's file has amounts that no model has."""
+    found = _json(folder / name)
+    fault = odd_amount(found) if isinstance(found, dict) else None
+    if fault is not None:
+        raise RecipeError(
+            _KEY, f"{folder}: its {name} has `{fault.key}`, and {fault.cause}", "Name a model whose config is whole"
+        )
+
+
 def _check_files(folder: Path) -> None:
     """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
     check_folder(folder)
@@ -185,11 +202,15 @@ def _no_code(whose: str) -> Iterator[None]:
 
     :param whose: the folder, or what else it is.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         yield
     except RecursionError:
         raise ValueError("one of its JSON files is nested too deeply") from None
-    except (ValueError, ImportError, TypeError, AttributeError) as error:
+    except MemoryError:
+        raise ValueError("it needs more memory than there is") from None
+    except (*_ODD, StrictDataclassError) as error:
         if _TRUST not in str(error):
             if isinstance(error, ValueError):
                 raise

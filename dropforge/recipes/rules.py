@@ -6,6 +6,7 @@ import difflib
 from typing import get_args
 
 from dropforge.errors import RecipeError
+from dropforge.model_files import odd_amount
 from dropforge.profiling import Span
 from dropforge.recipe import LARGEST, Compute, Recipe, Score, Scratch
 from dropforge.recipes.cost_rules import check_costs
@@ -139,6 +140,11 @@ def check_scratch(scratch: Scratch) -> None:
             "recipe key `base.scratch.config.vocab_size`",
             "it must be a number from 300 on: the tokenizer is trained to that size",
             "Name it",
+        )
+    fault = odd_amount(scratch.config)
+    if fault is not None:
+        raise RecipeError(
+            f"recipe key `base.scratch.config.{fault.key}`", fault.cause, "Name sizes that a model can have"
         )
 
 

@@ -126,6 +126,14 @@ def test_every_preset_loads(name: str) -> None:
         ("base: {scratch: {context: 64}}", r"longer than the model's context of 64"),
         ("base: {scratch: {config: {vocab_size: 400}}}", r"`base.scratch.config.model_type`: it is missing"),
         ("base: {scratch: {config: {model_type: llama}}}", r"`base.scratch.config.vocab_size`: it must be a number"),
+        (
+            "base: {scratch: {config: {model_type: llama, vocab_size: 300, num_hidden_layers: 1000000000}}}",
+            r"`base.scratch.config.num_hidden_layers`: 1,000,000,000 is more than the 20,000",
+        ),
+        (
+            "base: {scratch: {config: {model_type: llama, vocab_size: 300, hidden_size: many}}}",
+            r"`base.scratch.config.hidden_size`: 'many' is a text",
+        ),
         (CONFIG.format("max_position_embeddings: 64"), r"context of 64. Raise `base.scratch.config`"),
         (
             "base: {scratch: {layers: 2, config: {model_type: llama, vocab_size: 400}}}",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ import pytest
 from botocore.exceptions import ClientError
 
 from dropforge.errors import DataError, RecipeError
+from dropforge.model_files import odd_amount
 from dropforge.run import ExitCode
 from dropforge.store import S3Store
 from trainer.assembly import pad_id
 from trainer.data.hub import UnreachableError, fetch_from_hub
 from trainer.data.tokenizer import load_tokenizer, train_tokenizer, wrap_tokenizer
-from trainer.model.build import fetch_folder
+from trainer.model.build import fetch_folder, load_model
 from trainer.rank import ending
 
+from .ranks_loop import make_base
 from .test_data import TEXTS
 
 
@@ -126,3 +129,62 @@ def test_what_the_credentials_may_not_read_is_the_recipe_s_error_and_a_busy_s3_i
     monkeypatch.setattr(S3Store, "download", refuse)  # it may be listed, and not read
     with pytest.raises(RecipeError if of_user else ClientError, match=code):
         fetch_folder(f"{s3_store.uri}/model", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(make_base(tmp_path_factory.mktemp("base"), num_hidden_layers=1))
+
+
+@pytest.fixture
+def spoiled(base: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a copy of a base model with other values in one of its JSON files."""
+
+    def spoil(name: str, **values: Any) -> Path:
+        folder = Path(shutil.copytree(base, tmp_path / "spoiled"))
+        path = folder / name
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | values))
+        return folder
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"num_labels": 300_000_000}, "`num_labels`, and 300,000,000 is more than the 100,000"),
+        ({"num_hidden_layers": 30_000}, "`num_hidden_layers`, and 30,000 is more than the 20,000"),
+        ({"vocab_size": 10**9}, "`vocab_size`, and 1,000,000,000 is more than the 16,777,216"),
+        ({"text_config": {"sizes": [1, 10**30]}}, r"`text_config\.sizes`"),
+        ({"num_hidden_layers": "x"}, "`num_hidden_layers`, and 'x' is a text where a number belongs"),
+        ({"num_hidden_layers": None}, "has no config that can be read"),
+        ({"hidden_size": -32}, "negative dimension"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"architectures": 5}, "`architectures` is no list of names"),
+        ({"num_hidden_layers": 3}, r"lacks \d+ of its weights, as model\.layers\.1\."),
+        ({"tie_word_embeddings": False}, r"lacks 1 of its weights, as lm_head\.weight"),
+    ],
+)
+def test_a_config_with_amounts_of_no_model_is_refused_and_nothing_is_made_up(
+    spoiled: Callable[..., Path], values: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(RecipeError, match=word):
+        load_model(spoiled("config.json", **values))
+
+
+def test_amounts_that_models_have_pass() -> None:
+    labels = {str(number): f"label {number}" for number in range(21_843)}
+    known = {
+        "max_position_embeddings": 10_485_760,
+        "rope_theta": 100_000_000_000,
+        "seed": 2**60,
+        "num_labels": 21_843,
+        "id2label": labels,
+        "vocab_size_per_layer_input": 262_144,
+        "num_experts": 16_384,
+        "pad_val": 1.1e9,
+        "layer_types": ["full_attention"] * 80,
+        "time_step_rank": "auto",
+    }
+    assert odd_amount(known) is None
+    assert odd_amount({"label2id": dict.fromkeys(range(100_001), 0)}) is not None

@@ -316,7 +316,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
             f"{folder} is an encoder-decoder, which reads a prompt and writes the answer to it",
             "Set `task: sequence-to-sequence`, or name a causal language model",
         )
-    model, _ = load_pretrained(
+    model, absent = load_pretrained(
         AutoModelForCausalLM,
         folder,
         revision,
@@ -329,6 +329,14 @@ def load_model(folder: str | Path, revision: str | None = None) -> Any:
             "recipe key `base.model`",
             f"{folder} is a classifier, whose head gives labels and no text",
             "Set `task: classification`, or name a language model",
+        )
+    weights = dict(model.named_parameters(remove_duplicate=False))  # buffers follow from the config
+    missing = [name for name in absent if name in weights]
+    if missing:
+        raise RecipeError(
+            "recipe key `base.model`",
+            f"{folder} lacks {len(missing)} of its weights, as {missing[0]}",
+            "Name a language model whose files are whole",
         )
     return model
 
