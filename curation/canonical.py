@@ -15,7 +15,6 @@ fields are compared without case when nothing fits exactly. What cannot be mappe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
