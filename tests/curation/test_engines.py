@@ -118,7 +118,7 @@ def nasty(labelled: bool) -> dict[str, bytes]:
         "empty.jsonl": b"",
         "f.tsv": b'text\tlabel\n"an open quote\t1.0\nin a table"\ttrue\n"in two"\t1\n',
         "notes.txt": b"plain text beside tables\n",
-        "README.md": b"what describes them\n",
+        "docs/README.md": b"what describes them\n",
     }
 
 
