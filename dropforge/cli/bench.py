@@ -279,7 +279,7 @@ def _store(state: Path | None) -> Store | None:
     """Where measurements are kept: the bucket of the stack, or of the environment; None if neither is there."""
     folder = stack_folder(state)
     stack = read_state(folder) if folder else None
-    if folder is not None and stack is not None and is_running(folder):
+    if folder is not None and stack is not None and stack.phase != "stopped" and is_running(folder):
         os.environ.update(stack.env())
         return S3Store(stack.settings.bucket)
     bucket = os.environ.get("DROPFORGE_BUCKET")

@@ -67,6 +67,6 @@ def running_stack(state: Path | None, mend: str) -> StackState:
     """
     folder = check_folder(state or settings.default_state())
     stack = read_state(folder)
-    if stack is None or not is_running(folder):
+    if stack is None or stack.phase == "stopped" or not is_running(folder):
         raise DropforgeError(f"stack in {folder}", "it is not running", mend)
     return stack

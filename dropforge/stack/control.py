@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dropforge.errors import DropforgeError, file_error
@@ -29,6 +30,7 @@ from dropforge.stack.state import (
     mark_path,
     read_state,
     take_lock,
+    write_state,
 )
 from dropforge.stack.supervisor import GRACE, REFUSED, port_free
 
@@ -103,6 +105,13 @@ def _launch(
     wanted = Databases.of(folder)
     databases.check(folder, wanted)
     before = read_state(folder)
+    if (
+        before is not None
+    ):  # from now on the lock is held: nobody shall take what a killed supervisor wrote for its word
+        try:
+            write_state(replace(before, phase="stopped"))
+        except OSError as error:
+            raise file_error(error) from None
     _end_leftovers(traces_of(folder, before))
     if not wanted.embedded:
         databases.provide(wanted)

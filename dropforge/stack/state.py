@@ -1,7 +1,7 @@
 """The state folder as others see it: is a stack running, where, and with which credentials.
 
-`stack.json` is written by the supervisor alone; whether it still lives is told by its lock on `supervisor.lock`.
-The lock is taken by who starts the supervisor, and handed to it.
+`stack.json` is written by who has the lock on `supervisor.lock`, which tells whether a supervisor still lives: who
+starts one takes the lock, writes that the stack of last time is stopped, and hands the lock to it.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _number(value: Any, most: int) -> int:
 
 
 def write_state(state: StackState) -> None:
-    """The supervisor's half. The file names ports and processes, no secret, and is its owner's alone all the same."""
+    """For who has the lock. The file names ports and processes, no secret, and is its owner's alone all the same."""
     values = {
         "phase": state.phase,
         "ports": state.ports,

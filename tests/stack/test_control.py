@@ -16,11 +16,21 @@ from pathlib import Path
 
 import pytest
 
+from dropforge.cli.connect import running_stack
 from dropforge.errors import DropforgeError
 from dropforge.stack import control, doctor, processes, services, supervisor
 from dropforge.stack.doctor import Level
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.state import check_folder, client_env, is_running, lock_path, read_state, take_lock, write_state
+from dropforge.stack.state import (
+    StackState,
+    check_folder,
+    client_env,
+    is_running,
+    lock_path,
+    read_state,
+    take_lock,
+    write_state,
+)
 from tests.stack.test_supervisor import until
 
 SMALL = """
@@ -135,17 +145,24 @@ def test_of_many_that_start_a_stack_one_does(small: Path) -> None:
 
 
 def test_nobody_starts_a_stack_between_the_look_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    others: list[bool] = []
+    folder, others = tmp_path / "state", []
+    ports, traces = {"objects": 1, "mlflow": 2, "airflow": 3}, processes.Traces("boot", "id", tmp_path, frozenset())
+    write_state(StackState(folder, "ready", ports, {}, (1, 1), traces, 0.0, read_secrets(folder)))
 
     def others_start(_: object) -> bool:
-        others.append(control.start(tmp_path / "state"))
+        others.append(control.start(folder))
+        with pytest.raises(DropforgeError, match="not running"):  # what a killed one wrote is not taken for its word
+            running_stack(folder, "Start it")
         return False
 
     monkeypatch.setattr(control, "_end_leftovers", others_start)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(DropforgeError, match="ended at once"):
-        control.start(tmp_path / "state")
+        control.start(folder)
     assert others == [False]
+    state = read_state(folder)
+    assert state is not None
+    assert (state.phase, state.ports) == ("stopped", ports)
 
 
 def test_down_ends_a_stack_whose_supervisor_is_only_about_to_start(
