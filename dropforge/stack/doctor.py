@@ -160,10 +160,11 @@ def misplaced(folder: Path) -> Iterator[Finding]:
     """What lies in the place of a folder, or of a file, and is none."""
     files = [place(folder) for place in (state_path, secrets_path, lock_path, mark_path, passwords_path)]
     logs = [path for path in folder.glob("logs/*.log") if path.is_symlink() or not path.is_file()]
-    wrong = [path for name in FOLDERS if os.path.lexists(path := folder / name) and not path.is_dir()]
+    names = (*FOLDERS, "database", "objects")
+    wrong = [path for name in names if os.path.lexists(path := folder / name) and not path.is_dir()]
     wrong += [path for path in files if os.path.lexists(path) and not path.is_file()]
     for path in [*wrong, *logs]:
-        found = "it is no folder" if path.name in FOLDERS else "it is no regular file"
+        found = "it is no folder" if path.name in names else "it is no regular file"
         yield Finding("state folder", Level.FAIL, f"{path}: {found}", "Move it away; `dropforge up` makes another")
 
 

@@ -264,6 +264,17 @@ def test_a_supervisor_names_what_is_in_the_place_of_its_files(tmp_path: Path, na
     assert not list(path.parent.glob(".*"))
 
 
+def test_doctor_names_a_file_that_is_a_folders_and_a_log_that_is_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "database").touch()
+    (tmp_path / "logs").mkdir()
+    os.mkfifo(tmp_path / "logs" / "web.log")
+    found = [(one.level, one.found) for one in doctor.misplaced(tmp_path)]
+    assert found == [
+        (Level.FAIL, f"{tmp_path}/database: it is no folder"),
+        (Level.FAIL, f"{tmp_path}/logs/web.log: it is no regular file"),
+    ]
+
+
 def test_why_a_supervisor_ended_at_once_is_told(tmp_path: Path) -> None:
     (tmp_path / "airflow").touch()
     with pytest.raises(DropforgeError, match=f"at once: file {tmp_path}/airflow: something else is in its place"):

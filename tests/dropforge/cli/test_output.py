@@ -21,6 +21,7 @@ PLAIN = "from dropforge.cli import app; app.app = lambda: print('words'); app.ma
         (PLAIN, "/dev/full", "No space left on device. Make room on the disk that it goes to."),
         (PLAIN, "", "Broken pipe. Let the program that reads it run until its end."),
     ],
+    ids=["rich", "plain", "pipe"],
 )
 def test_output_that_cannot_be_written_is_told(code: str, place: str, cause: str) -> None:
     if place:
