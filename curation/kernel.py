@@ -27,11 +27,12 @@ from curation.identity import kind, labelled, names, rank, salt_bytes, unit
 from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import Filtered, Reason, RejectError
-from curation.records import HEAD, Blank, Fault, Found
+from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
+from curation.streams import TornError
 from curation.task import PRINTED, Report, Task
 from curation.turns import hidden
 
@@ -261,6 +262,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     )
     if task.sample is not None:
         records = chosen(records, task.name, task.sample, report.counts)
+    size, made = _size(task.split), 0
     for record in records:
         if isinstance(record, Blank):
             report.blank += record.lines
@@ -272,6 +274,8 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         seen.add(record.fields)
         try:
             fields = rules.columns.apply(record.fields, rules.max_row_bytes) if rules.columns else record.fields
+            made += rules.columns.made(fields) if rules.columns else 0
+            task.limits.check(made, size)
             row = canonical(fields, rules.text_column, labels, answers)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))
@@ -284,6 +288,9 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         except MemoryError:
             yield Fault(record.position, Reason.MEMORY, _NO_MEMORY, b"")
             continue
+        except TornError as tear:  # a template of few bytes makes many of each row
+            yield Fault(record.position, tear.reason, f"filling the template: {tear.detail}", b"")
+            break
         except RecursionError:  # of a row whose depth nothing has bounded
             yield Fault(record.position, Reason.TOO_DEEP, "it is nested too deeply", b"")
             continue
@@ -295,6 +302,13 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     report.spread += quotes.spread
     report.quoted += quotes.kept
     report.columns, report.unlisted = seen.columns(), seen.more
+
+
+def _size(split: Split) -> int:
+    """The bytes that a split is read from, or the file's, if it cannot be told."""
+    if split.format.kind == "jsonl" and split.end is not None:
+        return split.end - split.start
+    return split.path.stat().st_size
 
 
 def _head(record: Found) -> bytes:

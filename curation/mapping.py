@@ -65,6 +65,12 @@ class Columns:
                 raise RejectError(reason, f"no `{column}`; fields: {', '.join(map(str, fields))}"[:_SHOWN])
         return known
 
+    def made(self, known: Mapping[str, Any]) -> int:
+        """Characters that the template made of a row. :param known: what `apply` gave."""
+        if self.template is None:
+            return 0
+        return len(known["prompt" if "completion" in self._content else "text"])
+
     def known(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The same of any row, as far as it goes, without the template."""
         return self._known(_Fields(fields))

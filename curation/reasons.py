@@ -78,7 +78,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.NO_ANSWER: "Give every conversation an answer of the assistant",
     Reason.NO_LABEL: "Give every row a `label`, as `task: classification` learns nothing from others",
     Reason.TORN_FILE: "Write or compress it again, whole, and upload the file again",
-    Reason.BOMB: "Compress the file with an ordinary ratio, or split it",
+    Reason.BOMB: "Compress the file with an ordinary ratio, or split it; or shorten `data.prompt_template`",
     Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet, Arrow streams or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
     Reason.OWN_KERNEL: "Mend the kernel, and name the new wheel in `code`",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from curation.engines.duck import DuckTables
+from curation.kernel import canonical_rows
 from curation.notes import warnings
 from curation.page import first_of
 from curation.phrases import numbers, repeated
+from curation.plan import cut, make_rules
+from curation.reasons import Reason
+from curation.records import Fault
 from curation.schema import changes
+from curation.streams import Limits
 from curation.task import Report, Task
 from curation.told import card_lines
+from dropforge.recipes import load_recipe
 
 
 def test_the_first_lines_are_told_and_how_many_there_are_beyond_them() -> None:
@@ -93,3 +100,22 @@ def test_of_a_phrase_one_row_is_fetched_however_many_copies_it_has(tmp_path: Pat
         found = repeated(tables, "rows r join sides s on r.key = s.key and r.rank = s.rank", 12)
         assert found == [("web", "begin", "by order of zanzibar", 20, 20)]
         assert tables.fetched < 500  # characters
+
+
+def test_a_template_that_makes_too_much_of_a_file_ends_it_as_a_bomb(tmp_path: Path) -> None:
+    data = {"prompt_template": "word " * 1_000 + "{a}"}
+    rules = make_rules(load_recipe("tiny", {"data": data}))
+    (tmp_path / "a.jsonl").write_bytes(b'{"a":1}\n' * 100)
+    (split,) = cut(tmp_path / "a.jsonl", "a.jsonl")
+    task = Task("t", split, 0, "a.jsonl", rules, tmp_path, Limits(ratio=100, free=200_000))
+    report = Report(0)
+    *rows, fault = canonical_rows(task, report)
+    assert len(rows) == 39
+    assert isinstance(fault, Fault)
+    assert (fault.position, fault.reason) == (39 * 8, Reason.BOMB)
+    assert fault.detail == "filling the template: 800 bytes expand to more than 200040"
+    assert report.records == 40
+    assert len(list(canonical_rows(replace(task, limits=Limits(ratio=1_000, free=200_000)), Report(0)))) == 100
+    # What is cut is as large as its part.
+    half = split._replace(start=0, end=400)
+    assert len(list(canonical_rows(replace(task, split=half, limits=Limits(ratio=500, free=200_000)), Report(0)))) == 40
