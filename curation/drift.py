@@ -17,7 +17,7 @@ from curation.earlier import Earlier
 from curation.lost import lost
 from curation.notes import Cause
 from curation.statistics import EDGES, TOP
-from dropforge.dataset import SPLITS, Manifest
+from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS, SPLITS, Manifest
 
 #: What the gate judges. Of `ends` it has ceilings by reason.
 JUDGED: Final = ("chars", "words", "languages", "labels")
@@ -107,7 +107,8 @@ def compare(card: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any] 
 
 def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[str, Any]:
     """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns, `lost`
-    files, `unknown_keys`, `causes` of faults, and labels that may be `truths`, if any.
+    files, `unknown_keys`, `causes` of faults, and labels that may be `truths`, if any; `labels` and their characters,
+    where a classifier would not hold them.
 
     :param parent: the version that the card's drop is added to, whose words count too.
     :returns: `drift` has `parent`, and `found`: by what the gate judges distance and chance in thousandths; and `rows`,
@@ -124,6 +125,9 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
     truths.update(card["statistics"].get("truths", {}))
     if truths:
         told["truths"] = dict(sorted(truths.items()))
+    many, chars = card["statistics"].get("classes", (0, 0))
+    if many > MOST_LABELS or chars > MOST_LABEL_CHARS:
+        told["labels"] = [many, chars]
     if causes := card.get("causes"):
         told["causes"] = [Cause(**cause).line() for cause in causes]
     if (gone := lost([item["key"] for item in card["inputs"]], card["statistics"]["by_file"])) is not None:

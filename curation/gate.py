@@ -9,7 +9,7 @@ from typing import Final
 
 from curation.reasons import MENDS, REST, Filtered, Reason, filtered, mend, quarantined
 from curation.spellings import mixed_truths
-from dropforge.dataset import SPLITS, Manifest
+from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS, SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
 
@@ -104,7 +104,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             "Curate the drop again; if it stays, report it as a bug",
             soft=False,
         ),
-        *([_spellings(manifest)] if recipe.task == "classification" else []),
+        *([_spellings(manifest), _labels(manifest)] if recipe.task == "classification" else []),
         *(_ceiling(last, reason, most) for reason, most in sorted(rules.gate.max.items())),
         *([] if rules.gate.min_words is None else [_words(manifest, rules.gate.min_words)]),
         *([] if rules.gate.max_drift is None else [_drift(manifest, rules.gate.max_drift)]),
@@ -139,6 +139,18 @@ def _spellings(manifest: Manifest) -> Check:
         f"truth values are spelled in several ways: {told}" if mixed else "no truth value has two",
         "one spelling of each truth value",
         "Write the labels alike in all rows, for example as 0 and 1",
+    )
+
+
+def _labels(manifest: Manifest) -> Check:
+    many, chars = manifest.measured.get("labels", (0, 0))
+    return Check(
+        "labels that a classifier can hold",
+        not many,
+        f"{many:,} labels of {chars:,} characters" if many else "no more labels than it can",
+        f"at most {MOST_LABELS:,} of {MOST_LABEL_CHARS:,} characters together",
+        "Give rows of a kind the same short `label`",
+        soft=False,
     )
 
 

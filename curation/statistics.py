@@ -37,6 +37,7 @@ class Statistics:
         reordering characters; copies count.
     :param truths: labels that may be truth values, with their rows.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
+    :param classes: labels of kept rows that differ, and the characters of all of them.
     """
 
     totals: dict[str, dict[str, int]]
@@ -58,6 +59,7 @@ class Statistics:
     truths: dict[str, int] = field(default_factory=dict)
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
     repeated: list[tuple[str, str, str, int, int]] = field(default_factory=list)
+    classes: tuple[int, int] = (0, 0)
 
 
 def alarms(statistics: Statistics) -> list[str]:
@@ -129,6 +131,10 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         unmet=tables.one("select unmet from unmet")[0],
         suspicious=_suspicious(tables, top),
         repeated=[(_shown(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
+        classes=tables.one(
+            "select count(*), cast(coalesce(sum(length(l.label)), 0) as bigint) from"
+            f" (select distinct r.label as label from {_KEPT} where r.label is not null) l"
+        ),
         contested=_contested(tables, files),
         truths=dict(
             tables.all(

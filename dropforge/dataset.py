@@ -18,6 +18,9 @@ from dropforge.errors import DataError
 
 SCHEMA: Final = 1
 SPLITS: Final = ("train", "eval")
+#: Labels of a classifier, and characters of all of them: its head has a row for each, and its config names them all.
+MOST_LABELS: Final = 10_000
+MOST_LABEL_CHARS: Final = 1_000_000
 
 # Columns of every shard. A row has either `messages` or `text`; `key` is the 16-byte content key. Shards have a column
 # `chat` too, if they were not made before it: what conversations say beside their messages' roles and contents.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from curation import check, drift
 from curation.engines.duck import DuckTables
 from curation.kernel import canonical_rows
 from curation.notes import warnings
@@ -19,6 +24,8 @@ from curation.schema import changes
 from curation.streams import Limits
 from curation.task import Report, Task
 from curation.told import card_lines
+from dropforge.dataset import Manifest
+from dropforge.errors import DataError
 from dropforge.recipes import load_recipe
 
 
@@ -119,3 +126,22 @@ def test_a_template_that_makes_too_much_of_a_file_ends_it_as_a_bomb(tmp_path: Pa
     # What is cut is as large as its part.
     half = split._replace(start=0, end=400)
     assert len(list(canonical_rows(replace(task, split=half, limits=Limits(ratio=500, free=200_000)), Report(0)))) == 40
+
+
+@pytest.mark.parametrize(("bound", "most"), [("MOST_LABELS", 5), ("MOST_LABEL_CHARS", 41)])
+def test_the_gate_refuses_more_labels_than_a_classifier_holds(
+    make: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    rows = [json.dumps({"text": f"a text of number {n}", "label": f"label {n % 6}"}) for n in range(60)]
+    monkeypatch.setattr(drift, bound, most)
+    made = make({"a.jsonl": "\n".join(rows).encode()}, task="classification")
+    assert made.measured["labels"] == [6, 42]
+    overruled: dict[str, Any] = {"curation": {"gate": {"override": "a first look"}}}
+    with pytest.raises(DataError, match=r"labels that a classifier can hold.*6 labels of 42 characters.*Give rows"):
+        check(made, load_recipe("tiny", {**overruled, "task": "classification"}))
+    assert check(made, load_recipe("tiny", overruled))  # no classifier
+    monkeypatch.setattr(drift, bound, most + 1)
+    few = [row for row in rows if "label 5" not in row]
+    made = make({"a.jsonl": "\n".join(few).encode()}, "d2", task="classification")
+    assert "labels" not in made.measured
+    assert check(made, load_recipe("tiny", {**overruled, "task": "classification"}))

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS
 from dropforge.errors import DataError, RecipeError
 from dropforge.store import MissingObjectError, Store
 from trainer.data.chat import COUNTS, Document, in_batches, leave_out
@@ -21,9 +22,6 @@ from trainer.data.template import ChatTemplate, UnusableChatError
 
 LABELS: Final = "labels.json"  # in the run's folder
 _TOLD: Final = 5  # labels that a message names
-#: The head has a row for each label, and the model's config names them all: whoever uploads rows decides of both.
-MOST_LABELS: Final = 10_000
-_MOST_CHARS: Final = 1_000_000  # of all labels together
 _ROLES: Final = (
     "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] + '\\n' }}{% endfor %}"
 )
@@ -43,8 +41,9 @@ def find_labels(rows: Iterable[Row], name: str) -> tuple[str, ...]:
             continue
         chars += 0 if row.label in found else len(row.label)
         found[row.label] += 1
-        if len(found) > MOST_LABELS or chars > _MOST_CHARS:
-            much = f"{MOST_LABELS:,} labels" if len(found) > MOST_LABELS else f"{_MOST_CHARS:,} characters of labels"
+        if len(found) > MOST_LABELS or chars > MOST_LABEL_CHARS:
+            many = len(found) > MOST_LABELS
+            much = f"{MOST_LABELS:,} labels" if many else f"{MOST_LABEL_CHARS:,} characters of labels"
             raise DataError(
                 name,
                 f"its rows have more than {much}, so many that a classifier would not fit ({told(sorted(found))})",
