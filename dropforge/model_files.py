@@ -5,7 +5,9 @@ The trainer asks it of each base model, and the plan of a model's sizes in a rec
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +29,12 @@ _WIDE: Final = re.compile(r"size|dim|width|features")
 _MEASURED: Final = re.compile(r"^(num|n|d)_|(size|dim|heads|layers|experts|labels)$")
 #: They size nothing: the base of rotary positions, seeds, how much a training was, the longest answer.
 _NO_SIZE: Final = re.compile(r"theta|base|seed|param|flop|max_length|date|version")
+
+#: Of a tokenizer: parts of one kind in a row, how much longer they may make a text together, and tokens around it.
+LARGEST_CHAIN: Final = 64
+LARGEST_GROWTH: Final = 1000
+LARGEST_FRAME: Final = 64
+_CHAINS: Final = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 @dataclass(frozen=True)
@@ -84,3 +92,63 @@ def _largest(key: str) -> int:
     if key in _LABELS:
         return LARGEST_LABELS
     return LARGEST_COUNT if _COUNTED.search(key) and not _WIDE.search(key) else LARGEST_SIZE
+
+
+def endless_tokenizer(tokenizer: object) -> Fault | None:
+    """Return the part of a tokenizer.json that makes many tokens of a short text.
+
+    To be asked before it is loaded: added tokens are normalised then.
+    """
+    if not isinstance(tokenizer, Mapping):
+        return None
+    for name in _CHAINS:
+        try:
+            parts = _chain(tokenizer.get(name))
+            growth, added = math.prod(_growth(part) for part in parts), sum(_added(part) for part in parts)
+        except (TypeError, KeyError, AttributeError):  # the library also takes lists in place of names and values
+            return Fault(name, "it is written in a form that no tokenizer is saved in")
+        if len(parts) > LARGEST_CHAIN:
+            return Fault(name, f"it chains more than {LARGEST_CHAIN} parts")
+        if growth > LARGEST_GROWTH:
+            return Fault(name, f"it may make a text {growth:.3g} times as long")
+        if added > LARGEST_FRAME:
+            return Fault(name, f"it puts more than {LARGEST_FRAME} tokens or characters around a text")
+    return None
+
+
+def _chain(part: Any) -> list[Mapping[str, Any]]:
+    """A part and those within it, in any order; of more than the bound only one more."""
+    found: list[Mapping[str, Any]] = []
+    left = [part] if part else []
+    while left and len(found) <= LARGEST_CHAIN:
+        part = left.pop()
+        found.append(part)
+        for key in ("normalizers", "pretokenizers", "processors", "decoders"):
+            left += (part.get(key) or [])[: LARGEST_CHAIN + 1]
+    return found
+
+
+def _growth(part: Mapping[str, Any]) -> float:
+    """How many times as long a part may make a text. It is known by its keys: old files leave out its type."""
+    if part.get("type") == "ByteLevel":  # two bytes for some of one
+        return 2
+    if "content" in part and "pattern" in part:
+        content, pattern = str(part["content"]), part["pattern"]
+        if literal := pattern.get("String"):
+            return max(1.0, len(content) / len(literal))
+        return len(content) + 1  # of a regular expression, which may match nothing at all
+    texts = [Counter(str(piece["Sequence"]["id"]) for piece in form if "Sequence" in piece) for form in _forms(part)]
+    return max((count for counts in texts for count in counts.values()), default=1)
+
+
+def _added(part: Mapping[str, Any]) -> int:
+    """How many tokens or characters a part puts around a text."""
+    named = [[piece["SpecialToken"]["id"] for piece in form if "SpecialToken" in piece] for form in _forms(part)]
+    special = part.get("special_tokens") or {}
+    tokens = [sum(len(special[name]["ids"]) if name in special else 1 for name in form) for form in named]
+    return max(tokens, default=0) + len(part.get("prepend") or "")
+
+
+def _forms(part: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """What a template makes of one text and of two, piece by piece."""
+    return [part[key] for key in ("single", "pair") if key in part]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
-from dropforge.model_files import foreign_file, odd_amount
+from dropforge.model_files import endless_tokenizer, foreign_file, odd_amount
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
@@ -57,6 +57,12 @@ def load_tokenizer_files(folder: str | Path, revision: str | None = None) -> Any
 
     check_folder(Path(folder))
     _check_settings(Path(folder), _CONFIG, *_TOKENIZER_FILES)
+    for path in sorted(Path(folder).glob("*tokenizer.*json")):  # a release may have one of its own
+        endless = endless_tokenizer(_json(path))
+        if endless is not None:
+            raise RecipeError(
+                _KEY, f"{folder}: `{endless.key}` of its {path.name}: {endless.cause}", "Name a model with another"
+            )
     with _no_code(str(folder)):
         return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
 

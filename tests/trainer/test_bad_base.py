@@ -14,12 +14,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from dropforge.errors import DataError, RecipeError
-from dropforge.model_files import odd_amount
+from dropforge.model_files import endless_tokenizer, odd_amount
 from dropforge.run import ExitCode
 from dropforge.store import S3Store
 from trainer.assembly import pad_id
+from trainer.data.chat import OwnEncoder, TemplateEncoder
 from trainer.data.hub import UnreachableError, fetch_from_hub
-from trainer.data.tokenizer import load_tokenizer, train_tokenizer, wrap_tokenizer
+from trainer.data.rows import Row
+from trainer.data.tokenizer import BOS, core, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.model.build import fetch_folder, load_model
 from trainer.rank import ending
 
@@ -188,3 +190,120 @@ def test_amounts_that_models_have_pass() -> None:
     }
     assert odd_amount(known) is None
     assert odd_amount({"label2id": dict.fromkeys(range(100_001), 0)}) is not None
+
+
+def replaces(count: int, content: str = "aa") -> dict[str, Any]:
+    part = {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+    return {"type": "Sequence", "normalizers": [part] * count}
+
+
+def template(tokens: int, texts: int = 1) -> dict[str, Any]:
+    begin = {"SpecialToken": {"id": BOS, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    special = {BOS: {"id": BOS, "ids": [1] * tokens, "tokens": [BOS] * tokens}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, *[text] * texts],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": special,
+    }
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+ENDLESS = [
+    ("normalizer", replaces(40), "may make a text 1.1e\\+12 times as long"),
+    ("normalizer", replaces(1, "a" * 2000), "2e\\+03 times"),
+    ("normalizer", {"type": "Prepend", "prepend": "a" * 1000}, "more than 64 tokens or characters"),
+    ("normalizer", {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 100}, "chains more than 64 parts"),
+    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 20}, "1.05e\\+06 times"),
+    ("post_processor", template(3000), "more than 64 tokens"),
+    ("post_processor", template(1, texts=2000), "2e\\+03 times"),
+    ("normalizer", {"normalizers": [{"pattern": {"String": "a"}, "content": "aa"}] * 40}, "1.1e\\+12 times"),
+    ("decoder", {"type": "Sequence", "decoders": replaces(40)["normalizers"]}, "1.1e\\+12 times"),
+]
+
+
+@pytest.mark.parametrize(("part", "value", "word"), ENDLESS)
+def test_a_tokenizer_that_makes_a_text_endless_is_refused_before_it_is_loaded(
+    spoiled: Callable[..., Path], part: str, value: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"`{part}` of its tokenizer.json: .*{word}"):
+        load_tokenizer(spoiled("tokenizer.json", **{part: value}))
+
+
+def test_parts_that_tokenizers_have_pass() -> None:
+    known = [
+        {"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},
+        {"type": "NFKC"},
+    ]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    split = {"type": "Split", "pattern": {"Regex": r"\s+"}, "behavior": "Isolated", "invert": False}
+    whole = {
+        "normalizer": {"type": "Sequence", "normalizers": known},
+        "pre_tokenizer": BYTES,
+        "post_processor": {"type": "Sequence", "processors": [BYTES, template(1)]},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}, strip]},
+    }
+    assert endless_tokenizer(whole) is None
+    bert = {"type": "BertProcessing", "sep": ["[SEP]", 102], "cls": ["[CLS]", 101]}
+    assert endless_tokenizer({"normalizer": None, "pre_tokenizer": split, "post_processor": bert}) is None
+    assert endless_tokenizer([]) is None
+    assert endless_tokenizer({}) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", [[{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40]),
+        ("normalizer", {"normalizers": [[{"String": "a"}, "a" * 2000]]}),
+        ("normalizer", 7),
+        ("post_processor", template(1) | {"special_tokens": {BOS: [BOS, [1] * 3000, [BOS] * 3000]}}),
+        ("post_processor", template(1) | {"single": [{"SpecialToken": [BOS, 0]}]}),
+    ],
+)
+def test_a_tokenizer_that_is_written_in_another_form_is_not_loaded(part: str, value: Any) -> None:
+    fault = endless_tokenizer({part: value})
+    assert fault is not None
+    assert "in a form that no tokenizer is saved in" in fault.cause
+
+
+def test_a_tokenizer_of_many_tokens_is_refused_by_their_number(spoiled: Callable[..., Path]) -> None:
+    with pytest.raises(DataError, match=r"it makes [\d,]+ tokens of \d+ bytes"):
+        load_tokenizer(spoiled("tokenizer.json", normalizer=replaces(9)))
+
+
+def test_a_tokenizer_that_gives_up_on_a_row_is_an_error_of_the_base(spoiled: Callable[..., Path]) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    folder = spoiled("tokenizer.json", pre_tokenizer=split)
+    with pytest.raises(DataError, match=r"gave up on a text .*Name a base model"):
+        TemplateEncoder(load_tokenizer(folder), "all").encode([Row(b"", None, "a" * 30 + "b")])
+
+
+def test_padding_of_a_stranger_pads_no_row(spoiled: Callable[..., Path]) -> None:
+    padding = {"strategy": {"Fixed": 5000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    folder = spoiled("tokenizer.json", padding={**padding, "pad_type_id": 0, "pad_token": "<|pad|>"})
+    [[row]] = OwnEncoder(core(load_tokenizer(folder)), "all").encode([Row(b"", None, "the red cat")])
+    assert not isinstance(row, str)
+    assert len(row.ids) < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "word"),
+    [
+        ("tokenizer.json", {"model": None}, "tokenizer of"),
+        ("tokenizer.json", {"model": {"type": "BPE"}}, "tokenizer of"),
+        (
+            "tokenizer.json",
+            {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False}},
+            "unmatched parenthesis",
+        ),
+        ("tokenizer_config.json", {"model_max_length": "long"}, "its `model_max_length` is 'long'"),
+    ],
+)
+def test_an_odd_tokenizer_is_the_base_s_error(
+    spoiled: Callable[..., Path], name: str, values: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(DataError, match=word):
+        load_tokenizer(spoiled(name, **values))

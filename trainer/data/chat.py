@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dropforge.errors import DataError
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, Rendered, UnusableChatError
-from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours
+from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours, no_panic
 
 _BATCH: Final = 512
 Found = TypeVar("Found")
@@ -85,12 +85,15 @@ class OwnEncoder:
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
         self.tokenizer.encode_special_tokens = True  # text that spells a special token stays text
         vocabulary = self.tokenizer.get_vocab()
         self.bos, self.eos, self.start, self.end = (vocabulary[token] for token in (BOS, EOS, START, END))
         self.all = loss_on == "all"
         self.newline = self.tokenizer.encode("\n", add_special_tokens=False).ids
 
+    @no_panic()
     def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]:
         pieces: list[str] = []
         for row in rows:
@@ -194,6 +197,7 @@ class TemplateEncoder:
         except UnusableChatError:
             return False
 
+    @no_panic()
     def _tokenise(self, texts: list[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
         if not texts:
             return []

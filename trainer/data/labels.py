@@ -19,6 +19,7 @@ from dropforge.store import MissingObjectError, Store
 from trainer.data.chat import COUNTS, Document, in_batches, leave_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
+from trainer.data.tokenizer import no_panic
 
 LABELS: Final = "labels.json"  # in the run's folder
 _TOLD: Final = 5  # labels that a message names
@@ -190,6 +191,7 @@ class _Reader:
             self.template.check_tools(row.turns, row.tools)
         return self.template.whole(row.turns, row.tools)
 
+    @no_panic()
     def _tokenise(self, texts: list[str], special: bool) -> list[_Read]:
         if not texts:
             return []

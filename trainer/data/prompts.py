@@ -17,7 +17,7 @@ from dropforge.errors import DataError
 from trainer.data.chat import OwnEncoder, TemplateEncoder, make_encoder
 from trainer.data.rows import Row
 from trainer.data.template import UnusableChatError
-from trainer.data.tokenizer import END, EOS, is_ours
+from trainer.data.tokenizer import END, EOS, is_ours, no_panic
 
 Ask = Callable[[Row], tuple[str, tuple[int, ...]] | None]
 
@@ -112,6 +112,7 @@ def _continued(tokenizer: Any) -> Ask:
     encoder = make_encoder(tokenizer, "answers")
     assert isinstance(encoder, (OwnEncoder, TemplateEncoder))
 
+    @no_panic()
     def ask(before: Row) -> tuple[str, tuple[int, ...]] | None:
         if isinstance(encoder, OwnEncoder):
             ids = [] if before.calls else encoder.prompt(before)

@@ -18,7 +18,7 @@ from trainer.data.chat import COUNTS, Document, in_batches, leave_out
 from trainer.data.prompts import held_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
-from trainer.data.tokenizer import is_ours
+from trainer.data.tokenizer import is_ours, no_panic
 
 # One message is the source as it stands, as the T5 paper has it (https://arxiv.org/abs/1910.10683, section 2.4); of
 # several each has its role before it.
@@ -55,6 +55,7 @@ class Sources:
             self.template.check_tools(before.turns, before.tools)
         return self.template.prompt(before.turns, before.tools)
 
+    @no_panic()
     def ids(self, texts: list[str], longest: int | None = None) -> list[list[int]]:
         """:param longest: tokens, cut as the tokenizer cuts."""
         if not texts:
@@ -152,6 +153,7 @@ class _Reader:
             found[place] = _Pair(text, source, target, len(answer.encode()))
         return found
 
+    @no_panic()
     def _targets(self, answers: list[str]) -> list[list[int]]:
         """Each ends with the end token, without which a model could not learn to stop."""
         if not answers:

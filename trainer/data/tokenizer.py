@@ -5,11 +5,14 @@ It is trained once per run and published by conditional PUT, so that all nodes a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from dropforge.errors import DataError, RecipeError
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.model_files import LARGEST_FRAME
 from trainer.pretrained import load_tokenizer_files
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 PAD, BOS, EOS, START, END = "<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"
 SPECIAL: Final = (PAD, BOS, EOS, START, END)
 TRAINING_CHARACTERS: Final = 50_000_000  # more text changes a small vocabulary little
+MOST_PER_BYTE: Final = 16  # tokens; those known make one at most
+_PROBE: Final = "The quick brown fox jumps over the lazy dog, aaaaaaaa 0123456789.\n\tÄé 東京 🙂 "
 
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %}"
@@ -99,12 +104,19 @@ def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: boo
     """
     name = f"tokenizer of {folder}"
     try:
-        tokenizer = load_tokenizer_files(folder, revision)
-    except (OSError, ValueError, KeyError) as error:
+        with no_panic(name):
+            tokenizer = load_tokenizer_files(folder, revision)
+    except DropforgeError:
+        raise
+    except Exception as error:  # the library below raises this very class
         cause = " ".join(str(error).split())[:300]
         raise DataError(name, cause, "Name a base model with a tokenizer beside it") from error
     if not tokenizer.is_fast:
         raise DataError(name, "it has no fast form", "Save it with a tokenizer.json")
+    for key, kind in (("model_max_length", (int, float)), ("chat_template", (str, dict, NoneType))):
+        if not isinstance(value := getattr(tokenizer, key, None), kind):
+            raise DataError(name, f"its `{key}` is {str(value)[:100]!r}", f"Mend `{key}` in its tokenizer_config.json")
+    _check_length(tokenizer, name)
     if ends and tokenizer.eos_token_id is None:
         raise DataError(
             name,
@@ -112,6 +124,37 @@ def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: boo
             "Set `eos_token` in its tokenizer_config.json",
         )
     return tokenizer
+
+
+@contextmanager
+def no_panic(name: str = "tokenizer of the base model") -> Iterator[None]:
+    """Make an error of what ends the library below, as a regular expression that gives up; also as a decorator.
+
+    :raises DataError: then. A panic is no Exception, so nothing that treats a user's mistakes would see it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # its module cannot be imported
+            raise
+        cause = f"its library gave up on a text ({' '.join(str(error).split())[:200]})"
+        raise DataError(name, cause, "Name a base model with a tokenizer that reads any text") from None
+
+
+def _check_length(tokenizer: Any, name: str) -> None:
+    """:raises DataError: if a tokenizer makes so many tokens of a text that no memory would hold those of a drop."""
+    try:
+        with no_panic(name):
+            length = len(tokenizer(_PROBE, verbose=False)["input_ids"])
+    except DropforgeError:
+        raise
+    except Exception:  # it has no token for letters that it never saw, as one of genomes: its own rows may all do
+        return
+    size = len(_PROBE.encode())
+    if length > MOST_PER_BYTE * size + LARGEST_FRAME:
+        raise DataError(
+            name, f"it makes {length:,} tokens of {size} bytes", "Name a base model with a tokenizer of few tokens"
+        )
 
 
 def add_tokens(tokenizer: Any, names: Sequence[str]) -> None:
