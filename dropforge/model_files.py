@@ -94,6 +94,20 @@ def _largest(key: str) -> int:
     return LARGEST_COUNT if _COUNTED.search(key) and not _WIDE.search(key) else LARGEST_SIZE
 
 
+def odd_token(generation: object) -> Fault | None:
+    """Return a key of a generation_config.json that names a token by something else than its number.
+
+    The library takes it as it stands, and fails once the model writes.
+    """
+    for key, value in generation.items() if isinstance(generation, Mapping) else ():
+        if not key.endswith("_token_id") or value is None:
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, int) or isinstance(one, bool) or not -1 <= one <= LARGEST_SIZE:  # -1: none
+                return Fault(key, f"{str(one)[:100]} is no number of a token")
+    return None
+
+
 def endless_tokenizer(tokenizer: object) -> Fault | None:
     """Return the part of a tokenizer.json that makes many tokens of a short text.
 

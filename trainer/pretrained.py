@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
-from dropforge.model_files import endless_tokenizer, foreign_file, odd_amount
+from dropforge.model_files import endless_tokenizer, foreign_file, odd_amount, odd_token
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
+_GENERATION: Final = "generation_config.json"
 _ADAPTER: Final = "adapter_config.json"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _CONFIG: Final = "config.json"
@@ -108,6 +109,7 @@ def load_generation_config(folder: str | Path) -> Any:
     from transformers import GenerationConfig
 
     check_folder(Path(folder))
+    _check_generation(Path(folder))
     return GenerationConfig.from_pretrained(str(folder))
 
 
@@ -182,9 +184,21 @@ def _check_amounts(folder: Path, name: str) -> None:
         )
 
 
+def _check_generation(folder: Path) -> None:
+    """:raises RecipeError: if a model would write up to a token that is none."""
+    fault = odd_token(_json(folder / _GENERATION))
+    if fault is not None:
+        raise RecipeError(
+            _KEY,
+            f"{folder}: its {_GENERATION} has `{fault.key}`, and {fault.cause}",
+            f"Set `{fault.key}` there to the token's number, or take it out",
+        )
+
+
 def _check_files(folder: Path) -> None:
     """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
     check_folder(folder)
+    _check_generation(folder)  # which is read beside the weights
     index = _json(folder / INDEX)
     named = index.get("weight_map") if isinstance(index, dict) else None
     for file in named.values() if isinstance(named, dict) else ():

@@ -23,6 +23,7 @@ from trainer.data.hub import UnreachableError, fetch_from_hub
 from trainer.data.rows import Row
 from trainer.data.tokenizer import BOS, core, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.model.build import fetch_folder, load_model
+from trainer.pretrained import load_generation_config
 from trainer.rank import ending
 
 from .ranks_loop import make_base
@@ -307,3 +308,16 @@ def test_an_odd_tokenizer_is_the_base_s_error(
 ) -> None:
     with pytest.raises(DataError, match=word):
         load_tokenizer(spoiled(name, **values))
+
+
+@pytest.mark.parametrize("end", ["abc", ["a"], {"a": 1}, [2, 2.5], True, 2**70, -2])
+def test_an_end_token_that_is_no_number_is_refused_by_its_name(spoiled: Callable[..., Path], end: Any) -> None:
+    folder = spoiled("generation_config.json", eos_token_id=end)
+    for load in (load_model, load_generation_config):
+        with pytest.raises(RecipeError, match=r"generation_config\.json has `eos_token_id`, and .*Set `eos_token_id`"):
+            load(folder)
+
+
+def test_end_tokens_that_are_numbers_pass(spoiled: Callable[..., Path]) -> None:
+    folder = spoiled("generation_config.json", eos_token_id=[2, 4], pad_token_id=-1, bos_token_id=None)
+    assert load_model(folder).generation_config.eos_token_id == [2, 4]
