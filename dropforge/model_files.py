@@ -14,6 +14,7 @@ from typing import Any, Final
 
 #: Arguments of tokenizers' classes: transformers opens what they name, or takes them for the tokenizer itself.
 _ELSEWHERE: Final = frozenset({"vocab", "merges", "gguf_file", "tokenizer_object", "subfolder", "init_inputs"})
+TOKENIZER: Final = "tokenizer.json"
 _FILES: Final = ("_file", "_files", "_path", "_spm")
 #: Where the one who saved it had it: many models of old releases say so, and nothing opens it.
 _STALE: Final = frozenset({"special_tokens_map_file", "name_or_path", "tokenizer_name_or_path"})
@@ -52,6 +53,8 @@ def foreign_file(values: object, names: Collection[str]) -> Fault | None:
     """
     for key, value in values.items() if isinstance(values, Mapping) else ():
         if value in (None, "", [], {}) or key in _STALE:
+            continue
+        if key == "tokenizer_file" and TOKENIZER in names:  # that one is read, whoever saved it elsewhere
             continue
         if key in _ELSEWHERE:
             return Fault(key, "it would have another file, or what stands there, read as the tokenizer")

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
-from dropforge.model_files import endless_tokenizer, foreign_file, odd_amount, odd_token
+from dropforge.model_files import TOKENIZER, endless_tokenizer, foreign_file, odd_amount, odd_token
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
@@ -64,8 +64,12 @@ def load_tokenizer_files(folder: str | Path, revision: str | None = None) -> Any
             raise RecipeError(
                 _KEY, f"{folder}: `{endless.key}` of its {path.name}: {endless.cause}", "Name a model with another"
             )
+    own, settings = Path(folder) / TOKENIZER, _json(Path(folder) / _TOKENIZER_FILES[0])
+    # Old models of the hub say where they once lay; what is given here goes before it, in any release.
+    elsewhere = isinstance(settings, dict) and settings.get("tokenizer_file") and own.is_file()
+    given = {"tokenizer_file": str(own)} if elsewhere else {}
     with _no_code(str(folder)):
-        return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), revision=revision, trust_remote_code=False, **given)
 
 
 def load_weights(

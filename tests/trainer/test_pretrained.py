@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dropforge.errors import RecipeError
 from dropforge.hub import LARGEST_CONFIG, LARGEST_INDEX, LARGEST_OTHER
 from dropforge.run import ExitCode
+from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 from trainer.model.prefix import open_model
 from trainer.pretrained import (
     load_config,
@@ -172,6 +173,21 @@ def test_a_config_is_read_from_no_other_folder(words: Path) -> None:
     write(words / "config.json", configuration_files=["../other/config.5.0.0.json"])
     with pytest.raises(RecipeError, match=r"config\.json has `configuration_files`"):
         load_config(words)
+
+
+def test_where_an_old_release_had_its_tokenizer_is_not_read(tmp_path: Path) -> None:
+    """Beside a tokenizer.json, which is: thousands of models of the hub say it."""
+    other = wrap_tokenizer(train_tokenizer(["quite other words"] * 9, 300), 128)
+    other.save_pretrained(tmp_path / "other")
+    made = wrap_tokenizer(train_tokenizer(["these words"] * 9, 290), 128)
+    made.save_pretrained(tmp_path / "words")
+    settings = json.loads((tmp_path / "words" / "tokenizer_config.json").read_text())
+    for elsewhere in ("/root/.cache/huggingface/transformers/abc", str(tmp_path / "other" / "tokenizer.json")):
+        write(tmp_path / "words" / "tokenizer_config.json", **settings, tokenizer_file=elsewhere)
+        assert load_tokenizer_files(tmp_path / "words").get_vocab() == made.get_vocab()
+    (tmp_path / "words" / "tokenizer.json").unlink()
+    with pytest.raises(RecipeError, match="`tokenizer_file`"):
+        load_tokenizer_files(tmp_path / "words")
 
 
 def test_a_tokenizer_that_names_its_own_files_is_loaded(words: Path) -> None:
