@@ -254,12 +254,9 @@ def test_what_a_model_goes_back_to_stands_on_its_version(server: str, spec: RunS
 def test_what_somebody_else_has_registered_under_a_familys_name_is_left_alone(
     server: str, spec: RunSpec, kind: str
 ) -> None:
-    import mlflow
-
     mine = opened(server, spec)
     if kind == "a prompt":
-        mlflow.set_tracking_uri(server)
-        mlflow.genai.register_prompt(name=spec.family, template="Answer {{question}}.")
+        tracking.client(server).register_prompt(spec.family, "Answer {{question}}.")
     else:
         tracking.client(server).create_registered_model(spec.family)
 
