@@ -159,7 +159,7 @@ def _with(
 
     unknown = sorted({name for _, _, one in messages if one for name in one.unknown})
     row = row._replace(unknown=tuple(unknown))
-    if tools is None and not any(one.told for one in besides if one):
+    if tools is None and not any(map(turns.tells, besides)):
         return row
     try:
         beside = tuple(turns.written(one.told, harmless) if one and one.told else "" for one in besides)

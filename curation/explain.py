@@ -83,35 +83,39 @@ def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
         version of several drops FILE is looked for in all of them, or is the object key of one.
     :raises DataError: if there is no such row, or it is not named so.
     """
-    file, at, position = row.rpartition("@")
-    by_key = not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef")
-    number = None if by_key else place_of(position)
-    if not by_key and not (file and number is not None):
-        raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
+    named = named_row(row)
+    file, position = ("", 0) if isinstance(named, bytes) else (named[0].strip(), named[1])
     parts = _parts(manifest)
     fates: list[Fate] = []
     with tempfile.TemporaryDirectory(prefix="explain-") as folder:
         ledgers = _Ledgers(store, Path(folder))
         for part in parts:
-            if by_key:
-                wanted = pc.field("key") == bytes.fromhex(row)
-            elif part.prefix and part.local(file.strip()) not in part.inputs:
+            if isinstance(named, bytes):
+                wanted = pc.field("key") == named
+            elif part.prefix and part.local(file) not in part.inputs:
                 continue
             else:
-                here = pc.field("file") == part.local(file.strip())
-                wanted = here & (pc.field("position") == number)
+                wanted = (pc.field("file") == part.local(file)) & (pc.field("position") == position)
             found = pq.read_table(ledgers.of(part), filters=wanted).slice(0, _MOST).to_pylist()
             told = [_fate(entry, part) for entry in found]
             fates += _with_details(told, store, part) if any(fate.end not in _ENDS for fate in told) else told
         if not fates:
-            raise _unknown(manifest, row, file.strip())
+            raise _unknown(manifest, row, file)
         return [_with_kept(_with_copies(fate, ledgers, parts), ledgers, parts) for fate in fates[:_MOST]]
 
 
-def place_of(text: str) -> int | None:
-    """A place in a file, of no more than 64 bits as in the ledger; None if the text is none."""
-    digits = text.replace(",", "").strip()
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS else None
+def named_row(row: str) -> bytes | tuple[str, int]:
+    """What a person names a row by: its content key, or its file and the place in it, of no more than 64 bits.
+
+    :raises DataError: if the text is neither.
+    """
+    file, at, position = row.rpartition("@")
+    if not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
+        return bytes.fromhex(row)
+    digits = position.replace(",", "").strip()
+    if not (file and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+        raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
+    return file, int(digits)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from functools import cached_property
@@ -82,6 +82,19 @@ class Extras:
         return {name: fields.get(name, folded.get(name.strip().lower())) for name in self.asked or ()}
 
 
+def numbered(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs as a mapping that loses none: what has a name of one before it gets a number behind it."""
+    made: dict[str, Any] = {}
+    numbers: dict[str, int] = {}
+    for name, value in pairs:
+        shown = name
+        while shown in made:
+            numbers[name] = numbers.get(name, 1) + 1
+            shown = f"{name} {numbers[name]}"
+        made[shown] = value
+    return made
+
+
 def scrubbed(text: str, scrub: Callable[[str], str]) -> str:
     """Kept columns with masks. Names that have the same mask are numbered, in the order of the text."""
     masked = scrub(text)
@@ -91,14 +104,8 @@ def scrubbed(text: str, scrub: Callable[[str], str]) -> str:
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal twice
-        made: dict[str, Any] = {}
-        numbers: dict[str, int] = {}
-        for name, value in found:
-            shown = name
-            while shown in made:
-                twice, numbers[name] = True, numbers.get(name, 1) + 1
-                shown = f"{name} {numbers[name]}"
-            made[shown] = value
+        made = numbered(found)
+        twice = twice or list(made) != [name for name, _ in found]
         return made
 
     try:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from curation import increments
 from curation.engines.choice import choose, opened
-from curation.explain import place_of
+from curation.explain import named_row
 from curation.forgotten import group_names
 from curation.holders import Held, groups, held, read_column
 from curation.pipeline import Desk, follow, prepared, step
@@ -24,8 +24,6 @@ from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipes.load import build_recipe
 from dropforge.store import Store
-
-_KEY_DIGITS = 32
 
 
 def again(
@@ -100,17 +98,15 @@ def key_of(store: Store, family: str, row: str) -> bytes:
     :param row: `FILE@POSITION`, where FILE is the object's key or its name in the drop, or a content key.
     :raises DataError: if there is no such row, or there are several.
     """
-    file, at, position = row.rpartition("@")
-    number = place_of(position)
-    if not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
-        return bytes.fromhex(row)
-    if not file or number is None:
-        raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
+    named = named_row(row)
+    if isinstance(named, bytes):
+        return named
+    file, position = named
     found: dict[bytes, str] = {}
     for one in newest(store, family).manifest.steps:
         for name in one.inputs:
             if file in {name, one.prefix + name}:
-                wanted = (pc.field("file") == name) & (pc.field("position") == number)
+                wanted = (pc.field("file") == name) & (pc.field("position") == position)
                 keys = read_column(store, one.files["ledger"], wanted, "key")
                 found |= {key: f"{one.name} ({one.drop[:12]})" for key in keys if key}
     if len(found) != 1:

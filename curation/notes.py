@@ -25,24 +25,9 @@ def warnings(
     files: Sequence[DropFile],
     passed: Mapping[str, str],
     read: Sequence[int],
+    keys: Mapping[str, int],
 ) -> list[str]:
-    """What people should know of their files, beyond the quarantine."""
-    files_told = _of_files(work, reports, rules, files, passed, read)
-    lines = first_of(files_told, _WARNINGS, "warnings about files")
-    if keys := unknown_keys(reports, rules):
-        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
-        lines.append(f"Keys that mean nothing here and are not learned: {shown}")
-    return lines
-
-
-def _of_files(
-    work: Sequence[Task],
-    reports: Sequence[tuple[Task, Report]],
-    rules: Rules,
-    files: Sequence[DropFile],
-    passed: Mapping[str, str],
-    read: Sequence[int],
-) -> list[str]:
+    """What people should know of their files, beyond the quarantine. :param keys: see `unknown_keys`."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
     counted: dict[str, Counter[str]] = {
         f"lines are not UTF-8, and were read as {rules.encoding}": Counter(),
@@ -59,7 +44,11 @@ def _of_files(
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}
-    return list(told)
+    lines = first_of(list(told), _WARNINGS, "warnings about files")
+    if keys:
+        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
+        lines.append(f"Keys that mean nothing here and are not learned: {shown}")
+    return lines
 
 
 def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:

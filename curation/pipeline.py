@@ -307,7 +307,8 @@ def step(
     )
     # Of a file without a row in the sample nothing is known.
     worth = [*limited(rules, len(files), whole)]
-    worth += warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
+    unread = unknown_keys(reports, rules)
+    worth += warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read, unread)
     if (override := desk.recipe.curation.gate.override) is not None:
         worth.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
     told = Told.of(counted) if sample else None
@@ -316,7 +317,7 @@ def step(
     card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
     if told is not None:
         card["sample"] = asdict(told)
-    card["unknown_keys"] = unknown_keys(reports, rules)
+    card["unknown_keys"] = unread
     card["causes"] = [asdict(one) for one in why]
     if desk.sets is not None:
         found_items = desk.sets.report(counted, out / "contamination.jsonl")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from curation import shapes
+from curation.extras import numbered
 from curation.nesting import parse_text
 from curation.reasons import Reason, RejectError
 
@@ -90,53 +91,37 @@ def tools_of(fields: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def written(value: Any, change: Callable[[str], str]) -> str:
-    """The value as canonical JSON, its texts and keys changed.
+def written(value: Any, change: Callable[[str], str], number: Callable[[Any], Any] = lambda value: value) -> str:
+    """The value as canonical JSON, its texts, keys and numbers changed.
 
     :raises RejectError: if it holds a number that JSON has none for.
     """
+    how: dict[str, Any] = {"sort_keys": True, "ensure_ascii": False, "separators": (",", ":"), "default": str}
     try:
-        return json.dumps(
-            mapped(value, change),
-            sort_keys=True,
-            ensure_ascii=False,
-            allow_nan=False,
-            separators=(",", ":"),
-            default=str,
-        )
+        return json.dumps(_mapped(value, change, number), allow_nan=False, **how)
     except ValueError:
         raise RejectError(Reason.BAD_NUMBER, "a number of a tool is NaN or infinite") from None
 
 
 def hidden(text: str, scrub: Callable[[str], str]) -> str:
     """What `written` made, with masks in its texts and keys, and for numbers that are personal data."""
-    return written(_scrubbed(json.loads(text), scrub), scrub)
+
+    def masked(number: Any) -> Any:
+        shown = json.dumps(number)
+        return number if (mask := scrub(shown)) == shown else mask
+
+    return written(json.loads(text), scrub, masked)
 
 
-def _scrubbed(value: Any, scrub: Callable[[str], str]) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        shown = json.dumps(value)
-        return value if scrub(shown) == shown else shown
-    if isinstance(value, dict):
-        return {key: _scrubbed(item, scrub) for key, item in value.items()}
-    return [_scrubbed(item, scrub) for item in value] if isinstance(value, list) else value
-
-
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with every text and key changed."""
+def _mapped(value: Any, change: Callable[[str], str], number: Callable[[Any], Any]) -> Any:
+    """A JSON value with every text, key and number changed."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, dict):
-        made: dict[str, Any] = {}
-        for key, item in value.items():
-            shown = name = change(str(key))
-            number = 1
-            while shown in made:  # of two keys with one mask none is lost
-                number += 1
-                shown = f"{name} {number}"
-            made[shown] = mapped(item, change)
-        return made
-    return [mapped(item, change) for item in value] if isinstance(value, list) else value
+    if isinstance(value, dict):  # of two keys with one mask none is lost
+        return numbered((change(str(key)), _mapped(item, change, number)) for key, item in value.items())
+    if isinstance(value, list):
+        return [_mapped(item, change, number) for item in value]
+    return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _given(value: Any, key: str) -> Any:

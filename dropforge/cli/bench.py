@@ -39,7 +39,7 @@ from dropforge.recipe import Compute
 from dropforge.recipes import load_recipe
 from dropforge.recipes.network_rules import check_network
 from dropforge.recipes.place_rules import check_place
-from dropforge.stack.state import is_running, read_state
+from dropforge.stack.state import running_state
 from dropforge.store import S3Store, Store
 from dropforge.terminal import Console, Text
 
@@ -278,8 +278,8 @@ def _measure(compute: Compute, over: Network, seconds: float, patience: float, t
 def _store(state: Path | None) -> Store | None:
     """Where measurements are kept: the bucket of the stack, or of the environment; None if neither is there."""
     folder = stack_folder(state)
-    stack = read_state(folder) if folder else None
-    if folder is not None and stack is not None and stack.phase != "stopped" and is_running(folder):
+    stack = running_state(folder) if folder else None
+    if stack is not None:
         os.environ.update(stack.env())
         return S3Store(stack.settings.bucket)
     bucket = os.environ.get("DROPFORGE_BUCKET")

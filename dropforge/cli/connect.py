@@ -12,7 +12,7 @@ from dropforge import settings
 from dropforge.cli.airflow import Airflow
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
-from dropforge.stack.state import StackState, check_folder, is_running, read_state, state_path
+from dropforge.stack.state import StackState, check_folder, running_state, state_path
 from dropforge.store import S3Store, Store
 
 StateOption = Annotated[
@@ -66,7 +66,7 @@ def running_stack(state: Path | None, mend: str) -> StackState:
     :raises DropforgeError: if it does not run, with the mend.
     """
     folder = check_folder(state or settings.default_state())
-    stack = read_state(folder)
-    if stack is None or stack.phase == "stopped" or not is_running(folder):
+    stack = running_state(folder)
+    if stack is None:
         raise DropforgeError(f"stack in {folder}", "it is not running", mend)
     return stack

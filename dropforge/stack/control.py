@@ -105,9 +105,7 @@ def _launch(
     wanted = Databases.of(folder)
     databases.check(folder, wanted)
     before = read_state(folder)
-    if (
-        before is not None
-    ):  # from now on the lock is held: nobody shall take what a killed supervisor wrote for its word
+    if before is not None:  # now that the lock is held, nobody shall take what a killed one wrote for its word
         try:
             write_state(replace(before, phase="stopped"))
         except OSError as error:

@@ -212,6 +212,15 @@ def read_state(folder: Path) -> StackState | None:
         ) from error
 
 
+def running_state(folder: Path) -> StackState | None:
+    """The state of the stack that runs in this folder, or is being started again; None if there is none.
+
+    :raises DropforgeError: as `read_state`.
+    """
+    state = read_state(folder)
+    return state if state is not None and state.phase != "stopped" and is_running(folder) else None
+
+
 def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
     traces = values["traces"]
     return StackState(

@@ -14,7 +14,7 @@ import pytest
 from curation import check, drift
 from curation.engines.duck import DuckTables
 from curation.kernel import canonical_rows
-from curation.notes import warnings
+from curation.notes import unknown_keys, warnings
 from curation.page import first_of
 from curation.phrases import numbers, repeated
 from curation.plan import cut, make_rules
@@ -66,7 +66,7 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
         keep_columns=None,
     )
     reports[0][1].unknown["mood"] = 3
-    told = warnings(work, reports, rules, [], {}, [])
+    told = warnings(work, reports, rules, [], {}, [], unknown_keys(reports, rules))
     assert len(told) == 1_002
     assert told[0] == "0000.jsonl.gz: the name says gzip, the bytes are not compressed"
     assert told[1_000] == "and 500 more warnings about files"

@@ -178,8 +178,6 @@ class TemplateEncoder:
             return [Rendered(row.text, (), spelled(row, self.all))]
         messages, tools, silent = row.turns, row.tools, row.silent
         try:
-            if row.calls:
-                self.template.check_tools(messages, tools)
             if not self.all:
                 return self.template.answers(messages, tools, silent)
             text = self.template.whole(messages, tools)

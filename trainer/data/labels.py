@@ -187,8 +187,6 @@ class _Reader:
     def _render(self, row: Row) -> str:
         if self.template is None:  # looked at with the first conversation, because plain text needs none
             self.template = ChatTemplate(self.tokenizer)
-        if row.calls:
-            self.template.check_tools(row.turns, row.tools)
         return self.template.whole(row.turns, row.tools)
 
     @no_panic()

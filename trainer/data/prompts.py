@@ -118,8 +118,6 @@ def _continued(tokenizer: Any) -> Ask:
             ids = [] if before.calls else encoder.prompt(before)
             return tokenizer.decode(ids), tuple(ids)
         try:
-            if before.calls:
-                encoder.template.check_tools(before.turns, before.tools)
             text = encoder.template.prompt(before.turns, before.tools)
         except UnusableChatError:
             return None

@@ -42,13 +42,16 @@ class Row:
     tools: tuple[Any, ...] = ()
 
     @property
+    def said(self) -> list[dict[str, Any]]:
+        """The messages with all that they say, `train` included."""
+        messages = self.messages or ()
+        pairs = zip(messages, self.beside or ({},) * len(messages), strict=True)
+        return [{"role": role, "content": content, **more} for (role, content), more in pairs]
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """The messages as chat templates take them."""
-        if not self.beside:
-            return [{"role": role, "content": content} for role, content in self.messages or ()]
-        told = ({key: value for key, value in more.items() if key != "train"} for more in self.beside)
-        pairs = zip(self.messages or (), told, strict=True)
-        return [{"role": role, "content": content, **more} for (role, content), more in pairs]
+        return [{key: value for key, value in message.items() if key != "train"} for message in self.said]
 
     @property
     def silent(self) -> tuple[int, ...]:

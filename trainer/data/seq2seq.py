@@ -51,8 +51,6 @@ class Sources:
 
     def text(self, before: Row) -> str:
         """:raises UnusableChatError: if the template refuses the conversation, or leaves out its tools."""
-        if before.calls:
-            self.template.check_tools(before.turns, before.tools)
         return self.template.prompt(before.turns, before.tools)
 
     @no_panic()

@@ -126,19 +126,23 @@ class ChatTemplate:
 
         :raises UnusableChatError: if the template refuses it.
         """
+        self._check_tools(messages, tools)
         return self._render(messages, tools, prompt=True)[0]
 
     def whole(self, messages: list[Message], tools: Tools = ()) -> str:
         """The text of a conversation. :raises UnusableChatError: if the template refuses it."""
-        return self._render(messages, tools)[0]
+        self._check_tools(messages, tools)
+        return self._text(messages, tools)
 
-    def check_tools(self, messages: list[Message], tools: Tools) -> None:
+    def _check_tools(self, messages: list[Message], tools: Tools) -> None:
         """:raises UnusableChatError: if the template leaves out tools or their calls, which are to be learned."""
-        text = self.whole(messages, tools)
-        if tools and text == self.whole(messages):
+        if not tools and not any("tool_calls" in message for message in messages):
+            return
+        text = self._text(messages, tools)
+        if tools and text == self._text(messages):
             raise UnusableChatError("the chat template takes no tools, and the row has some")
         plain = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
-        if plain != messages and text == self.whole(plain, tools):
+        if plain != messages and text == self._text(plain, tools):
             raise UnusableChatError("the chat template writes no tool calls, and the row has some")
 
     def shows_thoughts(self, messages: list[Message], tools: Tools = ()) -> bool:
@@ -146,7 +150,7 @@ class ChatTemplate:
         last = max(turn for turn, message in enumerate(messages) if "reasoning_content" in message)
         head = messages[: last + 1]
         plain = [*head[:-1], {key: value for key, value in head[-1].items() if key != "reasoning_content"}]
-        return self.whole(head, tools) != self.whole(plain, tools)
+        return self._text(head, tools) != self._text(plain, tools)
 
     def answers(self, messages: list[Message], tools: Tools = (), silent: Container[int] = ()) -> list[Rendered]:
         """A conversation as one text, or as one for each answer; a conversation without an answer has no span.
@@ -158,6 +162,7 @@ class ChatTemplate:
         answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         turns = [turn for turn in answers if turn not in silent]
         said = sum(_size(messages[turn]) for turn in turns)
+        self._check_tools(messages, tools)
         text, spans = self._render(messages, tools)
         if self.marked and len(turns) == len(answers):
             return [Rendered(text, spans, said)]
@@ -174,7 +179,7 @@ class ChatTemplate:
 
     def _last(self, messages: list[Message], tools: Tools) -> Rendered:
         """The last answer, with all before it as its prompt."""
-        text = self.whole(messages, tools)
+        text = self._text(messages, tools)
         span = self.span(text, messages, len(messages) - 1, tools)
         if span is None:
             raise UnusableChatError("the prompt for an answer is not how the answered text begins")
@@ -185,13 +190,16 @@ class ChatTemplate:
         if not turn:
             raise UnusableChatError("it begins with an answer")
         before, _ = self._render(messages[:turn], tools, prompt=True)
-        after = text if turn == len(messages) - 1 else self.whole(messages[: turn + 1], tools)
+        after = text if turn == len(messages) - 1 else self._text(messages[: turn + 1], tools)
         if not after.endswith(self._turn.closing):
             raise UnusableChatError("an answer does not end as the template's answers do")
         stem = after[: len(after) - len(self._turn.closing) + self._turn.end]
         if len(before) < len(stem) and stem.startswith(before) and text.startswith(stem):
             return len(before), len(stem)
         return None
+
+    def _text(self, messages: list[Message], tools: Tools = ()) -> str:
+        return self._render(messages, tools)[0]
 
     def _probe(self) -> tuple[str, tuple[tuple[int, int], ...]]:
         try:

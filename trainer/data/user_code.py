@@ -112,7 +112,7 @@ class UserCode:
 
     def _changed(self, row: Row) -> Row:
         for name in self.of(ROWS):
-            messages = None if row.messages is None else _messages(row)
+            messages = None if row.messages is None else row.said
             given = {"messages": messages, "text": row.text, "label": row.label, "source": row.source}
             found = self._call(ROWS, name, given, about=f"row {row.key.hex()}: ")
             problem = _problem(found)
@@ -231,13 +231,6 @@ def _load(wheel: Wheel, group: str, name: str, unpacked: Path) -> Function:
     if not callable(found):
         raise UserCodeError(thing, f"it is no function, but of type {type(found).__name__}", "Name a function")
     return found  # type: ignore[no-any-return]
-
-
-def _messages(row: Row) -> list[dict[str, Any]]:
-    """The messages with all that they say, `train` included."""
-    beside = row.beside or ({},) * len(row.messages or ())
-    pairs = zip(row.messages or (), beside, strict=True)
-    return [{"role": role, "content": content, **more} for (role, content), more in pairs]
 
 
 def _problem(found: Any) -> str | None:

@@ -236,8 +236,8 @@ def load_pretrained(
     :param config: as of `load_weights`.
     :raises RecipeError: if it cannot be loaded.
     """
-    known = _read_config(folder, revision) if config is None else config
-    check_unquantised(known.to_dict(), str(folder))
+    config = _read_config(folder, revision) if config is None else config
+    check_unquantised(config.to_dict(), str(folder))
     try:
         return load_weights(kind, folder, revision, config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
