@@ -22,12 +22,14 @@ class Claim:
     """The run that took a drop; `counter` is above 1 for forced re-runs.
 
     By the family's rules of intake it may be no run: the drop is part of a batch, or gets none (`because`).
+    :param at: when it was taken, in UTC as ISO 8601 has it.
     """
 
     family: str
     drop_id: str
     counter: int
     owner: str
+    at: str = ""
 
 
 def record(store: Store, drop: Drop) -> bool:
@@ -103,14 +105,14 @@ def claim(
         taken = json.loads(store.get(info.key))
         if taken["owner"] == owner:
             store.delete(layout.pending_key(family, drop_id))
-            return Claim(family, drop_id, taken["counter"], owner)
+            return Claim(family, drop_id, taken["counter"], owner, str(taken.get("at") or ""))
         counter = max(counter, int(taken["counter"]))
     while counter == 0 or again:
         counter += 1
         body = _stamp({**(note or {}), "owner": owner, "counter": counter})
         if store.put_if_absent(layout.claim_key(family, drop_id, counter), body):
             store.delete(layout.pending_key(family, drop_id))
-            return Claim(family, drop_id, counter, owner)
+            return Claim(family, drop_id, counter, owner, json.loads(body)["at"])
     # A crash after a claim may have left the marker behind; whoever finds the claim removes it.
     store.delete(layout.pending_key(family, drop_id))
     return None

@@ -90,6 +90,7 @@ class RunSpec:
         `retrain`, if the calendar started the run: reason, data, start and its own run.
     :param code: digest of the code that trains; `image` is the image reference it runs in.
     :param start: where its weights begin, if the recipe's `base.start` is not `base`.
+    :param date: the day it was planned, `YYYY-MM-DD` in UTC, which a chat template that asks for the date is told.
     """
 
     run: str
@@ -106,6 +107,7 @@ class RunSpec:
     tracking: Tracking | None = None
     drop: Mapping[str, Any] = field(default_factory=dict)
     start: Start | None = None
+    date: str = ""
 
     @property
     def checkpoints_root(self) -> str:

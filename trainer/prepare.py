@@ -38,6 +38,7 @@ from trainer.data.plan_store import PlanStore, UnusableError
 from trainer.data.prompts import Prompt, read_prompts
 from trainer.data.rows import Row, load_manifest, read_rows, texts
 from trainer.data.seq2seq import for_seq2seq
+from trainer.data.template_date import told_date, with_date
 from trainer.data.tokenizer import TRAINING_CHARACTERS, add_tokens, load_tokenizer, train_tokenizer, wrap_tokenizer
 from trainer.data.tokens import Tokens
 from trainer.data.user_code import UserCode, bring_code, load_code
@@ -147,7 +148,9 @@ def prepare(
         rows = partial(read_rows, data, manifest, "train", code.rows)
         _publish_tokenizer(run, lambda: texts(rows(), TRAINING_CHARACTERS), settings)
     check()
-    tokenizer = open_tokenizer(settings, base, run)
+    tokenizer = open_tokenizer(settings, base, run, spec.date)
+    if told := told_date(tokenizer.chat_template, spec.date):
+        say(f"the chat template asks for the date, and is told the run's: {told}")
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
@@ -189,7 +192,7 @@ def await_prepared(settings: Settings, spec: RunSpec, scratch: Path, check: Call
     return Prepared(
         train=train,
         eval=Tokens.load(folder / "eval"),
-        tokenizer=open_tokenizer(settings, ready["base"], run),
+        tokenizer=open_tokenizer(settings, ready["base"], run, spec.date),
         base=ready["base"],
         plan_content=ready["content"],
         row_keys=np.load(folder / KEYS, mmap_mode="r"),
@@ -288,9 +291,10 @@ def comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bo
     return True
 
 
-def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
+def open_tokenizer(settings: Settings, base: str, run: Store, date: str) -> Any:
     """The run's tokenizer: the published one of a model from a config, or the base model's own.
 
+    :param date: what a chat template that asks for it is told (`RunSpec.date`).
     :raises RecipeError: if a classifier's rows would be longer than it is made for.
     """
     classifies = settings.task == "classification"
@@ -299,6 +303,7 @@ def open_tokenizer(settings: Settings, base: str, run: Store) -> Any:
     else:
         tokenizer = load_tokenizer(base, settings.base.revision, ends=not classifies)
         add_tokens(tokenizer, settings.base.new_tokens or ())
+        tokenizer.chat_template = with_date(tokenizer.chat_template, date)
     if settings.task == "sequence-to-sequence":
         return for_seq2seq(tokenizer)
     if not classifies:

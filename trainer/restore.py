@@ -105,7 +105,7 @@ def restore(
     if base:
         base = str(fetch_base(base, settings.base.revision, scratch / "base", node=node, check=check))
     try:
-        tokenizer = open_tokenizer(settings, base, open_store(spec.root))
+        tokenizer = open_tokenizer(settings, base, open_store(spec.root), spec.date)
     except MissingObjectError:
         raise DataError(f"run {spec.run}", f"its {TOKENIZER} is gone", "Without it the model says nothing") from None
     none = collect([], {})

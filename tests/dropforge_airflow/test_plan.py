@@ -19,7 +19,7 @@ from dropforge_airflow.tasks.recipe import Installation
 from dropforge_airflow.tasks.run import make_spec
 from kubeflow_training.jobs.local import LocalCluster
 
-from dropforge import family_recipe, ledger
+from dropforge import family_recipe, layout, ledger
 from dropforge.drop import Drop, partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.recipes import load_recipe
@@ -61,6 +61,8 @@ def test_an_event_run_takes_its_drop(store: Store) -> None:
     made = plan(store, drop)
     assert (made["family"], made["drop"], made["drop_id"], made["counter"]) == ("fam", "d1", drop.id, 1)
     assert made["recipe"]["train"]["max_steps"] == 20
+    claimed = json.loads(store.get(layout.claim_key("fam", drop.id, 1)))
+    assert made["date"] == claimed["at"][:10]
     assert ledger.owner_of(store, "fam", drop.id) == "run-1"
     assert list(ledger.pending(store)) == []
 

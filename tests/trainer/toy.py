@@ -115,7 +115,7 @@ class Toy:
     def store(self) -> Store:
         return open_store(self.root)
 
-    def run(self, name: str = "run", tracking: Tracking | None = None, **overrides: Any) -> str:
+    def run(self, name: str = "run", tracking: Tracking | None = None, date: str = "", **overrides: Any) -> str:
         """Write `run.json`; its address."""
         spec = RunSpec(
             run=name,
@@ -128,6 +128,7 @@ class Toy:
             recipe=recipe(**overrides),
             code="test",
             tracking=tracking,
+            date=date,
         )
         self.store.put(f"{run_prefix(name)}run.json", spec.to_json())
         return f"{self.root}/{run_prefix(name)}run.json"

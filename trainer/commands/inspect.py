@@ -257,6 +257,7 @@ def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
     """The tokenizer that is asked for, or the run's; None if there is none yet."""
     from trainer.data.labels import for_labels
     from trainer.data.seq2seq import for_seq2seq
+    from trainer.data.template_date import with_date
     from trainer.data.tokenizer import add_tokens, load_tokenizer
     from trainer.prepare import TOKENIZER, open_tokenizer
 
@@ -264,7 +265,7 @@ def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
         settings = subject.settings
         if model is None and settings is not None and settings.base.scratch is not None:
             run = open_store(subject.spec.root)
-            yield open_tokenizer(settings, "", run) if run.stat(TOKENIZER) is not None else None
+            yield open_tokenizer(settings, "", run, "") if run.stat(TOKENIZER) is not None else None
             return
         address = model or (settings.base.model if settings else None)
         if address is None:
@@ -277,6 +278,7 @@ def _tokenizer(subject: Subject, model: str | None) -> Iterator[Any]:
             tokenizer = load_tokenizer(folder, ends=subject.task != "classification")
             if settings and not model:
                 add_tokens(tokenizer, settings.base.new_tokens or ())
+                tokenizer.chat_template = with_date(tokenizer.chat_template, subject.spec.date)
             if subject.task == "classification":
                 tokenizer = for_labels(tokenizer)
             if subject.task == "sequence-to-sequence":

@@ -165,5 +165,5 @@ def _tokenizer_of_run(address: str, scratch: Path) -> Path:
         return scratch
     if run.stat(TOKENIZER) is None:
         raise RecipeError(f"run {address}", "its tokenizer is not trained yet", "Start it, or give another model")
-    open_tokenizer(settings, "", run).save_pretrained(scratch)
+    open_tokenizer(settings, "", run, "").save_pretrained(scratch)
     return scratch

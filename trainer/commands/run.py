@@ -8,6 +8,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
         start=start,
         code=code_digest(),
         git=git_revision(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
     uri = f"{store.uri}/run.json"
     if not store.put_if_absent("run.json", spec.to_json()):

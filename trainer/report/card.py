@@ -63,7 +63,7 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     sections = [
         ("", _front_matter(spec, report)),
         (f"# {spec.family}", _what(spec, base, train)),
-        ("## Use and limits", f"{asked}\n\n{_LOADED}{'' if train['method'] == 'prefix' else _READ}"),
+        ("## Use and limits", f"{asked}\n\n{_LOADED}{'' if train['method'] == 'prefix' else _READ}{_date(report)}"),
         ("## Licences", _licenses(spec, report)),
         ("## Data", _data(spec, report)),
         ("## Training", _training(report, train)),
@@ -118,6 +118,15 @@ _LOADED: Final = (
 
 
 _READ: Final = " transformers 5 and 4.57 read it without anything of ours."
+
+
+def _date(report: Mapping[str, Any]) -> str:
+    if not report.get("date"):
+        return ""
+    return (
+        f" The chat template writes a date into each prompt, in training and measurement {report['date']}, and writes "
+        "that one still: take the macro `strftime_now` from its head to have it ask the clock, which was not measured."
+    )
 
 
 def _licenses(spec: RunSpec, report: Mapping[str, Any]) -> str:

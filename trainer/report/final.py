@@ -95,8 +95,9 @@ def make_report(
     packing: Mapping[str, Any],
     checkpoints: Sequence[Mapping[str, Any]],
     model: Exported,
+    date: str,
 ) -> dict[str, Any]:
-    """The content of `report.json`."""
+    """The content of `report.json`. :param date: what the chat template was told; "" if it does not ask."""
     attempts = [json.loads(store.get(item.key)) for item in store.list(_ATTEMPTS)]
     return {
         "run": spec.run,
@@ -109,6 +110,7 @@ def make_report(
         "resumed_from": resumed_from,
         "packing": dict(packing),
         "dataset": spec.dataset_digest,
+        "date": date or None,
         "start": None if spec.start is None else asdict(spec.start),
         "code": spec.code,
         "image": spec.image,

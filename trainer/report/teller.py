@@ -14,6 +14,7 @@ from dropforge.profiling import Span
 from dropforge.run import DATASET_DIGEST, RunSpec
 from dropforge.store import Store, open_store
 from trainer.config import Settings
+from trainer.data.template_date import told_date
 from trainer.gang import Gang
 from trainer.generate import Answers
 from trainer.model.export import Exported
@@ -145,6 +146,7 @@ class Teller:
             packing=packing,
             checkpoints=checkpoint_rows(loop.checkpoints.store, loop.checkpoints.seals()),
             model=exported,
+            date=told_date(loop.tokenizer.chat_template, self._spec.date),
         )
         self._keep(lambda: {CARD: model_card(self._spec, report).encode()}, "the model card", _DRAW)
         self._store.put(REPORT, json.dumps(report, indent=1, ensure_ascii=False).encode())

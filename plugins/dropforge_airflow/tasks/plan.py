@@ -47,6 +47,7 @@ class Plan(TypedDict):
     :param start: where the weights begin (`dropforge.run.Start`); None if with the base of the recipe.
     :param parts: names and ids of the uploads, if several are read as one.
     :param retrain: why the calendar started the run, if it did. :param sweep: whose trial the run is, if it is one.
+    :param date: the day on which the drop was claimed, which tries, clears and trials share.
     """
 
     family: str
@@ -59,6 +60,7 @@ class Plan(TypedDict):
     parts: NotRequired[list[dict[str, str]]]
     retrain: NotRequired[dict[str, Any] | None]
     sweep: NotRequired[sweeps.Member | None]
+    date: NotRequired[str]
 
 
 def plan(
@@ -174,6 +176,7 @@ def make_plan(
         parts=[part.model_dump() for part in drop.parts],
         retrain=params.get("retrain"),
         sweep=sweep,
+        date=taken.at[:10],
     )
 
 

@@ -113,6 +113,7 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
             **{name: value for name in ("parts", "retrain", "sweep") if (value := planned.get(name))},
         },
         start=None if start is None else Start.read(start),
+        date=planned.get("date", ""),
     )
 
 
