@@ -93,6 +93,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = make_base(tmp_path_factory.mktemp("base"))
     (Path(folder) / "README.md").write_text(CARD)
+    (Path(folder) / "generation_config.json").write_text('{"eos_token_id": [2, 77]}')  # an end of its own
     return folder
 
 
@@ -222,3 +223,16 @@ def test_the_card_tells_the_licences(models: dict[str, str]) -> None:
 def test_a_licence_is_a_name_or_nothing(tmp_path: Path, card: str, named: str) -> None:
     (tmp_path / "README.md").write_text(card)
     assert license_of(tmp_path) == named
+
+
+def test_answers_end_where_they_were_measured_to_end_whoever_loads_the_model(models: dict[str, str]) -> None:
+    """The chat template's end, the tokenizer's, and the one that the base had of its own, also behind a prefix."""
+    told = {
+        name: json.loads(Path(folder, "MLmodel").read_text())["metadata"]["dropforge"]["ends"]
+        for name, folder in models.items()
+    }
+    assert told["classes"] == []
+    assert 77 in told["lora"]
+    assert told["prefix"] == told["lora"]
+    for name in ("full", "lora", "pairs"):
+        assert told[name] == json.loads(Path(models[name], "generation_config.json").read_text())["eos_token_id"]

@@ -85,6 +85,7 @@ def export_model(
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as name:
         folder = Path(name)
         model = built.model
+        writes = None if is_classifier(model) else as_measured(model, tokenizer)
         if built.whole is not None:
             for adapter in built.whole.peft_config.values():
                 adapter.base_model_name_or_path, adapter.revision = base, revision
@@ -94,14 +95,14 @@ def export_model(
         if not prefix_length(model):
             dequantise(model)  # merged into bytes, an adapter would be rounded away
             model = model if built.whole is None else built.whole.merge_and_unload()
-            if not is_classifier(model):
+            if writes is not None:
                 model.config.use_cache = True
-                model.generation_config = as_measured(model, tokenizer)
+                model.generation_config = writes
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         make_readable(folder)
         if packaging is not None:
-            packaging.write(folder, tokenizer)
+            packaging.write(folder, tokenizer, [] if writes is None else writes.eos_token_id)
         files = _upload(folder, store, prefix)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     with tempfile.TemporaryDirectory(prefix="dropforge-check-") as name:

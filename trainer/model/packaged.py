@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ from dropforge.methods import ADAPTERS
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.compat import versions
-from trainer.data.prompts import end_tokens, held_out
+from trainer.data.prompts import held_out
 from trainer.data.rows import Row, load_manifest, read_rows
 from trainer.data.seq2seq import TEMPLATE
 from trainer.data.tokenizer import is_ours
@@ -67,14 +66,17 @@ class Packaging:
     example: Example | None = None
     chat: bool = True
 
-    def write(self, folder: Path, tokenizer: Any) -> None:
-        """Add the files to a model's folder, which has its weights and its tokenizer."""
+    def write(self, folder: Path, tokenizer: Any, ends: Sequence[int]) -> None:
+        """Add the files to a model's folder, which has its weights and its tokenizer.
+
+        :param ends: tokens that an answer ended with where the model was measured.
+        """
         prefix = (folder / PREFIX_CONFIG).is_file()
         task = str(self.spec.recipe.get("task", "causal-lm"))
         if not prefix:  # where mlflow.transformers looks for it, and nowhere else
             tokenizer.save_pretrained(folder / "components" / "tokenizer")
             make_readable(folder / "components" / "tokenizer")
-        found = mlmodel(self, task, reading(tokenizer, task, self.chat, self.spec), _architecture(folder, prefix))
+        found = mlmodel(self, task, reading(tokenizer, task, self.chat, ends, self.spec), _architecture(folder, prefix))
         (folder / MLMODEL).write_text(json.dumps(found, indent=1, ensure_ascii=False))
         (folder / "code").mkdir()
         (folder / "code" / f"{_MODULE}.py").write_text(Path(pyfunc_loader.__file__).read_text())
@@ -139,23 +141,16 @@ def example_of(row: Row) -> Example:
     return Example(prompt[:_LONGEST], system[:_LONGEST])
 
 
-def reading(tokenizer: Any, task: str, chat: bool, spec: RunSpec) -> dict[str, Any]:
-    """How prompts become tokens, see `pyfunc_loader.Reader`."""
+def reading(tokenizer: Any, task: str, chat: bool, ends: Sequence[int], spec: RunSpec) -> dict[str, Any]:
+    """How prompts become tokens and where answers end, see `pyfunc_loader.Reader`."""
     ours = is_ours(tokenizer)
-    ends: list[int] = []
-    if task == "causal-lm":
-        ends = [int(tokenizer.eos_token_id)]
-        with suppress(DropforgeError):  # a template that ends no answer, where all of a conversation was learned
-            ends = list(end_tokens(tokenizer)) if chat else ends
-    elif task == "sequence-to-sequence":
-        ends = [int(tokenizer.eos_token_id)]
     generation = (spec.recipe.get("evaluate") or {}).get("generation") or {}
     return {
         "task": task,
         "chat": chat,
         "special": task == "sequence-to-sequence" and tokenizer.chat_template == TEMPLATE,
         "begin": [int(tokenizer.bos_token_id)] if ours and task == "causal-lm" else [],
-        "ends": ends,
+        "ends": list(ends),
         "new_tokens": int(generation.get("max_new_tokens", _NEW_TOKENS)),
     }
 
