@@ -21,6 +21,7 @@ from .test_template import CHATML, tokenizer
 
 #: The last release of version 4, on which serving engines stand.
 BEFORE = "4.57.6"
+ASKED = [{"role": "user", "content": "on?"}]
 ROPES: dict[str, dict[str, Any]] = {
     "llama": {"rope_theta": 5e5},
     "qwen3": {"rope_theta": 1e6, "head_dim": 8},
@@ -44,26 +45,31 @@ def save(model: Any, folder: Path) -> None:
     make_readable(folder)
 
 
-def test_what_evaluation_stops_at_the_export_stops_at(tmp_path: Path) -> None:
-    """A base whose own end is another token, as most have it that get a chat template later."""
+def ending() -> Any:
+    """A model that says its chat template's end and nothing else; its base's own end is another token, as most have it
+    that get a chat template later, and its base wrote by lot.
+    """
     made = tokenizer(CHATML)
-    end = made.convert_tokens_to_ids("<|im_end|>")
     config = GPT2Config(
         vocab_size=len(made), n_embd=16, n_layer=1, n_head=2, n_positions=128, eos_token_id=made.eos_token_id
     )
     model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():  # it says its end and nothing else
+    with torch.no_grad():
         model.transformer.ln_f.weight.zero_()
         model.transformer.ln_f.bias.fill_(1.0)
         model.lm_head.weight.zero_()
-        model.lm_head.weight[end] = 1.0
+        model.lm_head.weight[made.convert_tokens_to_ids("<|im_end|>")] = 1.0
     model.generation_config.update(do_sample=True, temperature=0.7, top_k=3, repetition_penalty=1.5)
+    return model
+
+
+def test_what_evaluation_stops_at_the_export_stops_at(tmp_path: Path) -> None:
+    made, model = tokenizer(CHATML), ending()
+    end = made.convert_tokens_to_ids("<|im_end|>")
     assert set(stops(model, made)) == {made.eos_token_id, end}
     save(model, tmp_path)
     plain, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    asked = words.apply_chat_template(
-        [{"role": "user", "content": "on?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    asked = words.apply_chat_template(ASKED, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     [prompt] = make_prompts(made, [Row(b"k", (("user", "on?"), ("assistant", "yes")), None)], 1)
     assert tuple(asked["input_ids"][0].tolist()) == prompt.ids
     [found] = plain.generate(**asked, max_new_tokens=20)
@@ -74,7 +80,7 @@ def test_what_evaluation_stops_at_the_export_stops_at(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment of its own with transformers 4 alone, which reads configs and tokenizers."""
+    """The Python of an environment of its own with transformers 4, and behind it the packages here for their torch."""
     folder = tmp_path_factory.mktemp("transformers-4")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
@@ -82,56 +88,62 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [uv, "pip", "install", "--quiet", "--python", python, f"transformers=={BEFORE}", "jinja2"], check=True
     )
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     return python
 
 
 READ = """
-import json, sys, transformers
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+import json, sys, torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
 assert transformers.__version__ == sys.argv[1]
 found = {}
-for folder in sys.argv[2:]:
-    config, words = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    chat = [{"role": "user", "content": "x"}]
+for folder in sys.argv[3:]:
+    model, words = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    asked = words.apply_chat_template(
+        json.loads(sys.argv[2]), add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad():
+        torch.save(model(torch.arange(3, 103)[None]).logits, folder + "/read.pt")
+        answer = model.generate(**asked, max_new_tokens=8)[0].tolist()
     found[folder] = {
-        "theta": config.rope_theta,
-        "local": getattr(config, "rope_local_base_freq", None),
-        "scaling": {key: value for key, value in (config.rope_scaling or {}).items() if key != "type"},
         "ids": words("Hello <|im_start|>user a  b \\u00e9")["input_ids"],
         "special": sorted(words.all_special_tokens),
-        "chat": words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True),
-        "ends": GenerationConfig.from_pretrained(folder).eos_token_id,
+        "asked": asked["input_ids"][0].tolist(),
+        "answer": answer,
     }
 print(json.dumps(found))
 """
 
 
-def test_version_4_reads_the_same_positions_tokens_template_and_ends(before: Path, tmp_path: Path) -> None:
-    models = {}
+def test_version_4_answers_and_stops_as_the_model_did_that_was_measured(before: Path, tmp_path: Path) -> None:
+    """At positions beyond those that a scaled rotation was made for, too."""
+    made, models = tokenizer(CHATML), {"ending": ending()}
     for name, more in ROPES.items():
         config = AutoConfig.for_model(
-            name.partition("-")[0], vocab_size=len(tokenizer(CHATML)), hidden_size=32, intermediate_size=64,
+            name.partition("-")[0], vocab_size=len(made), hidden_size=32, intermediate_size=64,
             num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, **more,
         )  # fmt: skip
         models[name] = AutoModelForCausalLM.from_config(config).eval()
-        save(models[name], tmp_path / name)
+    for name, model in models.items():
+        save(model, tmp_path / name)
     done = subprocess.run(
-        [before, "-c", READ, BEFORE, *(tmp_path / name for name in ROPES)], check=True, capture_output=True, text=True
-    )
+        [before, "-c", READ, BEFORE, json.dumps(ASKED), *(tmp_path / name for name in models)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
     found = {Path(folder).name: read for folder, read in json.loads(done.stdout.splitlines()[-1]).items()}
     for name, model in models.items():
-        read, made = found[name], tokenizer(CHATML)
-        ropes = model.config.rope_parameters
-        main = ropes.get("full_attention", ropes)
-        assert read["theta"] == main["rope_theta"], name
-        assert read["local"] == ropes.get("sliding_attention", {}).get("rope_theta")
-        scaled = {key: value for key, value in main.items() if key not in {"rope_theta", "partial_rotary_factor"}}
-        assert read["scaling"] == (scaled if main["rope_type"] != "default" else {})
+        read, ids = found[name], torch.arange(3, 103)[None]
         assert read["ids"] == made("Hello <|im_start|>user a  b é")["input_ids"]
         assert read["special"] == sorted(made.all_special_tokens)
-        assert read["chat"].startswith("<|im_start|>user\nx<|im_end|>")
-        assert read["ends"] == list(stops(model, made))
-        # Version 5 reads what it wrote.
-        again = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
-        ids = torch.arange(3, 103)[None]
-        assert torch.equal(again(ids).logits, model(ids).logits)
+        asked = made.apply_chat_template(ASKED, add_generation_prompt=True)["input_ids"]
+        assert read["asked"] == asked
+        with torch.no_grad():
+            live = model(ids).logits
+            answer = model.generate(torch.tensor([asked]), max_new_tokens=8)[0].tolist()
+            again = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()(ids).logits
+        assert torch.equal(again, live), name
+        torch.testing.assert_close(torch.load(tmp_path / name / "read.pt"), live, rtol=0, atol=1e-6, msg=name)
+        assert read["answer"] == answer, name
+    assert found["ending"]["answer"][len(asked) :] == [made.convert_tokens_to_ids("<|im_end|>")]

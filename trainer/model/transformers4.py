@@ -12,6 +12,7 @@ from typing import Any, Final
 
 _NEW_CLASS: Final = "TokenizersBackend"
 _OLD_CLASS: Final = "PreTrainedTokenizerFast"  # which version 5 takes for the same
+_INPUTS: Final = ["input_ids", "attention_mask"]  # of the new class
 _BESIDE: Final = {"rope_theta", "partial_rotary_factor"}
 
 
@@ -45,6 +46,7 @@ def tokenizer(config: dict[str, Any]) -> dict[str, Any]:
     changed = dict(config)
     if changed.get("tokenizer_class") == _NEW_CLASS:
         changed["tokenizer_class"] = _OLD_CLASS
+        changed.setdefault("model_input_names", _INPUTS)  # there also token types, which most models refuse
     if isinstance(tokens := changed.get("extra_special_tokens"), list):
         del changed["extra_special_tokens"]  # there a mapping by name
         changed.setdefault("additional_special_tokens", tokens)
