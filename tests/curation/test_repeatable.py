@@ -1,14 +1,19 @@
-"""Nothing of a dataset hangs on the order of sets and hashes in a process."""
+"""Nothing of a dataset hangs on the order of sets and hashes in a process, nor on its locale, time zone and umask."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dropforge.drop import Drop
 from dropforge.store import FolderStore
@@ -45,16 +50,23 @@ def test_another_seed_of_hashes_gives_the_same_bytes(
     texts += [text.replace("word", "Word", 3) for text in texts[::5]] + [texts[3] + " And more."]
     more = {"tags": {"b": 1, "a": [2]}, "url": "http://jo@example.com/", "id": 3}
     rows = [json.dumps({"text": text, "source": f"s{at % 7}", **more}) for at, text in enumerate(texts)]
-    upload({"a.jsonl": "\n".join([*rows, "no row", '{"x": 1, "y": 2, "z": 3}']).encode()})
+    times = pa.array(
+        [datetime(2026, 3, 29, hour % 24, tzinfo=UTC) for hour in range(40)], pa.timestamp("us", "Europe/Berlin")
+    )
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"Die Lampe läuft, Größe {at}." for at in range(40)], "label": times}), table)
+    broken = [*rows, "no row", '{"x": 1, "y": 2, "z": 3}']
+    upload({"a.jsonl": "\n".join(broken).encode(), "zeit 世.parquet": table.getvalue()})
     store.put("sets/one.jsonl", f"{rows[8]}\n{rows[20]}".encode())
     store.put("sets/two.jsonl", rows[31].encode())
     made: list[dict[str, str]] = []
     digests = []
     counts: dict[str, int] = {}
-    for seed in ("1", "4242"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PSEUDONYMS": "k" * 40}
+    for seed, locale, zone, umask in (("1", "C.UTF-8", "UTC", 0o022), ("4242", "C", "Pacific/Kiritimati", 0o077)):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": zone, "PSEUDONYMS": "k" * 40}
         child = [sys.executable, "-c", CHILD, str(tmp_path), f"work-{seed}"]
-        digests.append(subprocess.run(child, env=env, check=True, capture_output=True, text=True).stdout)
+        done = subprocess.run(child, env=env, umask=umask, check=True, capture_output=True, text=True)
+        digests.append(done.stdout)
         (manifest,) = (store.root / "datasets").rglob("manifest.json")
         counts = json.loads(manifest.read_bytes())["counts"]
         files = [path for path in (store.root / "datasets").rglob("*") if path.is_file()]
