@@ -12,6 +12,7 @@ from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from trainer.assembly import Assembly, assemble, reach
 from trainer.config import Base, Settings
+from trainer.data.template_date import told_date
 from trainer.data.tokenizer import CHAT_TEMPLATE, plain_template
 from trainer.gang import Gang
 from trainer.loop.loop import Loop
@@ -95,6 +96,8 @@ def train(
             teller.tracker.metrics(shown.metrics(), resumed_from or 0)
         if prepared.code.wheel is not None:
             teller.tracker.tags({"dropforge.user_code": str(prepared.code.wheel)[:5000]})
+        if told := told_date(prepared.tokenizer.chat_template, spec.date):
+            teller.tracker.tags({"dropforge.date": told})
         if resumed_from is not None and gang.leader:  # the attempt before may have ended before it could tell
             loop.offer(checkpoints.seals())
         loop.start()
