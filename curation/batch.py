@@ -49,13 +49,11 @@ FAULTS: Final = pa.schema(
 )
 
 
-def chat(row: Row) -> str | None:
-    """What a conversation says beside its messages' roles and contents, as JSON text; None if there is nothing.
+def chat(row: Row) -> str:
+    """What a conversation says beside its messages' roles and contents, as JSON text.
 
     `tools` is the list that it may call, and `messages` has an object for each message, see `curation.turns`.
     """
-    if not row.beside:
-        return None
     tools = "" if row.tools is None else f',"tools":{row.tools}'
     return f'{{"messages":[{",".join([text or "{}" for text in row.beside])}]{tools}}}'
 
@@ -98,7 +96,7 @@ class Batch:
         columns["position"].append(position)
         columns["chars"].append(chars)
         columns["words"].append(words)
-        columns["chat"].append(chat(row))
+        columns["chat"].append(chat(row) if row.beside else None)
         columns["text"].append(row.text)
         columns["label"].append(row.label)
         columns["source"].append(row.source if row.source is not None else task.name)

@@ -86,7 +86,8 @@ class Row(NamedTuple):
     def chars(self) -> int:
         if self.text is not None:
             return len(self.text)
-        return sum(map(len, self.contents)) + sum(map(len, self.beside)) + len(self.tools or "")
+        beside = sum(map(len, self.beside)) + len(self.tools or "") if self.beside else 0
+        return sum(map(len, self.contents)) + beside
 
     @property
     def held(self) -> int:
@@ -119,7 +120,8 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
     if labels and label is None:
         missing = fields.get("label") in (None, "")
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
-    group = next((name for key in GROUPS if (name := _name(fields.get(key), key)) is not None), None)
+    given = [key for key in GROUPS if fields.get(key) is not None]
+    group = next((name for key in given if (name := _name(fields[key], key)) is not None), None) if given else None
     if messages is None:
         text = shapes.texts(text)
         if not isinstance(text, str):
@@ -214,7 +216,7 @@ def _parse_list(value: Any, name: str) -> list[Message]:
         raise RejectError(
             Reason.BAD_MESSAGES, f"`{name}` is {'empty' if isinstance(value, list) else _kind(value)}, not a list"
         )
-    found = []
+    found: list[Message] = []
     for message in value:
         if not isinstance(message, dict):
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` holds {_kind(message)}, not an object")
@@ -230,15 +232,16 @@ def _parse_list(value: Any, name: str) -> list[Message]:
         known = ROLES.get(role) or ROLES.get(role.strip().lower())
         if known is None:
             raise RejectError(Reason.UNKNOWN_ROLE, f"role {role[:40]!r}")
-        found.append(_message(known, content, message))
+        if type(content) is str and len(message) == _PLAIN and known != "function_call":
+            found.append((known, content, None))
+        else:
+            found.append(_message(known, content, message))
     return found
 
 
 def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
     if role == "function_call":
         return "assistant", "", turns.called(_content(content, "content of a call"))
-    if content is not None and len(message) == _PLAIN:
-        return role, _content(content, f"content of {role}"), None
     beside = turns.beside(message)
     if content is None and beside is not None and "tool_calls" in beside.told:
         return role, "", beside

@@ -262,7 +262,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     )
     if task.sample is not None:
         records = chosen(records, task.name, task.sample, report.counts)
-    size, made = _size(task.split), 0
+    mapped, size, made = bool(rules.columns), _size(task.split), 0
     for record in records:
         if isinstance(record, Blank):
             report.blank += record.lines
@@ -273,9 +273,11 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             continue
         seen.add(record.fields)
         try:
-            fields = rules.columns.apply(record.fields, rules.max_row_bytes) if rules.columns else record.fields
-            made += rules.columns.made(fields) if rules.columns else 0
-            task.limits.check(made, size)
+            fields = record.fields
+            if mapped:
+                fields = rules.columns.apply(fields, rules.max_row_bytes)
+                made += rules.columns.made(fields)
+                task.limits.check(made, size)
             row = canonical(fields, rules.text_column, labels, answers)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))
