@@ -10,7 +10,8 @@ text                        text
 ==========================  ==================================================================================
 
 Roles human, gpt and so on become user and assistant; neighbours with the same role become one message. Names of
-fields are compared without case when nothing fits exactly. What cannot be mapped is rejected with a reason.
+fields are compared without case when nothing fits exactly. What cannot be mapped is rejected with a reason, and a field
+that has no meaning beside the others of its row, as a `text` beside messages, is named in `Row.unknown`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Row(NamedTuple):
     :param extras: columns that are only kept, as JSON text (`curation.extras`).
     :param beside: what each message says beside its content, as JSON text or nothing (`curation.turns`); empty where
         none does and there are no tools. :param tools: that it may call, as JSON text.
-    :param unknown: keys of its messages that mean nothing here.
+    :param unknown: its fields that mean nothing beside the others, and `messages.NAME` for keys of its messages.
     """
 
     roles: tuple[str, ...]
@@ -102,18 +103,24 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
     :param answers: whether the row is there for an answer to something: a text is of no use.
     :raises RejectError: if they hold no usable text.
     """
-    messages = _messages(fields, text_column)
+    given, spelled = fields, _AS_NAMED
+    messages, used = _messages(fields, text_column)
     text = fields.get(text_column) if messages is None else None
     if messages is None and text is None:
         # People also write `Question` and ` Answer`.
-        folded = {name.strip().lower(): value for name, value in fields.items() if isinstance(name, str)}
-        messages = _messages(folded, text_column.lower())
+        spelled = {name.strip().lower(): name for name in fields if isinstance(name, str)}
+        folded = {name: fields[written] for name, written in spelled.items()}
+        messages, used = _messages(folded, text_column.lower())
         text = folded.get(text_column.lower()) if messages is None else None
         if messages is None and text is None:
             known = fields.keys() if any(value is not None for value in fields.values()) else ()
             detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
             raise RejectError(Reason.NO_CONTENT, shapes.rows_within(fields) or detail)
         fields = {**folded, **fields}
+    unknown: tuple[str, ...] = ()
+    if len(given) > len(used):
+        used = used if messages is None else (*used, *turns.TOOLS)
+        unknown = _unused(given, tuple(spelled.get(name, name) for name in used) if spelled else used, text_column)
     touched = 0
     unseen = False
     label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
@@ -131,7 +138,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
         if answers:
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
         cleaned, touched = clean(text)
-        return Row((), (), cleaned, label, source, group, touched, invisible(cleaned))
+        return Row((), (), cleaned, label, source, group, touched, invisible(cleaned), unknown=unknown)
     roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
     harmless = []
     for content in contents:
@@ -139,7 +146,7 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
         touched += count
         unseen = unseen or invisible(cleaned)
         harmless.append(cleaned)
-    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
+    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen, unknown=unknown)
     tools = turns.tools_of(fields)
     return row if tools is None and not any(besides) else _with(row, besides, tools, messages)
 
@@ -159,8 +166,8 @@ def _with(
         touched += count
         return cleaned
 
-    unknown = sorted({name for _, _, one in messages if one for name in one.unknown})
-    row = row._replace(unknown=tuple(unknown))
+    unknown = sorted({f"messages.{name}" for _, _, one in messages if one for name in one.unknown})
+    row = row._replace(unknown=(*row.unknown, *unknown))
     if tools is None and not any(map(turns.tells, besides)):
         return row
     try:
@@ -172,26 +179,57 @@ def _with(
     return row._replace(beside=beside, tools=given, neutralised=touched, invisible=unseen)
 
 
-def _messages(fields: Mapping[str, Any], text_column: str) -> list[Message] | None:
-    """Roles and contents as they were written, or None if the row is no conversation."""
+def _messages(fields: Mapping[str, Any], text_column: str) -> tuple[list[Message] | None, tuple[str, ...]]:
+    """Roles and contents as they were written, or None if the row is no conversation; and the fields that they, or the
+    text, are from."""
     # A text column that the recipe names wins over everything else.
     if text_column != "text" and fields.get(text_column) is not None:
-        return None
+        return None, (text_column,)
     for name in LISTS:
         value = fields.get(name)
         if value is not None:
-            return _parse_list(value, name)
+            messages = _parse_list(value, name)
+            system = next((key for key in SYSTEM if fields.get(key)), None)
+            if system is None or messages[0][0] == "system":  # what stands within wins
+                return messages, (name,)
+            return [_system(fields[system]), *messages], (name, system)
     for asked, answered in PAIRS:
         if fields.get(asked) is not None and answered in fields:
             question, answer = fields[asked], fields[answered]
-            more = shapes.texts(fields.get("input")) if asked == "instruction" else None
-            if isinstance(more, str) and more.strip():
+            more = fields.get("input") if asked == "instruction" else None
+            if more is not None and (more := _content(more, "input")).strip():
                 told = _content(question, asked)
                 question = f"{told}\n\n{more}" if told.strip() else more
-            both = _side(question, asked, "user") + _side(answer, answered, "assistant")
-            system = next((fields[name] for name in SYSTEM if fields.get(name)), None)
-            return ([("system", _content(system, "system"), None)] if system is not None else []) + both
-    return None
+            messages = _side(question, asked, "user") + _side(answer, answered, "assistant")
+            used = (asked, answered) if more is None else (asked, answered, "input")
+            system = next((key for key in SYSTEM if fields.get(key)), None)
+            if system is None or messages[0][0] == "system":
+                return messages, used
+            return [_system(fields[system]), *messages], (*used, system)
+    return None, (text_column,)
+
+
+#: Where each field is called as it is looked for.
+_AS_NAMED: Final[Mapping[str, str]] = {}
+
+
+def _system(value: Any) -> Message:
+    return "system", _content(value, "system"), None
+
+
+def _unused(given: Mapping[str, Any], used: Sequence[str], text_column: str) -> tuple[str, ...]:
+    """Names of fields that hold content and none of what is learned: others of the row have gone before."""
+    found: list[str] = []
+    for name in given:
+        if name not in used and given[name]:
+            folded = name.strip().lower()
+            if folded in _CONTENT or folded == text_column.lower():
+                found.append(name)
+    return tuple(found)
+
+
+#: Fields that would be content, if others were not there.
+_CONTENT: Final = FIELDS - {"label", "source", *GROUPS}
 
 
 def _side(value: Any, name: str, role: str) -> list[Message]:

@@ -52,12 +52,13 @@ def warnings(
 
 
 def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:
-    """Keys of rows and of their messages that mean nothing here and are not kept, with the number of rows that have
-    them: the most frequent ones."""
+    """Keys of rows and of their messages that mean nothing here, or nothing beside others, and are not kept, with the
+    number of rows that have them: the most frequent ones."""
     counts: Counter[str] = Counter()
-    read = rules.columns.wanted(rules.text_column).union(name.strip().lower() for name in rules.keep_columns or ())
+    kept = {name.strip().lower() for name in rules.keep_columns or ()}
+    read = rules.columns.wanted(rules.text_column) | kept
     for _, report in reports:
-        counts.update({f"messages.{name}": rows for name, rows in report.unknown.items()})
+        counts.update({name: rows for name, rows in report.unknown.items() if name.strip().lower() not in kept})
         if rules.keep_columns == "all":
             continue
         for name, kinds in report.columns.items():

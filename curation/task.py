@@ -159,7 +159,7 @@ class Report:
     lines that are not UTF-8 and were read as the recipe says, `spread` records of CSV that run over several lines, and
     `quoted` rows that are read without quotes and have cells in some; `counts` is what the stages counted, `columns`
     what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
-    a message has which key that means nothing here."""
+    which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here."""
 
     file: int
     records: int = 0

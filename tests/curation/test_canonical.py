@@ -64,6 +64,40 @@ def test_conversations(fields: dict[str, Any], expected: list[tuple[str, str]]) 
     assert turns(fields) == expected
 
 
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+SAID = [{"role": "system", "content": "s"}, *CHAT]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "unknown"),
+    [
+        ({"conversations": CHAT, "system": "s"}, [("system", "s"), *TALK], ()),
+        ({"Messages": CHAT, "System_Prompt": "s", "tools": "[]"}, [("system", "s"), *TALK], ()),
+        ({"messages": SAID, "system": "t"}, [("system", "s"), *TALK], ("system",)),
+        ({"prompt": SAID[:2], "completion": CHAT[1:], "system": "t"}, [("system", "s"), *TALK], ("system",)),
+        ({"messages": CHAT, "system": ""}, TALK, ()),
+        ({"messages": CHAT, "dialog": CHAT, "text": "x", "label": "l", "id": 1}, TALK, ("dialog", "text")),
+        ({"question": "q", "input": "context", "answer": "a"}, TALK, ("input",)),
+        ({"query": "q", "answer": "a", "response": "b", "prompt": None, "input": ""},
+         [("user", "q"), ("assistant", "b")], ("answer",)),
+        ({"instruction": "q", "Input": "x", "output": "a"}, TALK, ("Input",)),
+        ({"Question": "q", "Answer": "a", "TEXT": "x", "Label": "l"}, TALK, ("TEXT",)),
+    ],
+)  # fmt: skip
+def test_no_content_beside_other_content_goes_without_a_word(
+    fields: dict[str, Any], expected: list[tuple[str, str]], unknown: tuple[str, ...]
+) -> None:
+    row = canonical(fields)
+    assert (list(zip(row.roles, row.contents, strict=True)), row.unknown) == (expected, unknown)
+
+
+def test_content_beside_a_text_is_told_too() -> None:
+    assert canonical({"text": "t", "Text": "u", "prompt": "p", "tools": [{}], "url": "x"}).unknown == (
+        "Text", "prompt", "tools",
+    )  # fmt: skip
+    assert canonical({"body": "t", "messages": CHAT, "text": "x"}, "body").unknown == ("messages",)
+
+
 def test_text_label_source_group() -> None:
     row = canonical({"text": " as it is \n", "label": 3, "source": "web", "conversation_id": "g"})
     assert (row.text, row.label, row.source, row.group) == (" as it is \n", "3", "web", "g")

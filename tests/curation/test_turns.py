@@ -106,7 +106,7 @@ def test_rows_that_differ_in_thoughts_are_no_copies(
 
 def test_keys_that_mean_nothing_keep_no_neighbours_apart_and_each_is_told() -> None:
     row = canonical(chat(ASK, {**ANSWER, "id": 1}, {**ANSWER, "mood": "x"}, ANSWER))
-    assert (row.roles, row.unknown, row.beside) == (("user", "assistant"), ("id", "mood"), ())
+    assert (row.roles, row.unknown, row.beside) == (("user", "assistant"), ("messages.id", "messages.mood"), ())
 
 
 def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_asked() -> None:
@@ -250,6 +250,16 @@ def test_keys_that_mean_nothing_are_told_by_name_or_refused(make: Make, store: F
         check(made, strict)
     kept = make({"a.jsonl": "\n".join(lines).encode()}, "kept", data={"keep_columns": ["id"]})
     assert json.loads(store.get(kept.files["card_json"]))["unknown_keys"] == {"messages.mood": 30}
+
+
+def test_content_beside_other_content_is_told_and_may_be_kept_by_name(make: Make, store: FolderStore) -> None:
+    rows = [{"prompt": f"p {n}", "completion": "c", "text": f"p {n} c", "Input": "x"} for n in range(30)]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    assert json.loads(store.get(made.files["card_json"]))["unknown_keys"] == {"Input": 30, "text": 30}
+    kept = make(
+        {"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}, "kept", data={"keep_columns": ["text", "input"]}
+    )
+    assert json.loads(store.get(kept.files["card_json"]))["unknown_keys"] == {}
 
 
 def _recipe(**values: Any) -> Recipe:
