@@ -3,7 +3,8 @@
 ==================================================  ================================================================
 key of a message                                    becomes
 ==================================================  ================================================================
-tool_calls, function_call                           `tool_calls`: OpenAI's list, with arguments as an object
+tool_calls, function_call                           `tool_calls`: OpenAI's list, with arguments as an object; in a call,
+                                                    `parameters`, `args` or `input` are arguments as well
 tool_call_id, name                                  the same
 reasoning_content, reasoning, thinking, thoughts    `reasoning_content`
 weight, train, training, trainable, loss            `train: false` where it is 0 or false; 1 and true are the rule
@@ -67,13 +68,16 @@ def beside(message: Mapping[Any, Any]) -> Beside | None:
     if not all(flags):
         found["train"] = False
     unknown = tuple(str(key) for key, value in message.items() if key not in KNOWN and value is not None)
+    if calls is not None:
+        unknown += tuple(f"tool_calls.{key}" for key in _unread(calls if isinstance(calls, list) else [calls]))
     return Beside(found, unknown) if found or unknown else None
 
 
 def called(content: str) -> Beside:
     """The call that a message of ShareGPT's role `function_call` is. :raises RejectError: if it is none."""
     calls = _given(content, "function_call")
-    return Beside({"tool_calls": [_call(call) for call in (calls if isinstance(calls, list) else [calls])]})
+    calls = calls if isinstance(calls, list) else [calls]
+    return Beside({"tool_calls": [_call(call) for call in calls]}, tuple(f"tool_calls.{key}" for key in _unread(calls)))
 
 
 def tools_of(fields: Mapping[str, Any]) -> list[Any] | None:
@@ -149,13 +153,25 @@ def _call(call: Any) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
         raise RejectError(Reason.BAD_MESSAGES, "a tool call has no name")
-    arguments = function.get("arguments", function.get("parameters", {}))
+    arguments: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
     if isinstance(arguments, str):
         arguments = _given(arguments, "arguments") or {}
     if not isinstance(arguments, dict):
         raise RejectError(Reason.BAD_MESSAGES, f"the arguments of tool call {name[:40]!r} are no object")
     made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return made if call.get("id") is None else {**made, "id": _text(call["id"], "id of a tool call")}
+
+
+def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
+    """Keys of calls that no template is given."""
+    inner = [call["function"] for call in calls if "function" in call]
+    return dict.fromkeys(str(key) for call in (*calls, *inner) for key in call if key not in _IN_CALLS)
+
+
+#: What holds the arguments of a call, by OpenAI, Llama, LangChain and Anthropic; the first one that is there.
+_ARGUMENTS: Final = "arguments", "parameters", "args", "input"
+#: `type` and `index` tell nothing that the list does not.
+_IN_CALLS: Final = frozenset({*_ARGUMENTS, "name", "function", "id", "type", "index"})
 
 
 def _wrapped(tool: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def calling(**call: Any) -> dict[str, Any]:
         calling(content=None, tool_calls=[CALL["function"]]),
         calling(content=None, tool_calls=[{"name": "look", "arguments": {"unit": 1, "place": None}}]),
         calling(content=None, function_call={"name": "look", "arguments": '{"unit": 1}'}),
+        calling(content="", tool_calls=[{"name": "look", "args": {"unit": 1}, "type": "tool_call", "index": 0}]),
+        calling(content="", tool_calls=[{"name": "look", "input": {"unit": 1}, "type": "tool_use"}]),
         calling(content=b"", tool_calls=[CALL], name=None, function_call=None),
         chat(ASK, {"from": "function_call", "value": '{"name": "look", "arguments": {"unit": 1}}'}, SAID, ANSWER),
         chat(ASK, {"from": "function_call", "value": '[{"name": "look", "arguments": {"unit": 1}}]'}, SAID, ANSWER),
@@ -107,6 +109,14 @@ def test_rows_that_differ_in_thoughts_are_no_copies(
 def test_keys_that_mean_nothing_keep_no_neighbours_apart_and_each_is_told() -> None:
     row = canonical(chat(ASK, {**ANSWER, "id": 1}, {**ANSWER, "mood": "x"}, ANSWER))
     assert (row.roles, row.unknown, row.beside) == (("user", "assistant"), ("messages.id", "messages.mood"), ())
+
+
+def test_keys_of_calls_that_mean_nothing_are_told_too() -> None:
+    call = {"function": {"name": "look", "arguments": {}, "strict": True}, "kwargs": {"unit": 1}}
+    told = ("messages.tool_calls.kwargs", "messages.tool_calls.strict")
+    assert canonical(calling(content=None, tool_calls=[call])).unknown == told
+    called = {"from": "function_call", "value": json.dumps(call)}
+    assert canonical(chat(ASK, called, SAID, ANSWER)).unknown == told
 
 
 def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_asked() -> None:
