@@ -17,6 +17,8 @@ that has no meaning beside the others of its row, as a `text` beside messages, i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from curation import shapes, turns
@@ -30,6 +32,7 @@ PAIRS: Final = (
     ("prompt", "completion"),
     ("prompt", "response"),
     ("question", "answer"),
+    ("question", "response"),
     ("instruction", "output"),
     ("instruction", "response"),
     ("instruction", "completion"),
@@ -193,20 +196,27 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> tuple[list[Message
             if system is None or messages[0][0] == "system":  # what stands within wins
                 return messages, (name,)
             return [_system(fields[system]), *messages], (name, system)
+    half = None
     for asked, answered in PAIRS:
         if fields.get(asked) is not None and answered in fields:
-            question, answer = fields[asked], fields[answered]
-            more = fields.get("input") if asked == "instruction" else None
-            if more is not None and (more := _content(more, "input")).strip():
-                told = _content(question, asked)
-                question = f"{told}\n\n{more}" if told.strip() else more
-            messages = _side(question, asked, "user") + _side(answer, answered, "assistant")
-            used = (asked, answered) if more is None else (asked, answered, "input")
-            system = next((key for key in SYSTEM if fields.get(key)), None)
-            if system is None or messages[0][0] == "system":
-                return messages, used
-            return [_system(fields[system]), *messages], (*used, system)
-    return None, (text_column,)
+            if fields[answered] is not None:
+                return _pair(fields, asked, answered)
+            half = half or (asked, answered)
+    return (None, (text_column,)) if half is None else _pair(fields, *half)
+
+
+def _pair(fields: Mapping[str, Any], asked: str, answered: str) -> tuple[list[Message], tuple[str, ...]]:
+    question, answer = fields[asked], fields[answered]
+    more = fields.get("input") if asked == "instruction" else None
+    if more is not None and (more := _content(more, "input")).strip():
+        told = _content(question, asked)
+        question = f"{told}\n\n{more}" if told.strip() else more
+    messages = _side(question, asked, "user") + _side(answer, answered, "assistant")
+    used = (asked, answered) if more is None else (asked, answered, "input")
+    system = next((key for key in SYSTEM if fields.get(key)), None)
+    if system is None or messages[0][0] == "system":
+        return messages, used
+    return [_system(fields[system]), *messages], (*used, system)
 
 
 #: Where each field is called as it is looked for.
@@ -233,10 +243,18 @@ _CONTENT: Final = FIELDS - {"label", "source", *GROUPS}
 
 
 def _side(value: Any, name: str, role: str) -> list[Message]:
-    """One side of a pair: text, or a list of messages."""
+    """One side of a pair: text, or a list of messages, which may be JSON text as a whole conversation's may."""
     if told := shapes.column(value, name):
         raise RejectError(Reason.BAD_FIELD, told)
-    return _parse_list(value, name) if isinstance(value, list) else [(role, _content(value, name), None)]
+    if isinstance(value, list) or (isinstance(value, dict) and shapes.objects(value)):
+        return _parse_list(value, name)
+    content = _content(value, name)
+    if content.startswith("[") and shapes.may_be_chat(content):
+        if told := shapes.repr_of_python(content):
+            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {told}")
+        if (found := shapes.chat_of(content)) is not None:
+            return _parse_list(found, name)
+    return [(role, content, None)]
 
 
 def _parse_list(value: Any, name: str) -> list[Message]:
@@ -256,7 +274,7 @@ def _parse_list(value: Any, name: str) -> list[Message]:
         )
     found: list[Message] = []
     for message in value:
-        if not isinstance(message, dict):
+        if not isinstance(message, dict) and not isinstance(message := shapes.texts(message), dict):
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` holds {_kind(message)}, not an object")
         role, content = message.get("role"), message.get("content")
         if role is None:
@@ -393,4 +411,7 @@ _KINDS: Final = {
     float: "a number",
     str: "text",
     bytes: "bytes that are not UTF-8",
+    Decimal: "a decimal number",
+    datetime: "a time",
+    date: "a date",
 }

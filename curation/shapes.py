@@ -6,7 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from curation.nesting import parse_text
+from curation.reasons import RejectError
+
 _LINES: Final = "write one row per line, with pandas `to_json(path, orient='records', lines=True)`"
+_ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|system)["']""")
 _REPR: Final = re.compile(r"\s*(?:array\(\s*)?\[?\s*\{\s*'")
 
 
@@ -44,8 +48,26 @@ def repr_of_python(text: str) -> str | None:
     return "is text as Python shows a list, not JSON: write it with `json.dumps`" if _REPR.match(text) else None
 
 
+def may_be_chat(text: str) -> bool:
+    """Tell whether a text names a role as messages do, in JSON or as Python shows it."""
+    return _ROLE.search(text) is not None
+
+
+def chat_of(text: str) -> list[Any] | None:
+    """The messages that stand as JSON in a text; None for any other, as for an answer that is JSON."""
+    try:
+        found = parse_text(text)
+    except (ValueError, RejectError):
+        return None
+    chat = isinstance(found, list) and all(
+        isinstance(item, dict) and item.keys() & {"role", "from"} and item.keys() & {"content", "value", "tool_calls"}
+        for item in found
+    )
+    return found if chat else None
+
+
 def texts(value: Any) -> Any:
-    """A value with text for its bytes, where they are UTF-8."""
+    """A value with text for its bytes, where they are UTF-8, and objects for its maps."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -55,4 +77,7 @@ def texts(value: Any) -> Any:
             return value
     if isinstance(value, dict):
         return {texts(key): texts(item) for key, item in value.items()}
-    return [texts(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):  # a map of Arrow's comes as pairs, which nothing else does
+        pairs = bool(value) and all(isinstance(item, tuple) and len(item) == 2 for item in value)
+        return {texts(key): texts(item) for key, item in value} if pairs else [texts(item) for item in value]
+    return value

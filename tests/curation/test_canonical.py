@@ -91,6 +91,15 @@ def test_no_content_beside_other_content_goes_without_a_word(
     assert (list(zip(row.roles, row.contents, strict=True)), row.unknown) == (expected, unknown)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['[{"role": "CEO", "name": "Ann"}]', '[{"from": "user", "to": "x"}]', '[{"role": "user"', '[{"role": "user"}, 1]',
+     "[{'role': 'admin'}]", '[{"value": 1}]', "[" * 200 + '{"role": "user", "content": "x"}'],
+)  # fmt: skip
+def test_an_answer_that_is_json_stays_text(text: str) -> None:
+    assert turns({"prompt": "q", "completion": text}) == [("user", "q"), ("assistant", text)]
+
+
 def test_content_beside_a_text_is_told_too() -> None:
     assert canonical({"text": "t", "Text": "u", "prompt": "p", "tools": [{}], "url": "x"}).unknown == (
         "Text", "prompt", "tools",

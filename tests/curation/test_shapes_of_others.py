@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -36,6 +37,12 @@ def sheet(*rows: str, end: str = "\n") -> bytes:
     return end.join(rows).encode()
 
 
+def table(*rows: tuple[str, ...]) -> bytes:
+    sink = io.StringIO()
+    csv.writer(sink).writerows(rows)
+    return sink.getvalue().encode()
+
+
 PAIRS = [f"{asked};{answer}" for asked, answer in BOTH]
 COMMAS = [f'"{asked}","{answer}"' for asked, answer in BOTH]
 
@@ -54,6 +61,16 @@ COMMAS = [f'"{asked}","{answer}"' for asked, answer in BOTH]
             messages=[{"role": ["user", "assistant"], "content": [a, b]} for a, b in BOTH])),
         ("a.parquet", parquet(
             conversations=[{"from": ["human", "gpt"], "value": [a, b]} for a, b in BOTH])),
+        ("a.parquet", parquet(
+            prompt=[{"role": ["user"], "content": [a]} for a in ASKED],
+            completion=[{"role": ["assistant"], "content": [b]} for b in ANSWERS])),
+        ("a.parquet", parquet(prompt=ASKED, completion=pa.nulls(30, pa.string()), response=ANSWERS)),
+        ("a.parquet", parquet(messages=pa.array(
+            [[list(message.items()) for message in chat] for chat in CHATS],
+            pa.list_(pa.map_(pa.string(), pa.string()))))),
+        ("a.csv", table(("prompt", "completion"), *((json.dumps(c[:1]), json.dumps(c[1:])) for c in CHATS))),
+        ("a.jsonl", sheet(*(json.dumps({"question": json.dumps([{"from": "human", "value": a}]), "response": b})
+                            for a, b in BOTH))),
         ("a.parquet", parquet(messages=pa.array(
             [[{"role": b"user", "content": a.encode()}, {"role": b"assistant", "content": b.encode()}]
              for a, b in BOTH],
@@ -101,6 +118,10 @@ COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWER
         ("a.json", json.dumps({"prompt": ASKED, "completion": ANSWERS}).encode(), "`prompt` is a list of 30 texts"),
         ("a.json", json.dumps({"text": COLUMNS["prompt"]}).encode(), "`text` holds 30 values of a column"),
         ("a.csv", sheet("messages", *(f'"{chat}"' for chat in CHATS)), "as Python shows a list.*json.dumps"),
+        ("a.csv", table(("prompt", "completion"), *((str(c[:1]), str(c[1:])) for c in CHATS)),
+         "`prompt` is text as Python shows a list.*json.dumps"),
+        ("a.parquet", parquet(text=pa.array([1, 2], pa.decimal128(5, 1))), "`text` is a decimal number"),
+        ("a.parquet", parquet(text=pa.array([1, 2], pa.timestamp("s", "UTC"))), "`text` is a time"),
         ("a.parquet.gz", gzip.compress(parquet(text=ASKED)), "it is Parquet within gzip: unpack it"),
         ("a.jsonl", sheet(*(json.dumps({"text": a}) for a in ASKED), end="\r"), "carriage return alone"),
         ("a.tar", b"a.jsonl".ljust(257, b"\0") + b"ustar".ljust(255, b"\0"), "it is a tar archive"),
