@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
 _SEPARATORS: Final = ",\t;|"
 #: Excel's own first line, which says what separates the cells below.
 _SAID: Final = re.compile(rb'"?sep=(.)"?[,;\t|]*\r?', re.IGNORECASE)
+_LONGEST: Final = 4096  # bytes of a line that names columns, where no name of a file says so
 _QUOTED: Final = re.compile(rb'"(?:[^"]|"")*"?')
 
 
@@ -36,6 +38,23 @@ def is_quoted(quotes: str, header: bytes, mark: str) -> bool:
         return quotes != "never"
     names = [name for name in header.strip().split(b"\t") if name]
     return all(stands_in_quotes(name.decode("utf-8", "replace")) for name in names)
+
+
+def is_table(body: bytes, names: Container[str]) -> bool:
+    """Tell whether a text is a table: its first line names two columns or more that mean something, and the second one
+    has what separates them.
+
+    :param body: its first bytes. :param names: of columns, in small letters.
+    """
+    lines = (line for line in body.split(b"\n") if line.strip())
+    first, second = next(lines, b""), next(lines, b"")
+    said = said_separator(first)
+    header, row = (first, second) if said is None else (second, next(lines, b""))
+    mark = said or separator(header)
+    if len(header) > _LONGEST or mark.encode() not in header or mark.encode() not in row:
+        return False
+    cells = next(csv.reader([header.decode("utf-8", "replace")], delimiter=mark), [])
+    return sum(cell.strip().lower() in names for cell in cells) > 1
 
 
 def stands_in_quotes(cell: str) -> bool:

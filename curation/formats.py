@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from curation import dialect
+from curation.canonical import FIELDS
 from curation.reasons import Reason
 from curation.streams import Compression, Limits, TornError, chunks
 
@@ -69,6 +70,8 @@ _UNFINISHED: Final = (
     "._copying_", ".swp", "~",
 )  # fmt: skip
 HEAD_BYTES: Final = 1 << 16
+#: Columns by which a table shows itself, whatever its name is.
+_NAMES: Final = FIELDS | {"text"}
 _TWICE: Final = "compressed twice"
 _PARQUET: Final = b"PAR1"
 _ARROW: Final = b"\xff\xff\xff\xff"  # of each message of a stream; Arrow's files begin otherwise
@@ -242,9 +245,7 @@ def _kind(head: bytes, expected: Kind | None) -> Kind:
             return "jsonl"
     if expected in {"jsonl", "array"}:
         return "jsonl"
-    if expected in {"csv", "text"}:
-        return expected
-    return "text"
+    return "csv" if expected == "csv" or dialect.is_table(body, _NAMES) else "text"
 
 
 def _json(line: bytes) -> object:

@@ -206,6 +206,30 @@ def test_a_table_without_an_ending_is_one_by_its_bytes(make: Make, rows: Rows) -
     assert chats(rows(make({"part-00000": LINES, "notes.md": PROSE}))) == dict(BOTH)
 
 
+@pytest.mark.parametrize(
+    ("name", "mark"), [("a.txt", "\t"), ("part-00000", ","), ("train.dat", ";"), ("a.tab", "\t"), ("notes.md", "|")]
+)
+def test_a_table_that_is_called_a_text_is_one_by_the_names_of_its_columns(
+    make: Make, rows: Rows, store: FolderStore, name: str, mark: str
+) -> None:
+    pairs = [(asked, answer.replace(",", "")) for asked, answer in BOTH]
+    made = make({name: table(*pairs, mark=mark), "b.jsonl": LINES.replace(b"What", b"How")})
+    assert len(rows(made)) == 60
+    assert dict(pairs).items() <= chats(rows(made)).items()
+    said = name.endswith(("txt", "md"))
+    assert any("the name says text, the bytes are CSV" in line for line in card_of(store, made)["warnings"]) == said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Prompt, completion\nand what they are", "A question, an answer\nand, so on", "text\na, b", "a, b\nc, d",
+     "input;output", '"prompt, completion"\na, b'],
+)  # fmt: skip
+def test_a_text_that_begins_like_a_table_is_none(make: Make, rows: Rows, text: str) -> None:
+    made = make({f"{n}.txt": f"{text}\n{n}".encode() for n in range(20)})
+    assert len(rows(made)) == 20
+
+
 def test_a_pointer_of_git_lfs_is_no_text(make: Make, recipe: Callable[..., Recipe]) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
     made = make({"a.jsonl": LINES, "b.parquet": pointer})
