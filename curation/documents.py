@@ -25,15 +25,24 @@ _METADATA: Final = frozenset(
 _STATE: Final = "state.json"
 
 
+#: What `datasets` keeps of `map` and `filter` in the folder of a saved data set: other rows, or the same once more.
+_CACHE: Final = re.compile(r"(cache-|tmp).*\.arrow")
+
+
 def documents(names: Collection[str]) -> list[str]:
-    """Return the names of files that describe a data set. :param names: of all files, with their folders."""
+    """Return the names of files that describe a data set, or are a cache beside it.
+
+    :param names: of all files, with their folders.
+    """
     saved = {PurePosixPath(name).parent for name in names if name.endswith(".arrow")}
+    stated = saved & {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == _STATE}
     found = []
     for name in names:
         path = PurePosixPath(name)
         says = path.name.lower()
         described = may_be_text(name) and _NAMES.fullmatch(says)
-        if described or says in _METADATA or (says == _STATE and path.parent in saved):
+        cached = path.parent in stated and _CACHE.fullmatch(path.name)
+        if described or says in _METADATA or (says == _STATE and path.parent in saved) or cached:
             found.append(name)
     return found
 

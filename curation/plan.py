@@ -107,7 +107,7 @@ def readable(drop: Drop) -> tuple[list[DropFile], dict[str, str]]:
     hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
     passed = dict.fromkeys(hidden, "a name with a leading `_` or `.` is no data")
     described = documents([file.key for file in files if file.key not in passed])
-    passed |= dict.fromkeys(described, "its name is that of a data set's documentation or metadata")
+    passed |= dict.fromkeys(described, "its name is that of a data set's documentation, metadata or cache")
     left = [file for file in files if file.key not in passed]
     if described and not left:
         shown = ", ".join(described[:3]) + (f" and {len(described) - 3} more" if len(described) > 3 else "")

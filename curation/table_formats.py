@@ -25,7 +25,13 @@ _FORMATS: Final = (
         "pyarrow.parquet.write_table(deltalake.DeltaTable('TABLE').to_pyarrow_table(), 'DROP/rows.parquet')",
     ),
     _Format("Iceberg", re.compile(r"(^|/)metadata/[^/]*\.metadata\.json(\.gz)?$"), _WITH_SPARK.format("iceberg")),
-    _Format("Hudi", re.compile(r"(^|/)\.hoodie/"), _WITH_SPARK.format("hudi")),
+    # Its folder is hidden, so many programs that copy a table leave it out: its files' names say when each was written.
+    _Format(
+        "Hudi",
+        re.compile(r"(^|/)\.hoodie/|(^|/)[0-9a-f-]{36}(-\d+)?_\d+-\d+-\d+_\d{14,17}\.parquet$"),
+        _WITH_SPARK.format("hudi"),
+    ),
+    _Format("Paimon", re.compile(r"(^|/)snapshot/snapshot-\d+$"), _WITH_SPARK.format("paimon")),
     _Format(
         "Lance",
         re.compile(r"(^|/)_versions/[^/]*\.manifest$"),

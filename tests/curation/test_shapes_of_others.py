@@ -168,6 +168,8 @@ def test_where_a_file_is_a_row_a_bad_file_is_a_bad_row(make: Make, recipe: Calla
         ("metadata/v3.metadata.json", "Iceberg.*iceberg"),
         ("metadata/00002-1b.metadata.json.gz", "Iceberg"),
         (".hoodie/hoodie.properties", "Hudi.*hudi"),
+        ("day=1/0b7a9c1e-35a4-4a0c-9d0e-7f1c2a3b4c5d-0_0-22-29_20260101120000000.parquet", "Hudi.*hudi"),
+        ("t/snapshot/snapshot-12", "Paimon.*paimon"),
         ("rows.lance/_versions/3.manifest", "Lance.*lance"),
     ],
 )

@@ -149,7 +149,7 @@ def test_documentation_and_metadata_are_no_rows_and_are_told(
     data = gzip.compress(PROSE) if name.endswith(".gz") else b'{"features": {}}' if name.endswith(".json") else PROSE
     made = make({"data/train.jsonl": LINES, name: data})
     assert chats(rows(made)) == dict(BOTH)
-    told = f"{name}: passed over, because its name is that of a data set's documentation or metadata"
+    told = f"{name}: passed over, because its name is that of a data set's documentation, metadata or cache"
     assert told in card_lines(card_of(store, made))
 
 
@@ -160,6 +160,11 @@ def test_documentation_and_metadata_are_no_rows_and_are_told(
 )  # fmt: skip
 def test_names_that_only_look_like_documentation_hold_rows(name: str) -> None:
     assert documents([name]) == []
+
+
+def test_caches_beside_a_saved_data_set_are_none_of_its_rows() -> None:
+    names = ["a/state.json", "a/data-00000-of-00001.arrow", "a/cache-1f3e.arrow", "a/tmpx1.arrow", "b/cache-1f3e.arrow"]
+    assert documents(names) == ["a/state.json", "a/cache-1f3e.arrow", "a/tmpx1.arrow"]
 
 
 def test_the_state_of_a_saved_data_set_is_none_beside_its_files_alone() -> None:
