@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
+from curation.folders import said
 from curation.page import first_of
 from curation.reasons import Filtered, Reason, filtered, mend, quarantined
 from curation.task import Report, Rules, Task
@@ -44,6 +45,8 @@ def warnings(
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
     told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
     told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}
+    columns = {name for _, report in reports for name in report.columns}
+    told |= dict.fromkeys(said([file.key for file in files], columns))
     lines = first_of(list(told), _WARNINGS, "warnings about files")
     if keys:
         shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())

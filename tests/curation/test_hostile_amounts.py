@@ -65,7 +65,7 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
         text_column="text",
         keep_columns=None,
     )
-    reports[0][1].unknown["mood"] = 3
+    reports[0][1].unknown["messages.mood"] = 3
     told = warnings(work, reports, rules, [], {}, [], unknown_keys(reports, rules))
     assert len(told) == 1_002
     assert told[0] == "0000.jsonl.gz: the name says gzip, the bytes are not compressed"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from curation.documents import documents
+from curation.folders import said
 from curation.gate import checks
 from curation.told import card_lines
 from dropforge.dataset import Manifest
@@ -233,6 +234,35 @@ def test_a_table_that_is_called_a_text_is_one_by_the_names_of_its_columns(
 def test_a_text_that_begins_like_a_table_is_none(make: Make, rows: Rows, text: str) -> None:
     made = make({f"{n}.txt": f"{text}\n{n}".encode() for n in range(20)})
     assert len(rows(made)) == 20
+
+
+def test_columns_that_are_folders_are_told_where_no_row_has_them(make: Make, store: FolderStore) -> None:
+    files = {f"label={label}/year=2026/part-{label}.jsonl": LINES.replace(b"What", label.encode()) for label in "abcd"}
+    told = "folders hold the values of a column `label` (a, b, c and 1 more) that no row has: write it there"
+    warnings = card_of(store, made := make(files, "d1"))["warnings"]
+    assert told in warnings
+    assert told in card_lines(card_of(store, made))
+    assert any("`year` (2026)" in line for line in warnings)
+    within = {name: data.replace(b"{", b'{"label": "x", "year": 1, ') for name, data in files.items()}
+    assert not any("folders hold" in line for line in card_of(store, make(within, "d2"))["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ("train.jsonl", "test.jsonl"),
+            "test.jsonl: named as rows that are kept for tests, and learned as all others are",
+        ),
+        (("data/train-0.jsonl", "data/validation-0.jsonl"), "data/validation-0.jsonl: named"),
+        (("my_train/a.jsonl", "my_dev/a.jsonl"), "my_dev/a.jsonl: named"),
+        (("a.jsonl", "test.jsonl"), ""),
+        (("train.jsonl", "latest.jsonl"), ""),
+        (("train_test.jsonl", "train.jsonl"), ""),
+    ],
+)
+def test_rows_that_are_called_as_those_of_a_test_are_told(names: tuple[str, ...], told: str) -> None:
+    assert "".join(said(names, ()))[: len(told) or None] == told
 
 
 def test_a_pointer_of_git_lfs_is_no_text(make: Make, recipe: Callable[..., Recipe]) -> None:
