@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from curation.classes import class_names, named
 from curation.memory import bounded, too_much
-from curation.parquet import Produced, batch_rows
+from curation.parquet import Produced, batch_rows, twice
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Record
 from curation.streams import Limits, TornError
@@ -31,6 +31,9 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
             schema = _schema(path)
             classes = class_names(schema)
         columns = [at for at, name in enumerate(schema.names) if name.strip().lower() in wanted]
+        if double := twice([schema.names[at] for at in columns]):
+            yield Fault(0, Reason.BAD_ARROW, double, b"")
+            return
         options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file, options=options) as stream:
             while True:

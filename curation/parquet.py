@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +80,9 @@ def read_parquet(
             yield Fault(0, Reason.BAD_PARQUET, _cause(error), stream.read(HEAD))
         return
     with file:
+        if double := twice(columns):
+            yield Fault(0, Reason.BAD_PARQUET, double, b"")
+            return
         produced = Produced(path.stat().st_size, limits)
         shared = any(shares(field.type) for field in schema if field.name in columns)
         last = file.metadata.num_row_groups if end is None else end
@@ -120,6 +124,12 @@ def read_parquet(
                 )
             finally:
                 row += rows
+
+
+def twice(columns: Sequence[str]) -> str | None:
+    """What is wrong with columns of which two have one name: a row would hold the last one alone."""
+    name = next((name for name, count in Counter(columns).items() if count > 1), None)
+    return None if name is None else f"column {name[:60]!r} stands twice"
 
 
 def _batches(

@@ -215,6 +215,16 @@ def test_parquet_without_known_columns_gives_every_row_an_end(tmp_path: Path) ->
     assert kinds(found(tmp_path, "a.parquet", parquet(pa.table({"x": [1, 2]})))) == [Reason.NO_CONTENT] * 2
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_columns_of_one_name_are_refused(tmp_path: Path, kind: str) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array([1])], ["text", "text", "id"])
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    data = parquet(table) if kind == "parquet" else sink.getvalue()
+    assert kinds(found(tmp_path, f"a.{kind}", data)) == [f"bad_{kind}"]
+
+
 def test_torn_parquet(tmp_path: Path) -> None:
     assert kinds(found(tmp_path, "a.parquet", parquet(pa.table({"text": ["a"]}))[:-9])) == [Reason.BAD_PARQUET]
 
