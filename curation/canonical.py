@@ -52,6 +52,9 @@ SYSTEM: Final = ("system", "system_prompt")
 #: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
+#: Fields beside a conversation that messages may speak of; they are not learned.
+PICTURES: Final = frozenset({"image", "images", "video", "videos", "audio", "audios"})
+_FOR_PICTURES: Final = ("<image>", "<video>", "<audio>")
 #: Every field that is looked at besides `text`; columns of Parquet files outside this list are never read.
 FIELDS: Final = frozenset(
     {*LISTS, *(name for pair in PAIRS for name in pair), *SYSTEM, *GROUPS, *turns.TOOLS, "label", "source"}
@@ -99,11 +102,18 @@ class Row(NamedTuple):
         return self.chars + len(self.extras or "") + 50 * len(self.roles)
 
 
-def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool = False, answers: bool = False) -> Row:
+def canonical(
+    fields: Mapping[str, Any],
+    text_column: str = "text",
+    labels: bool = False,
+    answers: bool = False,
+    pictures: bool = False,
+) -> Row:
     """Map a row's fields.
 
     :param labels: whether the row is there for its label: it needs one, and a conversation needs no answer.
     :param answers: whether the row is there for an answer to something: a text is of no use.
+    :param pictures: whether it has one of `PICTURES` that is not among the fields.
     :raises RejectError: if they hold no usable text.
     """
     given, spelled = fields, _AS_NAMED
@@ -121,9 +131,11 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
             raise RejectError(Reason.NO_CONTENT, shapes.rows_within(fields) or detail)
         fields = {**folded, **fields}
     unknown: tuple[str, ...] = ()
+    seen = pictures
     if len(given) > len(used):
         used = used if messages is None else (*used, *turns.TOOLS)
         unknown = _unused(given, tuple(spelled.get(name, name) for name in used) if spelled else used, text_column)
+        seen = pictures or (not PICTURES.isdisjoint(given) and any(given.get(name) for name in PICTURES))
     touched = 0
     unseen = False
     label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
@@ -149,6 +161,11 @@ def canonical(fields: Mapping[str, Any], text_column: str = "text", labels: bool
         touched += count
         unseen = unseen or invisible(cleaned)
         harmless.append(cleaned)
+    if seen and any(mark in content for content in contents for mark in _FOR_PICTURES):
+        raise RejectError(
+            Reason.BAD_FIELD,
+            "a message has `<image>`, `<video>` or `<audio>` beside a column of them: only text is learned",
+        )
     row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen, unknown=unknown)
     tools = turns.tools_of(fields)
     return row if tools is None and not any(besides) else _with(row, besides, tools, messages)
@@ -313,7 +330,7 @@ def _content(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        kinds = [str(part.get("type") or "text") for part in value]
+        kinds = [str(part.get("type") or _kind_of_part(part)) for part in value]
         if others := sorted(set(kinds) - {"text"}):
             shown = ", ".join(others)[:80]
             raise RejectError(Reason.BAD_FIELD, f"{name} has parts of type {shown}, and only text is learned")
@@ -321,6 +338,11 @@ def _content(value: Any, name: str) -> str:
         if all(isinstance(part, str) for part in parts):
             return "".join(map(str, parts))
     raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")
+
+
+def _kind_of_part(part: Mapping[Any, Any]) -> str:
+    """What a part without a type is, by what it has."""
+    return next((str(key) for key, value in part.items() if key not in {"type", "text"} and value is not None), "text")
 
 
 def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.batch import FAULTS, ROWS, Batch
-from curation.canonical import Row, canonical
+from curation.canonical import PICTURES, Row, canonical
 from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
@@ -251,6 +251,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     extras = Extras(rules.keep_columns, rules.columns.wanted(rules.text_column), rules.pii is not None)
     forgotten = Forgotten(rules.forgotten, rules.pii, rules.columns)
     seen = Seen(unread(task.split, extras.wanted))
+    pictures = any(name.strip().lower() in PICTURES for name in seen.unread)
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,
@@ -278,7 +279,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
                 fields = rules.columns.apply(fields, rules.max_row_bytes)
                 made += rules.columns.made(fields)
                 task.limits.check(made, size)
-            row = canonical(fields, rules.text_column, labels, answers)
+            row = canonical(fields, rules.text_column, labels, answers, pictures)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))
         except RejectError as error:

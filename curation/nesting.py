@@ -6,6 +6,7 @@ What passes here may be followed by recursion anywhere behind.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, Final
 
 from curation.reasons import Reason, RejectError
@@ -27,13 +28,26 @@ def check_depth(value: Any, brackets: int) -> None:
         raise too_deep()
 
 
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these fields. :raises RejectError: if one stands twice, of which one value would be lost."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise RejectError(Reason.DUPLICATE_FIELD, f"field {twice[:60]!r} stands twice")
+    return fields
+
+
+_decode: Final = json.JSONDecoder(object_pairs_hook=unique).decode
+
+
 def parse_text(text: str) -> Any:
     """The value of JSON that stands as text in a field.
 
-    :raises ValueError: if it is no JSON. :raises RejectError: if it is nested too deeply.
+    :raises ValueError: if it is no JSON. :raises RejectError: if it is nested too deeply, or a field stands twice.
     """
     try:
-        value = json.loads(text)
+        value = _decode(text)
     except RecursionError:
         raise too_deep() from None
     check_depth(value, text.count("{") + text.count("["))

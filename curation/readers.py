@@ -7,7 +7,6 @@ and Arrow. Blank lines are no rows; they are counted.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Container, Iterator
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ from curation.csv_rows import csv_rows
 from curation.dialect import Quotes
 from curation.encodings import Fallback, narrowed
 from curation.lines import lines
-from curation.nesting import check_depth, too_deep
+from curation.nesting import check_depth, too_deep, unique
 from curation.parquet import read_parquet
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Fields, Found, Line, Record, Split
@@ -127,20 +126,11 @@ def _next_line(stream: Any, start: int, end: int) -> int:
     return int(offset)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise RejectError(Reason.DUPLICATE_FIELD, f"field {twice[:60]!r} stands twice")
-    return fields
-
-
 def _no_constant(text: str) -> Any:
     raise RejectError(Reason.BAD_NUMBER, f"{text} is no JSON number")
 
 
-_decode: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
+_decode: Final = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_constant).decode
 
 
 def parse_json(data: bytes) -> Fields:

@@ -59,15 +59,23 @@ def beside(message: Mapping[Any, Any]) -> Beside | None:
     for key in _NAMES:
         if (value := shapes.texts(message.get(key))) is not None:
             found[key] = _text(value, key)
+    others: list[str] = []  # that say a second time what one before has said, in other words
     for key in _THOUGHTS:
         thought = shapes.texts(message.get(key))
-        if thought is not None and _text(thought, key).strip():
+        if "reasoning_content" in found:
+            others += [key] if thought not in (None, "", found["reasoning_content"]) else []
+        elif thought is not None and _text(thought, key).strip():
             found["reasoning_content"] = thought
-            break
+    others += ["function_call"] if all(message.get(key) for key in _CALLS) else []
+    others += (
+        ["value"]
+        if message.get("content") is not None and message.get("value") not in (None, message["content"])
+        else []
+    )
     flags = [_flag(message[key], key) for key in _FLAGS if message.get(key) is not None]
     if not all(flags):
         found["train"] = False
-    unknown = tuple(str(key) for key, value in message.items() if key not in KNOWN and value is not None)
+    unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
     if calls is not None:
         unknown += tuple(f"tool_calls.{key}" for key in _unread(calls if isinstance(calls, list) else [calls]))
     return Beside(found, unknown) if found or unknown else None

@@ -111,6 +111,31 @@ def test_keys_that_mean_nothing_keep_no_neighbours_apart_and_each_is_told() -> N
     assert (row.roles, row.unknown, row.beside) == (("user", "assistant"), ("messages.id", "messages.mood"), ())
 
 
+def test_what_a_message_says_twice_in_other_words_is_told() -> None:
+    thoughts = {"reasoning": "a", "reasoning_content": "b", "thinking": "b", "thoughts": ""}
+    assert canonical(chat(ASK, {**ANSWER, **thoughts})).unknown == ("messages.reasoning",)
+    assert canonical(chat(ASK, {**ANSWER, "value": "No."})).unknown == ("messages.value",)
+    assert canonical(chat(ASK, {**ANSWER, "value": ANSWER["content"]})).unknown == ()
+    both = calling(content=None, tool_calls=[CALL], function_call={"name": "other", "arguments": {}})
+    assert canonical(both).unknown == ("messages.function_call",)
+
+
+@pytest.mark.parametrize("column", ["image", "images", "Audio", "videos"])
+def test_a_message_that_speaks_of_a_picture_is_refused_by_name(make: Make, store: FolderStore, column: str) -> None:
+    mark = f"<{column.lower().removesuffix('s')}>"
+    chats = [chat({**ASK, "content": f"{mark}\nWhat is {n}?"}, ANSWER) for n in range(3)]
+    chats += [chat({**ASK, "content": f"What is {n}?"}, ANSWER) for n in range(3, 30)]
+    pictures = [{"bytes": b"\xff", "path": "a"}] * 30
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(chats).append_column(column, [pictures]), sink)
+    lines = [json.dumps({**one, column.lower(): ["a.png"]}) for one in chats]
+    for name, data in {"a.parquet": sink.getvalue(), "a.jsonl": "\n".join(lines).encode()}.items():
+        made = make({name: data}, name)
+        assert (made.counts["bad_field"], made.counts["train"] + made.counts["eval"]) == (3, 27)
+        assert "only text is learned" in store.get(made.files["quarantine"]).decode()
+    assert canonical(chat({**ASK, "content": mark}, ANSWER, images=[], image=None)).contents[0] == mark
+
+
 def test_keys_of_calls_that_mean_nothing_are_told_too() -> None:
     call = {"function": {"name": "look", "arguments": {}, "strict": True}, "kwargs": {"unit": 1}}
     told = ("messages.tool_calls.kwargs", "messages.tool_calls.strict")
@@ -145,6 +170,9 @@ def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_as
         (calling(content="", tool_calls=[{"name": "look", "arguments": {"a": "\ud800"}}]), Reason.LONE_SURROGATE, ""),
         (calling(content="", tool_calls=[{"name": "look", "arguments": {"a": "\0"}}]), Reason.NUL, ""),
         (calling(content="", tool_calls="[" * 100_000), Reason.TOO_DEEP, "more than 100 deep"),
+        (chat({**ASK, "content": [{"image": "a.png"}, {"text": "a"}]}, ANSWER), Reason.BAD_FIELD, "type image,"),
+        (chat({**ASK, "content": [{"text": "a", "image_url": {}}]}, ANSWER), Reason.BAD_FIELD, "type image_url"),
+        ({"messages": '[{"role": "user", "role": "user"}]'}, Reason.DUPLICATE_FIELD, "'role' stands twice"),
         (chat(ASK, ANSWER, tools="look"), Reason.BAD_MESSAGES, "`tools` is text, but no JSON"),
         (chat(ASK, ANSWER, tools={"look": 1}), Reason.BAD_FIELD, "`tools` is no list of tools"),
         (chat(ASK, {**ANSWER, "weight": 0.5}), Reason.BAD_FIELD, "`weight` of a message is 0.5, and only 0 and 1"),
