@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from curation.dialect import Quotes, is_quoted, said_separator, separator, stands_in_quotes
 from curation.reasons import Reason
@@ -150,10 +150,14 @@ def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> R
     # Programs leave empty cells at the end of a row away, or add some.
     if len(cells) != len(columns) and (len(cells) < least or any(cells[len(columns) :])):
         return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} columns", head)
-    fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell != ""}
+    fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell != "" and cell != _NULL}
     if "" in fields and nameless > 1:
         return Fault(position, Reason.RAGGED, "a value in a column without a name", head)
     return Found(position, fields, head)
+
+
+#: What Hive, MySQL and PostgreSQL write for a missing value.
+_NULL: Final = "\\N"
 
 
 def _is_broken(text: str) -> bool:

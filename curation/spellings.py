@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -71,6 +72,33 @@ def mixed_truths(rows: Mapping[str, int]) -> dict[str, int]:
     ways = {label: _way(label) for label in rows}
     found = {label: rows[label] for label, way in ways.items() if way}
     return found if len({ways[label] for label in found}) > 1 else {}
+
+
+def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return labels that differ in case, outer spaces or the way a number is written alone, with their rows: one value
+    or several, nobody can tell for sure. :param rows: of each label."""
+    found: dict[str, dict[str, int]] = {}
+    for label, count in rows.items():
+        found.setdefault(_folded(label), {})[label] = count
+    return [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
+
+
+def unset(rows: Mapping[str, int]) -> dict[str, int]:
+    """Return labels that programs write for a missing value, with their rows. :param rows: of each label."""
+    return {label: count for label, count in rows.items() if label.strip().lower() in _UNSET}
+
+
+#: Of pandas, SQL, Hive, R, Excel and Python, in small letters.
+_UNSET: Final = frozenset({"\\n", "null", "none", "na", "n/a", "#n/a"})
+
+
+def _folded(label: str) -> str:
+    text = unicodedata.normalize("NFKC", label).strip().casefold()
+    try:
+        number = float(text.replace(",", ".")) if len(text) <= _LONGEST else math.nan
+    except ValueError:
+        return text
+    return repr(number + 0) if math.isfinite(number) else text
 
 
 def _way(label: str) -> str:

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from curation.engines.tables import Tables
 from curation.phrases import repeated, told
-from curation.spellings import mixed_truths
+from curation.spellings import alike, mixed_truths, unset
+from dropforge.dataset import MOST_LABELS
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
 #: Sources and labels that are told, the most frequent ones.
@@ -19,6 +20,8 @@ TOP: Final = 12
 ALARM_ROWS: Final = 10
 ALARM_ONE_IN: Final = 100
 _NAME: Final = 200
+#: Labels that may be one, and such groups.
+_TOLD: Final = 5
 _SIDES: Final = {0: "train", 1: "eval"}
 _KEPT: Final = "rows r join sides s on r.key = s.key and r.rank = s.rank"
 
@@ -36,6 +39,7 @@ class Statistics:
     :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
         reordering characters; copies count.
     :param truths: labels that may be truth values, with their rows.
+    :param alike: labels that may be one value. :param unset: labels that may be a missing one.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
     """
@@ -60,10 +64,13 @@ class Statistics:
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
     repeated: list[tuple[str, str, str, int, int]] = field(default_factory=list)
     classes: tuple[int, int] = (0, 0)
+    alike: list[dict[str, int]] = field(default_factory=list)
+    unset: dict[str, int] = field(default_factory=dict)
 
 
-def alarms(statistics: Statistics) -> list[str]:
-    """Sources with strikingly many rows that try to be read otherwise than they look, or have a phrase in common."""
+def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
+    """Sources with strikingly many rows that try to be read otherwise than they look, or have a phrase in common, and
+    labels that do not say what they seem to. :param classes: whether labels are what is learned."""
     lines = []
     for source, rows, tokens, unseen in statistics.suspicious:
         parts = {"control tokens of chat templates": tokens, "invisible or reordering characters": unseen}
@@ -71,9 +78,23 @@ def alarms(statistics: Statistics) -> list[str]:
             if _striking(held, rows):
                 lines.append(f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?")
     if mixed := mixed_truths(statistics.truths):
-        ways = ", ".join(f"{label} ({rows:,} rows)" for label, rows in mixed.items())
-        lines.append(f"labels: truth values are spelled in several ways: {ways}")
+        lines.append(f"labels: truth values are spelled in several ways: {_counted(mixed)}")
+    lines += [f"labels: one value, or several? {_counted(group)}" for group in statistics.alike]
+    if statistics.unset:
+        lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
+    wrong = sum(rows for label, rows in statistics.truths.items() if label.lower() == "false")
+    if wrong and statistics.shapes["messages"] and not classes:
+        lines.append(
+            f"labels: {wrong:,} rows have `false`; an answer that is marked as wrong so is learned all the same"
+        )
     return [*lines, *(told(*item) for item in statistics.repeated)]
+
+
+def _counted(labels: dict[str, int]) -> str:
+    shown = [
+        f"{_shown(label if label == label.strip() else repr(label))} ({rows:,} rows)" for label, rows in labels.items()
+    ]
+    return ", ".join(shown[:_TOLD]) + (f" and {len(shown) - _TOLD} more" if len(shown) > _TOLD else "")
 
 
 def _striking(held: int, rows: int) -> bool:
@@ -101,6 +122,12 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
     shapes = tables.one(
         "select cast(coalesce(sum(case when r.text is null then 1 else 0 end), 0) as bigint),"
         f" cast(coalesce(sum(case when r.text is null then 0 else 1 end), 0) as bigint) from {_KEPT}"
+    )
+    labels = dict(
+        tables.all(
+            f"select r.label, count(*) from {_KEPT} where length(r.label) <= {_NAME}"
+            f" group by r.label order by r.label limit {MOST_LABELS}"
+        )
     )
     return Statistics(
         totals=totals,
@@ -142,6 +169,8 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
                 " or lower(r.label) in ('true', 'false') group by r.label order by r.label"
             )
         ),
+        alike=alike(labels)[:_TOLD],
+        unset=unset(labels),
     )
 
 

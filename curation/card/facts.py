@@ -34,7 +34,7 @@ def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Se
         "shards": [asdict(shard) for shard in manifest.shards],
         "columns": {"seen": {name: dict(found) for name, found in manifest.columns.items()}, "changed": []},
         # What rows hold stands before what is odd about files: there may be many of these.
-        "warnings": [*alarms(statistics), *warnings],
+        "warnings": [*alarms(statistics, manifest.rules.get("task") == "classification"), *warnings],
         "statistics": asdict(statistics),
         "unicode": unicodedata.unidata_version,
     }

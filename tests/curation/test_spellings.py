@@ -17,7 +17,7 @@ from curation.forgotten import Forgotten
 from curation.gate import checks
 from curation.identity import document
 from curation.mapping import Columns
-from curation.spellings import mixed_truths, value_name
+from curation.spellings import alike, mixed_truths, value_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -142,6 +142,36 @@ def test_truth_values_in_one_spelling_and_other_labels_pass(make: Make, recipe: 
         made = make({"a.jsonl": lines(label=labels * 20)}, f"d{number}", **CLASSES)
         assert all(check.ok for check in checks(made, recipe(**CLASSES)))
     assert mixed_truths({"0": 1, "1": 2, "7": 3}) == {}
+
+
+def test_labels_that_may_be_one_or_none_are_told(make: Make, store: FolderStore) -> None:
+    labels = ["spam", "Spam", " spam", "1.5", "1,5", "1.50", "\\N", "NULL", "ham", "true", "false", "３", "3"]
+    card = json.loads(store.get(make({"a.jsonl": lines(label=labels * 3)}, **CLASSES).files["card_json"]))
+    told = [line for line in card["warnings"] if line.startswith("labels: ")]
+    assert told == [
+        "labels: one value, or several? ' spam' (3 rows), Spam (3 rows), spam (3 rows)",
+        "labels: one value, or several? 1,5 (3 rows), 1.5 (3 rows), 1.50 (3 rows)",
+        "labels: one value, or several? 3 (3 rows), ３ (3 rows)",
+        "labels: programs write so what is missing: NULL (3 rows), \\N (3 rows)",
+    ]
+    assert alike({"true": 1, "True": 1, "a": 1, "b": 2, "nan": 1, "inf": 1}) == []
+
+
+def test_answers_that_are_marked_as_wrong_are_told(make: Make, store: FolderStore) -> None:
+    """As TRL's KTO has them."""
+    rows = [{"prompt": f"p {n}", "completion": "c", "label": n % 3 == 0} for n in range(30)]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    told = "labels: 20 rows have `false`; an answer that is marked as wrong so is learned all the same"
+    assert told in json.loads(store.get(made.files["card_json"]))["warnings"]
+    texts = make({"a.jsonl": lines(label=[True, False] * 20)}, "texts")
+    assert not any("marked" in line for line in json.loads(store.get(texts.files["card_json"]))["warnings"])
+
+
+def test_hive_s_null_in_csv_is_no_value(make: Make, rows: Rows) -> None:
+    table = "instruction\tinput\toutput\tlabel\n" + "".join(f"do {n}\t\\N\tdone\t\\N\n" for n in range(30))
+    found = rows(make({"a.tsv": table.encode()}))
+    assert {row["messages"][0]["content"] for row in found} == {f"do {n}" for n in range(30)}
+    assert {row["label"] for row in found} == {None}
 
 
 def test_drops_of_a_family_agree_on_the_spelling(make: Make, recipe: Callable[..., Recipe]) -> None:
