@@ -284,6 +284,8 @@ def _parse_list(value: Any, name: str) -> list[Message]:
             cause = shapes.repr_of_python(value) or "is text, but not a JSON list"
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {cause}") from None
     if isinstance(value, dict):
+        if value and all(isinstance(key, str) and key.isdecimal() for key in value):
+            raise RejectError(Reason.BAD_MESSAGES, shapes.column(value, name) or "")
         value = shapes.objects(value) or value
     if not isinstance(value, list) or not value:
         raise RejectError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -114,6 +114,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             reader = None
             first, cause = feed.give_back(str(error))
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
+            if reason == Reason.BAD_QUOTES and b'\\"' in first.data:
+                cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
             yield Fault(first.position, reason, cause[:120], first.data[:HEAD])
             continue
         if cells is None:
@@ -125,7 +127,9 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             columns = [cell.strip() for cell in cells]
             named = [name for name in columns if name]
             if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in columns):
-                yield Fault(position, Reason.BAD_HEADER, "column names repeat or are not UTF-8", head)
+                double = next((name for name, count in Counter(named).items() if count > 1), None)
+                cause = f"column {double[:60]!r} stands twice" if double else "column names repeat or are not UTF-8"
+                yield Fault(position, Reason.BAD_HEADER, cause, head)
                 return
             least = max(at for at, name in enumerate(columns, 1) if name)
             header = _Header(columns, least, columns.count(""))

@@ -237,7 +237,7 @@ def _kind(head: bytes, expected: Kind | None) -> Kind:
     if body.startswith(b"[") and isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return "array"
     if body.startswith(b"{"):
-        if first == b"{" and expected != "jsonl":
+        if (first == b"{" and expected != "jsonl") or (expected == "array" and _is_open(first)):
             return "values"
         if isinstance(value, dict) or expected in {"jsonl", "array"}:
             return "jsonl"
@@ -246,6 +246,11 @@ def _kind(head: bytes, expected: Kind | None) -> Kind:
     if expected in {"jsonl", "array"}:
         return "jsonl"
     return "csv" if expected == "csv" or dialect.is_table(body, _NAMES) else "text"
+
+
+def _is_open(line: bytes) -> bool:
+    """Whether a first line is the begin of an object over several, as no line that holds an object is."""
+    return line.endswith((b"{", b"[", b":")) or (line.endswith(b",") and _json(line[:-1]) is None)
 
 
 def _json(line: bytes) -> object:

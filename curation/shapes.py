@@ -10,6 +10,17 @@ from curation.nesting import parse_text
 from curation.reasons import RejectError
 
 _LINES: Final = "write one row per line, with pandas `to_json(path, orient='records', lines=True)`"
+_ASK: Final = "to learn the better answer, write it as `completion`, or as the last of `messages`"
+#: Keys of an object that is no row, and what to do about it.
+_OTHERS: Final = {
+    ("chosen", "rejected"): f"it is a preference between two answers: {_ASK}",
+    ("preferred_output", "non_preferred_output"): f"it is a preference between two answers: {_ASK}",
+    ("columns", "index", "data"): f"it is a table as pandas writes it with orient='split': {_LINES}",
+    ("custom_id", "body"): "it is a request of OpenAI's batches: write the `messages` of its body with the answer",
+    ("custom_id", "response"): "it is an answer of OpenAI's batches: write it behind the `messages` of its request",
+    ("role", "content"): "it is one message: write all of a conversation as the list `messages` of one row",
+    ("from", "value"): "it is one message: write all of a conversation as the list `conversations` of one row",
+}
 _ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|system)["']""")
 _REPR: Final = re.compile(r"\s*(?:array\(\s*)?\[?\s*\{\s*'")
 
@@ -25,7 +36,12 @@ def objects(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def rows_within(fields: Mapping[Any, Any]) -> str | None:
-    """What to do about an object that has the rows under one of its keys; None if it has none."""
+    """What to do about an object that has the rows under one of its keys, or is no row to learn; None for any other."""
+    for keys, what in _OTHERS.items():
+        if all(key in fields for key in keys):
+            return what
+    if fields and all(str(name).isdecimal() and isinstance(value, dict) for name, value in fields.items()):
+        return f"{len(fields):,} objects stand under their numbers: {_LINES}"
     for name, value in fields.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return f"{len(value):,} objects stand under the key `{str(name)[:60]}`: write each as a line of its own"
