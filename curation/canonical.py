@@ -16,7 +16,7 @@ that has no meaning beside the others of its row, as a `text` beside messages, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -133,9 +133,9 @@ def canonical(
     unknown: tuple[str, ...] = ()
     seen = pictures
     if len(given) > len(used):
-        used = used if messages is None else (*used, *turns.TOOLS)
-        unknown = _unused(given, tuple(spelled.get(name, name) for name in used) if spelled else used, text_column)
-        seen = pictures or (not PICTURES.isdisjoint(given) and any(given.get(name) for name in PICTURES))
+        used = _as_written(used, spelled) if spelled else used
+        unknown = _unused(given, used, _CONTENT if messages is None else _SAID, text_column.lower())
+        seen = pictures or not PICTURES.isdisjoint(given)
     touched = 0
     unseen = False
     label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
@@ -153,7 +153,8 @@ def canonical(
         if answers:
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
         cleaned, touched = clean(text)
-        return Row((), (), cleaned, label, source, group, touched, invisible(cleaned), unknown=unknown)
+        row = Row((), (), cleaned, label, source, group, touched, invisible(cleaned))
+        return row._replace(unknown=unknown) if unknown else row
     roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
     harmless = []
     for content in contents:
@@ -161,12 +162,14 @@ def canonical(
         touched += count
         unseen = unseen or invisible(cleaned)
         harmless.append(cleaned)
-    if seen and any(mark in content for content in contents for mark in _FOR_PICTURES):
+    if seen and _speaks_of_pictures(contents, None if pictures else given):
         raise RejectError(
             Reason.BAD_FIELD,
             "a message has `<image>`, `<video>` or `<audio>` beside a column of them: only text is learned",
         )
-    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen, unknown=unknown)
+    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
+    if unknown:
+        row = row._replace(unknown=unknown)
     tools = turns.tools_of(fields)
     return row if tools is None and not any(besides) else _with(row, besides, tools, messages)
 
@@ -208,11 +211,7 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> tuple[list[Message
     for name in LISTS:
         value = fields.get(name)
         if value is not None:
-            messages = _parse_list(value, name)
-            system = next((key for key in SYSTEM if fields.get(key)), None)
-            if system is None or messages[0][0] == "system":  # what stands within wins
-                return messages, (name,)
-            return [_system(fields[system]), *messages], (name, system)
+            return _with_system(_parse_list(value, name), (name,), fields)
     half = None
     for asked, answered in PAIRS:
         if fields.get(asked) is not None and answered in fields:
@@ -230,33 +229,49 @@ def _pair(fields: Mapping[str, Any], asked: str, answered: str) -> tuple[list[Me
         question = f"{told}\n\n{more}" if told.strip() else more
     messages = _side(question, asked, "user") + _side(answer, answered, "assistant")
     used = (asked, answered) if more is None else (asked, answered, "input")
-    system = next((key for key in SYSTEM if fields.get(key)), None)
-    if system is None or messages[0][0] == "system":
-        return messages, used
-    return [_system(fields[system]), *messages], (*used, system)
+    return _with_system(messages, used, fields)
+
+
+def _with_system(
+    messages: list[Message], used: tuple[str, ...], fields: Mapping[str, Any]
+) -> tuple[list[Message], tuple[str, ...]]:
+    """What `_messages` gives, with a row's own system message before those that begin with none."""
+    for key in SYSTEM:
+        if (system := fields.get(key)) and messages[0][0] != "system":
+            return [("system", _content(system, "system"), None), *messages], (*used, key)
+    return messages, used
 
 
 #: Where each field is called as it is looked for.
 _AS_NAMED: Final[Mapping[str, str]] = {}
 
 
-def _system(value: Any) -> Message:
-    return "system", _content(value, "system"), None
+def _speaks_of_pictures(contents: Sequence[str], given: Mapping[str, Any] | None) -> bool:
+    """:param given: fields, of which one may be a picture; None if the row has one elsewhere."""
+    has = given is None or any(given.get(name) for name in PICTURES)
+    return has and any(mark in content for content in contents for mark in _FOR_PICTURES)
 
 
-def _unused(given: Mapping[str, Any], used: Sequence[str], text_column: str) -> tuple[str, ...]:
-    """Names of fields that hold content and none of what is learned: others of the row have gone before."""
-    found: list[str] = []
+def _as_written(used: Sequence[str], spelled: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(spelled.get(name, name) for name in used)
+
+
+def _unused(given: Mapping[str, Any], used: Sequence[str], content: Container[str], text: str) -> tuple[str, ...]:
+    """Names of fields that hold content and none of what is learned: others of the row have gone before.
+
+    :param content: what they are called, in small letters. :param text: as is the column of texts.
+    """
+    found: tuple[str, ...] = ()
     for name in given:
-        if name not in used and given[name]:
-            folded = name.strip().lower()
-            if folded in _CONTENT or folded == text_column.lower():
-                found.append(name)
-    return tuple(found)
+        folded = name.strip().lower()
+        if (folded in content or folded == text) and name not in used and given[name]:
+            found += (name,)
+    return found
 
 
-#: Fields that would be content, if others were not there.
+#: Fields that would be content, if others were not there; and those beside messages, which tools belong to.
 _CONTENT: Final = FIELDS - {"label", "source", *GROUPS}
+_SAID: Final = _CONTENT - {*turns.TOOLS}
 
 
 def _side(value: Any, name: str, role: str) -> list[Message]:
