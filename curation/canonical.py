@@ -142,8 +142,8 @@ def canonical(
     if labels and label is None:
         missing = fields.get("label") in (None, "")
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
-    given = [key for key in GROUPS if fields.get(key) is not None]
-    group = next((name for key in given if (name := _name(fields[key], key)) is not None), None) if given else None
+    groups = [key for key in GROUPS if fields.get(key) is not None]
+    group = next((name for key in groups if (name := _name(fields[key], key)) is not None), None) if groups else None
     if messages is None:
         text = shapes.texts(text)
         if not isinstance(text, str):
