@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.store import ObjectInfo, Store, TooLargeError, read_bounded
+from dropforge.store import ObjectInfo, Store, TooLargeError, check_not_archived, read_bounded, written_by_others
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 MAX_FILES: Final = 100_000
@@ -240,8 +240,8 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
     """Look at a drop in the store and check that it is complete.
 
     :raises IncompleteError: if listed files are missing.
-    :raises DataError: if `_SUCCESS` is missing or broken, a listed file has another size or checksum, or there is no
-        file with rows.
+    :raises DataError: if `_SUCCESS` is missing or broken, a file cannot be read, a listed one has another size or
+        checksum, or there is no file with rows.
     """
     prefix = layout.drop_prefix(family, name)
     infos = islice((info for info in store.list(prefix) if not info.key.endswith("/")), MAX_FILES + 2)
@@ -255,12 +255,13 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
             f"there is no {layout.SUCCESS} yet",
             f"Upload {layout.SUCCESS} as its last object",
         )
+    thing = f"{layout.SUCCESS} of drop {family}/{name}"
     try:
-        listed = parse_success(read_bounded(store, prefix + layout.SUCCESS, _SUCCESS_BYTES))
+        with written_by_others(thing):
+            told = read_bounded(store, prefix + layout.SUCCESS, _SUCCESS_BYTES)
     except TooLargeError as error:
-        raise DataError(
-            f"{layout.SUCCESS} of drop {family}/{name}", error.cause, "Write it empty, or list less"
-        ) from None
+        raise DataError(thing, error.cause, "Write it empty, or list less") from None
+    listed = parse_success(told)
     if isinstance(listed, SparkSuccess):
         entries: dict[str, SuccessEntry] = {}
         named = _keys_of_spark(listed, prefix, store.uri)
@@ -291,8 +292,10 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
 
 
 def drop_file(store: Store, prefix: str, info: ObjectInfo, key: str, entry: SuccessEntry | None) -> DropFile:
-    """The object as it is now. :raises DataError: if it is not what `entry` promises."""
-    head = store.stat(prefix + key) or info
+    """The object as it is now. :raises DataError: if it is not what `entry` promises, or cannot be read."""
+    with written_by_others(f"file {key!r} of {prefix}"):
+        head = store.stat(prefix + key) or info
+    check_not_archived(head, f"file {key!r} of {prefix}")
     checksum = base64.b64decode(head.sha256).hex() if head.sha256 and "-" not in head.sha256 else None
     if entry is not None and (entry.size != head.size or (checksum and entry.sha256 not in {None, checksum})):
         raise DataError(

@@ -13,13 +13,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
 from urllib.parse import urlsplit
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.memory_file import MemoryFile
 
 if TYPE_CHECKING:
@@ -33,6 +34,44 @@ _PAUSE: Final = 5.0  # seconds
 _AWAY: Final = frozenset({502, 503, 504})  # answers of what stands before an S3 that is away
 _S3: Final = "s3://"
 _UNFINISHED: Final = ".tmp-"  # how the name of a file begins that is being written
+#: What S3 says for good of a place, in its words and in those of answers without a body.
+LASTING: Final = frozenset(
+    {"403", "AccessDenied", "AllAccessDisabled", "Forbidden", "InvalidBucketName", "NoSuchBucket", "PermanentRedirect"}
+)
+#: What it says of who asks, when or how often, whatever the object is; see also `why_unreadable`.
+_OF_THE_ASKER: Final = frozenset(
+    {
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidBucketName",
+        "InvalidSecurity",
+        "InvalidToken",
+        "KMS.ThrottlingException",
+        "NoSuchBucket",
+        "NotSignedUp",
+        "PermanentRedirect",
+        "RequestExpired",
+        "RequestLimitExceeded",
+        "RequestTimeTooSkewed",
+        "RequestTimeout",
+        "SignatureDoesNotMatch",
+        "SlowDown",
+        "TemporaryRedirect",
+        "Throttling",
+        "ThrottlingException",
+        "TokenRefreshRequired",
+        "TooManyRequests",
+        "UnrecognizedClientException",
+    }
+)
+_ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})  # storage classes whose objects are not given at once
+_ARCHIVED: Final = (
+    "it lies in an archive (storage class GLACIER, say), from which S3 gives nothing at once",
+    "Upload it again with storage class STANDARD, or restore it first",
+)
 
 
 class MissingObjectError(DropforgeError, KeyError):
@@ -60,6 +99,7 @@ class ObjectInfo:
     """An object's key (relative to the store), size in bytes and entity tag (no quotes).
 
     :param modified: when it was written, in seconds since 1970; 0 where nobody says.
+    :param archived: whether `stat` found it where nobody can read it before it is restored.
     """
 
     key: str
@@ -68,6 +108,7 @@ class ObjectInfo:
     version_id: str | None = None
     sha256: str | None = None
     modified: float = field(default=0.0, compare=False)
+    archived: bool = field(default=False, compare=False)
 
 
 class Store(Protocol):
@@ -284,6 +325,9 @@ class S3Store:
         except ClientError as error:
             if error_code(error) in {"404", "NoSuchKey", "NotFound"}:
                 return None
+            if error_code(error) in {"400", "403"}:
+                # An answer to HEAD has no body that says why: of this object, or of who asks.
+                self._opened(key, {"Range": "bytes=0-0"}).close()
             raise
         return ObjectInfo(
             key,
@@ -292,6 +336,7 @@ class S3Store:
             head.get("VersionId"),
             head.get("ChecksumSHA256"),
             head["LastModified"].timestamp(),
+            _is_archived(head),
         )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -496,6 +541,62 @@ def of_client(error: BaseException) -> bool:
 def error_code(error: Any) -> str:
     """What S3 calls an error of boto3's, as `NoSuchBucket`; empty if it does not say."""
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def why_unreadable(error: BaseException) -> tuple[str, str] | None:
+    """Tell why S3 does not give an object, whoever tries again, and the mend; None for an error of another kind.
+
+    Whoever writes an object decides about its storage class, its encryption and its rights.
+    """
+    answer = getattr(error, "response", None)
+    if not isinstance(answer, dict) or not of_client(error):
+        return None
+    code, told = error_code(error), str(answer.get("Error", {}).get("Message", ""))
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    # A code in digits is an answer without a body, perhaps of something that stands before S3.
+    if not 400 <= status < 500 or not code or code.isdecimal() or code in _OF_THE_ASKER:
+        return None
+    if code == "InvalidObjectState":
+        return _ARCHIVED
+    if code.startswith("KMS.") or (code == "InvalidRequest" and "ncrypt" in told):
+        return (
+            f"it is encrypted with a key that this installation cannot use ({code})",
+            "Upload it again with the bucket's own encryption",
+        )
+    if code == "AccessDenied":
+        return (
+            "the credentials of this installation may read neither it nor what its encryption key protects"
+            " (AccessDenied)",
+            "Upload it again as the other objects of its bucket are, or give them the right",
+        )
+    return f"S3 does not give it ({code}: {told})", "Upload it again, without headers of its own"
+
+
+@contextmanager
+def written_by_others(thing: str) -> Iterator[None]:
+    """Hold what S3 says for good of an object against who wrote it; for reads of what uploaders and recipes name.
+
+    Not of what the installation wrote: whether a checkpoint is broken hangs on the error's kind.
+
+    :raises DataError: naming the thing, if it will never be given as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (why := why_unreadable(error)) is None:
+            raise
+        raise DataError(thing, *why) from error
+
+
+def check_not_archived(info: ObjectInfo, thing: str) -> None:
+    """:raises DataError: naming the thing, if its object lies in an archive."""
+    if info.archived:
+        raise DataError(thing, *_ARCHIVED)
+
+
+def _is_archived(head: Any) -> bool:
+    archived = head.get("StorageClass") in _ARCHIVES or "ArchiveStatus" in head
+    return archived and 'ongoing-request="false"' not in head.get("Restore", "")
 
 
 def _changed(uri: str) -> ChangedObjectError:

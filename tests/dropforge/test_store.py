@@ -11,7 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.awsrequest import AWSResponse
@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from botocore.httpsession import URLLib3Session
 
 from dropforge import store as stores
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.store import (
     FolderStore,
     MissingObjectError,
@@ -29,6 +29,7 @@ from dropforge.store import (
     out_of_reach,
     s3_client,
     split_uri,
+    written_by_others,
 )
 from trainer.state.stop import StopSignal
 
@@ -46,6 +47,73 @@ def test_what_was_put_is_read_back(store: Store) -> None:
     info = store.stat("a/b c+d%.bin")
     assert info is not None
     assert info.size == 2
+
+
+class Answers:
+    """Answers of an S3 in its own words, to GET with their body and to HEAD without it."""
+
+    def __init__(self, status: int, code: str, message: str = "") -> None:
+        self.status = status
+        self.body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>" if code else ""
+
+    def __call__(self, request: Any, **_: Any) -> AWSResponse:
+        body, raw = b"" if request.method == "HEAD" else self.body.encode(), io.BytesIO()
+        raw.stream = lambda *_, **__: iter([body])  # type: ignore[attr-defined]
+        return AWSResponse(request.url, self.status, {"Content-Type": "application/xml"}, raw)
+
+
+SSE_C = (
+    "The object was stored using a form of Server Side Encryption. The correct parameters must be provided to retrieve "
+    "the object."
+)
+UNREADABLE = [
+    (403, "InvalidObjectState", "The operation is not valid for the object's storage class", "lies in an archive"),
+    (400, "InvalidRequest", SSE_C, "a key that this installation cannot use"),
+    (400, "KMS.DisabledException", "arn:aws:kms:x is disabled.", "a key that this installation cannot use"),
+    (403, "AccessDenied", "Access Denied", "may read neither it nor what its encryption key protects"),
+    (400, "OneMore", "of tomorrow", r"S3 does not give it \(OneMore: of tomorrow\)"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "message", "told"), UNREADABLE)
+def test_what_s3_will_never_give_is_the_error_of_who_wrote_it(
+    s3_store: S3Store, status: int, code: str, message: str, told: str
+) -> None:
+    s3_store.client.meta.events.register("before-send.s3", Answers(status, code, message))
+    for read in (s3_store.get, s3_store.stat):
+        with pytest.raises(DataError, match=f"^file x: .*{told}"), written_by_others("file x"):
+            read("k")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "ExpiredToken"),
+        (403, "InvalidAccessKeyId"),
+        (403, "SignatureDoesNotMatch"),
+        (403, ""),
+        (404, "NoSuchBucket"),
+    ],
+)
+def test_what_s3_says_of_who_asks_is_no_error_of_an_object(s3_store: S3Store, status: int, code: str) -> None:
+    s3_store.client.meta.events.register("before-send.s3", Answers(status, code))
+    for read in (s3_store.get, s3_store.stat) if status != 404 else (s3_store.get,):
+        with pytest.raises(ClientError, match=code or "403"), written_by_others("file x"):
+            read("k")
+
+
+def test_an_archived_object_is_known_by_a_look_and_a_restored_one_is_none(s3_store: S3Store) -> None:
+    at: dict[str, Any] = {"Bucket": s3_store.bucket, "Key": "k"}
+    for kind, archived in (("STANDARD", False), ("GLACIER_IR", False), ("GLACIER", True), ("DEEP_ARCHIVE", True)):
+        s3_store.client.put_object(**at, Body=b"x", StorageClass=cast(Any, kind))
+        info = s3_store.stat("k")
+        assert info is not None
+        assert info.archived == archived
+    s3_store.client.restore_object(**at, RestoreRequest={"Days": 1})
+    info = s3_store.stat("k")
+    assert info is not None
+    assert not info.archived
+    assert s3_store.get("k") == b"x"
 
 
 def test_a_missing_object_is_named(store: Store) -> None:

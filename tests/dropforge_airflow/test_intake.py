@@ -15,8 +15,9 @@ from dropforge_airflow.tasks.announce import Line
 from dropforge_airflow.tasks.intake import Intake, run_intake, take_in
 
 from dropforge import in_flight, inbox, layout, ledger
+from dropforge.drop import read_drop
 from dropforge.errors import DropforgeError
-from dropforge.store import FolderStore, Store
+from dropforge.store import FolderStore, S3Store, Store
 
 from .conftest import Yard
 
@@ -308,7 +309,7 @@ def test_drops_that_keep_coming_do_not_hold_up_those_that_are_entered(
 
 
 class Broken(FolderStore):
-    """A bucket that does not take one drop's entry in the ledger."""
+    """A bucket that does not take one family's entries in the ledger."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         if key.startswith("ledger/drops/broken/"):
@@ -318,10 +319,73 @@ class Broken(FolderStore):
 
 def test_an_error_with_one_drop_leaves_it_for_the_next_try_and_enters_the_others(tmp_path: Path) -> None:
     store = Broken(tmp_path)
-    for family in ("a", "broken", "z"):
-        arrive(store, upload(store, family, "d", f'{{"text": "{family}"}}'))
-    with pytest.raises(OSError, match="the disk is full"):
-        intake(store)
+    keys = [upload(store, family, "d", f'{{"text": "{family}"}}') for family in ("broken", "a", "z")]
+    arrive(store, keys[2])
+    arrive(store, *keys[:2])  # one message may tell of several drops
+    done = intake(store)
+    assert [str(error) for error in done.failed] == ["the disk is full"]
+    assert sorted(key.split("/")[1] for key in done.keys) == ["a", "z"]
     assert [info.key.split("/")[2] for info in store.list("ledger/drops/")] == ["a", "z"]
     assert len(list(store.list(layout.INBOX))) == 1
     assert [drop.family for drop in intake(FolderStore(tmp_path)).entered] == ["broken"]
+
+
+def test_an_intake_fails_for_an_entry_that_stays_only_if_it_has_no_event_to_send(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a task that fails wanted to send is lost."""
+
+    def refuse(_: Store, drop: Any) -> bool:
+        if drop.family == "broken":
+            raise OSError("the disk is full")
+        return record(yard.store, drop)
+
+    record = ledger.record
+    monkeypatch.setattr(ledger, "record", refuse)
+    for family in ("broken", "a"):
+        arrive(yard.store, upload(yard.store, family, "d", f'{{"text": "{family}"}}'), bucket=yard.bucket)
+    assert len(run_intake(Airflow(0), FINETUNE_DAG, tmp_path).keys) == 1
+    with pytest.raises(OSError, match="the disk is full"):
+        run_intake(Airflow(1), FINETUNE_DAG, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["_SUCCESS", "a.jsonl", "recipe.yaml"])
+def test_an_object_in_an_archive_is_a_refusal_of_its_drop_alone(s3_store: S3Store, name: str) -> None:
+    keys = [upload(s3_store, family, "d", f'{{"text": "{family}"}}') for family in ("evil", "honest")]
+    s3_store.client.put_object(Bucket=s3_store.bucket, Key=f"drops/evil/d/{name}", Body=b"", StorageClass="GLACIER")
+    arrive(s3_store, *keys)
+    done = intake(s3_store)
+    assert [key.split("/")[1] for key in done.keys] == ["honest"]
+    assert (done.failed, list(s3_store.list(layout.INBOX))) == ([], [])
+    letter = json.loads(s3_store.get(layout.refused_key("evil", "d")))
+    assert name in letter["thing"]
+    assert "it lies in an archive (storage class GLACIER" in letter["cause"]
+    assert "storage class STANDARD" in letter["mend"]
+    upload(s3_store, "evil", "d", '{"text": "evil"}')
+    s3_store.delete("drops/evil/d/recipe.yaml")
+    arrive(s3_store, keys[0], salt="again")
+    assert [key.split("/")[1] for key in intake(s3_store).keys] == ["evil"]
+
+
+def test_an_error_that_nobody_foresaw_is_a_refusal_of_its_drop_alone(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stumble(place: Store, family: str, *rest: Any) -> Any:
+        if family == "odd":
+            raise ZeroDivisionError("none to divide by")
+        return read_drop(place, family, *rest)
+
+    monkeypatch.setattr("dropforge_airflow.tasks.intake.read_drop", stumble)
+    arrive(store, upload(store, "odd", "d"), upload(store, "fam", "d"))
+    done = intake(store)
+    assert [key.split("/")[1] for key in done.keys] == ["fam"]
+    assert (done.failed, list(store.list(layout.INBOX))) == ([], [])
+    assert "ZeroDivisionError: none to divide by" in json.loads(store.get(layout.refused_key("odd", "d")))["cause"]
+    assert "Traceback" in caplog.text
+
+
+def test_an_inbox_entry_that_is_nested_too_deep_is_removed(store: Store) -> None:
+    store.put(layout.inbox_key("x"), b"[" * 200_000)
+    arrive(store, upload(store, "fam", "d"))
+    assert len(intake(store).keys) == 1
+    assert list(store.list(layout.INBOX)) == []

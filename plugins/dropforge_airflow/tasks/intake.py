@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -27,7 +27,7 @@ from dropforge.fair_share import slots_of
 from dropforge.families import rules_of
 from dropforge.layout import DropName
 from dropforge.settings import from_env
-from dropforge.store import MissingObjectError, ObjectInfo, Store
+from dropforge.store import MissingObjectError, ObjectInfo, Store, out_of_reach
 from dropforge_airflow import connection, events
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
@@ -53,12 +53,16 @@ class Place(NamedTuple):
 
 @dataclass
 class Intake:
-    """What one intake did."""
+    """What one intake did.
+
+    :param failed: what befell entries that stay in the inbox, and are worked through again: no fault of their drops.
+    """
 
     entered: list[Drop] = field(default_factory=list)
     known: list[Drop] = field(default_factory=list)
     refused: dict[DropName, str] = field(default_factory=dict)
     waiting: dict[DropName, str] = field(default_factory=dict)
+    failed: list[Exception] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -67,6 +71,7 @@ class Intake:
             "known": len(self.known),
             "refused": len(self.refused),
             "waiting": len(self.waiting),
+            "failed": len(self.failed),
             "announced": len(self.keys),
         }
 
@@ -78,6 +83,8 @@ def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
     """The intake as a task: with the settings of the environment and Airflow's own view of the line.
 
     :param ti: the running task instance. :param families: folder of the families' files.
+    :raises Exception: of an entry that failed, if there is no event to send: those of a task that fails are lost, and
+        what stays in the inbox wakes intake again.
     """
     from airflow.sdk.configuration import conf
 
@@ -109,6 +116,8 @@ def run_intake(ti: Any, finetune_dag: str, families: Path) -> Intake:
         _tell_refused,
     )
     log.info("Intake: %s", done.summary())
+    if done.failed and not done.keys:
+        raise done.failed[0]
     return done
 
 
@@ -138,13 +147,22 @@ def take_in(
     kept: set[str] = set()
     closes = time.monotonic() + _OPEN
 
+    def attempt(entry: ObjectInfo, step: Callable[[], bool]) -> bool:
+        try:
+            return step()
+        except Exception as error:  # the others must not wait for it, nor their events be lost
+            done.failed.append(error)
+            log.exception("Inbox entry %s could not be worked through and stays", entry.key)
+            return False
+
     def work(entry: ObjectInfo) -> bool:
         names, at = _read_entry(store, entry.key, places)
         until = min(at, datetime.now(UTC)) + patience
-        entered = [
-            _enter(store, name, its_bucket, places[its_bucket], done, until, partial(on_refusal, name, entry.key))
-            for its_bucket, name in names
-        ]
+        entered = []
+        for its_bucket, name in names:
+            told = partial(on_refusal, name, entry.key)
+            enter = partial(_enter, store, name, its_bucket, places[its_bucket], done, until, told)
+            entered.append(attempt(entry, enter))
         if not all(entered):
             return False  # the trigger wakes for it again
         # Only now: a crash before this repeats the entry.
@@ -155,10 +173,8 @@ def take_in(
         # Again while something is new, so that it need not wait for another run; but in a long burst those that are
         # entered must not wait for the last to come. What comes later has an event of its own.
         while entries := [entry for entry in store.list(layout.INBOX) if entry.key not in kept]:
-            looked = [pool.submit(work, entry) for entry in entries]
-            wait(looked)  # an error with one of them must not cancel the others, as `pool.map` would
-            finished = [future.result() for future in looked]
-            kept |= {entry.key for entry, gone in zip(entries, finished, strict=True) if not gone}
+            gone = pool.map(lambda entry: attempt(entry, partial(work, entry)), entries)
+            kept |= {entry.key for entry, is_gone in zip(entries, gone, strict=True) if not is_gone}
             if time.monotonic() > closes:
                 break
         done.keys = events_to_send(
@@ -177,9 +193,17 @@ def _read_entry(
         return events.finished_drops(events.read_message(entry.body), places), entry.at
     except MissingObjectError:
         return nothing  # another intake was faster
-    except (ValueError, events.NotAnEventError) as error:
+    except (ValueError, RecursionError, events.NotAnEventError) as error:
         log.error("Inbox entry %s cannot be read and is removed: %s", key, error)
         return nothing
+
+
+def _unexpected(name: DropName, error: Exception) -> DropforgeError:
+    """An error that nobody foresaw, as one of its drop: it must not come again and again before all others."""
+    log.error("Drop %s/%s cannot be looked at", *name, exc_info=error)
+    cause = f"it cannot be looked at ({type(error).__name__}: {error})"
+    mend = f"The log of intake has the whole error. Upload {layout.SUCCESS} again once its cause is mended"
+    return DropforgeError(f"drop {name.family}/{name.drop}", cause, mend)
 
 
 def _enter(
@@ -191,14 +215,20 @@ def _enter(
     until: datetime,
     on_refusal: Callable[[DropforgeError], None],
 ) -> bool:
-    """Enter a finished drop, or refuse it; False if it waits for its files, which it may until then."""
+    """Enter a finished drop, or refuse it, whatever is wrong with it; False if it waits for its files until then.
+
+    :raises Exception: if the store is out of reach, which is no fault of the drop.
+    """
     away = place.store is not store
     refused = layout.refused_key(*name, place.alias if away else "")
     try:
         drop = read_drop(place.store, name.family, name.drop, bucket)
         if away:
             drop = drop.model_copy(update={"root": elsewhere(bucket, *name)})
-    except DropforgeError as error:
+    except Exception as raised:
+        if out_of_reach(raised):
+            raise
+        error = raised if isinstance(raised, DropforgeError) else _unexpected(name, raised)
         if isinstance(error, IncompleteError) and datetime.now(UTC) < until:
             done.waiting[name] = str(error)
             log.info("Drop %s/%s waits until %s for its files: %s", *name, f"{until:%F %T} UTC", error.cause)
