@@ -24,7 +24,7 @@ from curation.streams import STEP, Limits
 from curation.task import Rules
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe_data import Decontaminate
-from dropforge.store import Store
+from dropforge.store import Store, written_by_others
 
 _HEAD: Final = 200
 #: Items are held in memory.
@@ -108,7 +108,9 @@ def _fetch(store: Store, name: str, key: str, folder: Path) -> Path:
     state, size = hashlib.sha256(), 0
     temporary = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
     try:
-        with store.open(key) as source, temporary.open("wb") as target:
+        with written_by_others(f"evaluation set {name!r} ({key})"):
+            opened = store.open(key)
+        with opened as source, temporary.open("wb") as target:
             while piece := source.read(STEP):
                 size += len(piece)
                 if size > _MOST_BYTES:

@@ -30,7 +30,7 @@ from dropforge.hub_data import HubFile, is_on_hub
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Dedup
 from dropforge.recipe_data import Pii as PiiSection
-from dropforge.store import Store
+from dropforge.store import Store, written_by_others
 
 #: A killed run repeats what its workers were at: what can be cut has so many splits, unless they were smaller or larger
 #: than these bytes.
@@ -146,7 +146,8 @@ def _fetch(store: Store, drop: Drop, file: DropFile, folder: Path) -> Path:
     address = drop.prefix + file.key
     try:
         remote = is_on_hub(address)
-        opened = HubFile(address, file.size) if remote else store.open(address, file.etag, file.version_id)
+        with written_by_others(address):
+            opened = HubFile(address, file.size) if remote else store.open(address, file.etag, file.version_id)
         with opened as source, temporary.open("wb") as target:
             while piece := source.read(STEP):
                 state.update(piece)

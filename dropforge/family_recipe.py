@@ -28,7 +28,7 @@ from dropforge.recipes.load import (
     resolve,
 )
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
-from dropforge.store import MissingObjectError, Store, TooLargeError, read_bounded
+from dropforge.store import MissingObjectError, Store, TooLargeError, read_bounded, written_by_others
 
 _LIMIT: Final = 256 * 1024  # bytes of the object; a recipe's text has 64 KiB at most
 _TRIES: Final = 5
@@ -103,7 +103,8 @@ def rule(store: Store, family: str, preset: str, file: Family | None = None) -> 
 def read_own(store: Store, drop: Drop, below: str = "") -> dict[str, Any] | None:
     """Read what the drop's own recipe says, `extends` not resolved; None if it has none.
 
-    :param below: prefix that the store's keys lack. :raises RecipeError: if it is no recipe.
+    :param below: prefix that the store's keys lack.
+    :raises RecipeError: if it is no recipe. :raises DataError: if S3 does not give it.
     """
     own = next((file for file in drop.files if file.key == layout.RECIPE), None)
     if own is None:
@@ -112,7 +113,9 @@ def read_own(store: Store, drop: Drop, below: str = "") -> dict[str, Any] | None
         cause = f"it has {own.size} bytes"
         raise RecipeError(of_drop(drop), cause, "A recipe holds settings, not data: at most 64 KiB")
     try:
-        with store.open((drop.prefix + own.key).removeprefix(below), own.etag, own.version_id) as stream:
+        with written_by_others(of_drop(drop)):
+            stream = store.open((drop.prefix + own.key).removeprefix(below), own.etag, own.version_id)
+        with stream:
             return read_yaml(stream.read())
     except RecipeError as error:
         raise RecipeError(f"{of_drop(drop)}, {error.thing}", error.cause, error.mend) from None

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from dropforge.errors import DataError
-from dropforge.store import Store
+from dropforge.store import Store, written_by_others
 
 STATE: Final = "state.json"
 INFO: Final = "dataset_info.json"
@@ -54,7 +54,8 @@ def _read(store: Store, root: str, key: str) -> dict[str, Any]:
     if info is None or info.size > _LARGEST:
         raise _broken(f"file {root}{key}", "it is not there" if info is None else f"it has {info.size} bytes")
     try:
-        values = json.loads(store.get(root + key))
+        with written_by_others(f"file {root}{key}"):
+            values = json.loads(store.get(root + key))
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):

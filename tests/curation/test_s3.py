@@ -12,10 +12,15 @@ from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
 import curation
+from curation.eval_sets import prepare
+from curation.plan import fetch, make_rules
+from curation.streams import DEFAULT_LIMITS
 from dropforge.drop import read_drop
 from dropforge.errors import DataError
+from dropforge.family_recipe import read_own
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Source
+from dropforge.saved import saved_files
 from dropforge.sources import pin
 from dropforge.store import S3Store
 
@@ -59,6 +64,32 @@ def test_drop_in_s3(
     bucket.delete("drops/fam/d1/part one/a+b.jsonl")
     with pytest.raises(DataError, match="no such object"):
         curation.curate(bucket, drop, recipe(), workdir=tmp_path / "w4")
+
+
+def test_what_was_archived_after_it_was_entered_is_the_error_of_its_drop(
+    bucket: S3Store, recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """One that another try changes nothing about: files, the drop's recipe, saved data sets and evaluation sets."""
+    files = {"a.jsonl": b'{"text": "a"}', "recipe.yaml": b"{}", "_SUCCESS": b""}
+    for name, body in files.items():
+        bucket.put(f"drops/cold/d1/{name}", body)
+    drop = read_drop(bucket, "cold", "d1")
+    for name, body in files.items():
+        bucket.client.put_object(
+            Bucket=bucket.bucket, Key=f"drops/cold/d1/{name}", Body=body, StorageClass="DEEP_ARCHIVE"
+        )
+    with pytest.raises(DataError, match=r"file 'a.jsonl' of the drop drops/cold/d1/: it lies in an archive"):
+        fetch(bucket, drop, [drop.files[0]], tmp_path, lambda *_: None)
+    with pytest.raises(DataError, match=r"recipe.yaml of drop cold/d1: it lies in an archive"):
+        read_own(bucket, drop)
+    for name in ("state.json", "dataset_info.json"):
+        bucket.client.put_object(Bucket=bucket.bucket, Key=f"saved/{name}", Body=b"{}", StorageClass="GLACIER")
+    with pytest.raises(DataError, match=r"file saved/state.json: it lies in an archive"):
+        saved_files(bucket, "saved/", {"state.json", "dataset_info.json"})
+    asked = recipe(decontaminate={"sets": {"mine": "drops/cold/d1/a.jsonl"}})
+    assert asked.curation.decontaminate is not None
+    with pytest.raises(DataError, match=r"evaluation set 'mine' \(drops/cold/d1/a.jsonl\): it lies in an archive"):
+        prepare(bucket, asked.curation.decontaminate, make_rules(asked), tmp_path / "sets", DEFAULT_LIMITS)
 
 
 def test_a_bucket_that_keeps_versions_is_read_as_it_was(

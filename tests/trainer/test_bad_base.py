@@ -134,6 +134,13 @@ def test_what_the_credentials_may_not_read_is_the_recipe_s_error_and_a_busy_s3_i
         fetch_folder(f"{s3_store.uri}/model", tmp_path)
 
 
+def test_a_base_in_an_archive_is_the_recipe_s_error(tmp_path: Path, s3_store: S3Store) -> None:
+    for name in ("config.json", "model.safetensors"):
+        s3_store.client.put_object(Bucket=s3_store.bucket, Key=f"model/{name}", Body=b"{}", StorageClass="GLACIER")
+    with pytest.raises(RecipeError, match=r"`base.model`: a file of .*/model cannot be read: it lies in an archive"):
+        fetch_folder(f"{s3_store.uri}/model", tmp_path)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(make_base(tmp_path_factory.mktemp("base"), num_hidden_layers=1))

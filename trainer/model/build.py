@@ -18,7 +18,7 @@ from torch import nn
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import check_folder, check_pickles, check_sizes, is_hub_id
 from dropforge.shape import check_unquantised
-from dropforge.store import ObjectInfo, Store, error_code, open_store
+from dropforge.store import LASTING, ObjectInfo, Store, error_code, open_store, why_unreadable
 from trainer.config import Task
 from trainer.data.hub import Through, fetch_from_hub
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
@@ -27,10 +27,6 @@ from trainer.pretrained import load_config, load_weights
 
 CONFIG: Final = "config.json"
 PREFIX_CONFIG: Final = "adapter_config.json"  # of peft, in the folder of a prefix
-#: What S3 says for good, in its words and in those of answers without a body.
-_LASTING: Final = frozenset(
-    {"403", "AccessDenied", "AllAccessDisabled", "Forbidden", "InvalidBucketName", "NoSuchBucket", "PermanentRedirect"}
-)
 
 _CLASSIFIER: Final = "ForSequenceClassification"
 _LAYER: Final = re.compile(r"\.\d+\.")
@@ -84,14 +80,17 @@ def fetch_folder(
 
 @contextmanager
 def _of_the_user(uri: str) -> Iterator[None]:
-    """:raises RecipeError: where S3 says that trying again changes nothing: no such bucket, no right to read."""
+    """:raises RecipeError: where S3 says that trying again changes nothing: no such bucket, no right, an archive."""
     from botocore.exceptions import ClientError
 
     try:
         yield
     except ClientError as error:
-        code = error_code(error)
-        if code not in _LASTING:
+        code, unreadable = error_code(error), why_unreadable(error)
+        if unreadable is not None and code not in LASTING:
+            cause, mend = unreadable
+            raise RecipeError("recipe key `base.model`", f"a file of {uri} cannot be read: {cause}", mend) from None
+        if code not in LASTING:
             raise
         raise RecipeError(
             "recipe key `base.model`",

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.store import Store
+from dropforge.store import LASTING, Store
 from trainer.gang import Gang
 from trainer.state.checkpoint import StorageError
 
@@ -26,13 +26,7 @@ _LASTING: Final = (
     errno.EPERM,
     errno.EROFS,
 )
-_LASTING_S3: Final = (
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "NoSuchBucket",
-    "NotImplemented",
-    "SignatureDoesNotMatch",
-)
+_LASTING_S3: Final = LASTING | {"InvalidAccessKeyId", "NotImplemented", "SignatureDoesNotMatch"}
 
 
 def check_shared(store: Store, gang: Gang, patience: float = _PATIENCE) -> None:
