@@ -11,6 +11,7 @@ import pyarrow as pa
 from curation.classes import class_names, named
 from curation.memory import bounded, too_much
 from curation.parquet import Produced, batch_rows, twice
+from curation.parquet_footer import UNREADABLE
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Record
 from curation.streams import Limits, TornError
@@ -66,7 +67,7 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
         yield Fault(row, tear.reason, tear.detail, b"")
     except MemoryError:
         yield Fault(row, Reason.MEMORY, too_much(f"rows from {row} on", max_row_bytes), b"")
-    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         cause = " ".join(str(error).split())[:120] or type(error).__name__
         with path.open("rb") as start:
             yield Fault(row, Reason.BAD_ARROW, cause, start.read(HEAD) if not row else b"")

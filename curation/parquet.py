@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from curation.classes import class_names, named
 from curation.expanded import expanded, row_sizes, shares
 from curation.freed import give_back
 from curation.memory import bounded, too_much
-from curation.parquet_footer import open_parquet
+from curation.parquet_footer import UNREADABLE, open_parquet
 from curation.reasons import Reason
 from curation.records import HEAD, Fault, Found, Record
 from curation.streams import STEP, Limits, TornError
 
 _BATCH: Final = 256
+_NAME: Final = 100  # characters of a column's name
+#: What is wrong with one value, where a batch of rows becomes objects of Python.
+_OF_ROWS: Final = (pa.ArrowException, ArithmeticError, LookupError, ValueError)
 #: Rows at a time where more would take too much memory: a dictionary's long value may stand in each of them.
 _FEW: Final = 8
 
@@ -53,7 +57,7 @@ def row_groups(path: Path) -> list[int]:
     try:
         with bounded(0), open_parquet(path) as file:
             return [file.metadata.row_group(index).total_byte_size for index in range(file.metadata.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError, MemoryError):
+    except (*UNREADABLE, MemoryError):
         return []  # the reader tells
 
 
@@ -75,7 +79,7 @@ def read_parquet(
     except MemoryError:
         yield Fault(0, Reason.MEMORY, too_much("its metadata", max_row_bytes), b"")
         return
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except UNREADABLE as error:
         with path.open("rb") as stream:
             yield Fault(0, Reason.BAD_PARQUET, _cause(error), stream.read(HEAD))
         return
@@ -117,7 +121,7 @@ def read_parquet(
                 what = too_much(f"rows {row + done} to {row + rows - 1}", max_row_bytes)
                 yield Fault(row + done, Reason.MEMORY, what, b"")
                 return
-            except (pa.ArrowException, OSError, ValueError) as error:
+            except UNREADABLE as error:
                 # What is left of this row group is lost; the next one may be sound.
                 yield Fault(
                     row + done, Reason.BAD_PARQUET, f"rows {row + done} to {row + rows - 1}: {_cause(error)}", b""
@@ -165,21 +169,20 @@ def _batches(
 def batch_rows(
     batch: pa.RecordBatch, first: int, max_row_bytes: int, produced: Produced | None = None
 ) -> Iterator[Found | Fault]:
-    """The rows of a batch; one that is too long never becomes objects of Python.
+    """The rows of a batch; one that is too long never becomes objects of Python, and one that cannot is lost alone.
 
     :param first: the place of its first one.
     :param produced: has the batch's bytes already, and gets what its rows have beyond them: they may share one value.
     :raises MemoryError: if one row takes too much. :raises TornError: if there is too much of them.
     """
-    batch = _with_plain_times(batch)
     rows: list[dict[str, Any]] | None = None
     shared = any(map(shares, batch.schema.types))
     weight = batch.nbytes
     # Exact sizes are only worth their price where a row could be too long.
     if weight <= max_row_bytes:
-        with contextlib.suppress(UnicodeDecodeError, MemoryError), bounded(max_row_bytes):
+        with contextlib.suppress(*_OF_ROWS, MemoryError), bounded(max_row_bytes):
             weight = max(weight, expanded(batch)) if shared else weight
-            rows = batch.to_pylist() if weight <= max_row_bytes else None
+            rows = _with_plain_times(batch).to_pylist() if weight <= max_row_bytes else None
     if rows is None:
         with bounded(max_row_bytes):
             weights = row_sizes(batch) if shared else None
@@ -206,18 +209,38 @@ def _one(row: pa.RecordBatch, size: int, place: int, max_row_bytes: int) -> tupl
         return 0, Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
     try:
         with bounded(max_row_bytes):
-            return size, Found(place, row.to_pylist()[0], b"")
+            return size, Found(place, _with_plain_times(row).to_pylist()[0], b"")
+    except MemoryError:
+        raise
     except UnicodeDecodeError:
         return size, Fault(place, Reason.BAD_ENCODING, "a text is not UTF-8", b"")
+    except _OF_ROWS:
+        return size, Fault(place, Reason.BAD_TIME, f"column {_lost(row)[:_NAME]!r}", b"")
+
+
+def _lost(row: pa.RecordBatch) -> str:
+    """The column of a row that cannot become an object of Python; empty if each of them can."""
+    for at, name in enumerate(row.schema.names):
+        try:
+            _with_plain_times(row.select([at])).to_pylist()
+        except _OF_ROWS:
+            return str(name)
+    return ""
 
 
 def _with_plain_times(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Times as Python's own can hold them: cut to microseconds, with a zone in UTC. What becomes of others depends on
-    whether pandas and a database of zones are installed."""
+    whether pandas and a database of zones are installed.
+
+    :raises pa.ArrowInvalid: if microseconds cannot count that far: the number would wrap around to another time.
+    """
     plain = pa.schema([pa.field(column.name, _plain(column.type), metadata=column.metadata) for column in batch.schema])
     if plain.types == batch.schema.types:
         return batch
-    arrays = [array.cast(kind, safe=False) for array, kind in zip(batch.columns, plain.types, strict=True)]
+    arrays = [
+        array if array.type == kind else array.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+        for array, kind in zip(batch.columns, plain.types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=plain)
 
 

@@ -16,6 +16,9 @@ import pyarrow.parquet as pq
 
 from curation.nesting import DEEPEST
 
+#: What it may raise to open, read and unfold a stranger's table, besides `MemoryError`, which is a kind of its own.
+#: Arrow's dates, times and zones are more than Python's (`OverflowError`, `KeyError`).
+UNREADABLE: Final = (pa.ArrowException, ArithmeticError, LookupError, OSError, RecursionError, ValueError)
 #: Entries of a list in a footer that pyarrow reads unseen: half as many levels as its stack holds.
 _UNSEEN: Final = 4_000
 _LONGEST: Final = 64 << 20  # bytes of a footer whose levels are counted

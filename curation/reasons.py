@@ -39,6 +39,7 @@ class Reason(StrEnum):
     PARTIAL_FILE = "partial_file"
     FILE_ENCODING = "file_encoding"
     MEMORY = "needs_memory"
+    BAD_TIME = "bad_time"
 
 
 #: One of these stands for a whole file or the rest of one, so for nobody knows how many rows.
@@ -86,6 +87,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.PARTIAL_FILE: "Upload the whole file under its final name, in a drop without the other one",
     Reason.FILE_ENCODING: "Save the file as UTF-8, or set `data.encoding` to auto",
     Reason.MEMORY: "Write smaller row groups or record batches, without a long value that many rows share, or JSONL",
+    Reason.BAD_TIME: "Write dates and times of the years 1 to 9999, in a zone that is known, or write them as text",
 }
 
 

@@ -11,11 +11,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
 from curation.formats import sniff
 from curation.memory import bounded
-from curation.parquet_footer import open_parquet
+from curation.parquet_footer import UNREADABLE, open_parquet
 from curation.readers import read
 from curation.reasons import REST
 from curation.records import Blank, Fault, Record, Split
@@ -56,7 +54,7 @@ def guess_rows(path: Path, name: str, max_row_bytes: int, encoding: str = "utf-8
         try:
             with bounded(0), open_parquet(path) as file:
                 return int(file.metadata.num_rows)
-        except (pa.ArrowException, OSError, ValueError, MemoryError):
+        except (*UNREADABLE, MemoryError):
             return 1
     with path.open("rb") as stream, tempfile.NamedTemporaryFile(prefix="head-") as head:
         head.write(stream.read(_HEAD))

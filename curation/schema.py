@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from curation.memory import bounded
 from curation.page import first_of
-from curation.parquet_footer import open_parquet
+from curation.parquet_footer import UNREADABLE, open_parquet
 from curation.records import Fields, Split
 
 #: Rows by JSON type (null, boolean, number, string, array, object) by column.
@@ -92,7 +92,7 @@ def unread(split: Split, wanted: Container[str]) -> dict[str, str]:
                 with pa.OSFile(str(split.path)) as source, pa.ipc.open_stream(source) as stream:
                     schema = stream.schema
             others = [column for column in schema if column.name.strip().lower() not in wanted]  # one may be no UTF-8
-    except (pa.ArrowException, OSError, ValueError, MemoryError):
+    except (*UNREADABLE, MemoryError):
         return {}  # the reader tells
     return {column.name[:_NAME]: _json_type(column.type) for column in others[:_MOST]}
 

@@ -108,6 +108,10 @@ def nasty(labelled: bool) -> dict[str, bytes]:
     texts = pa.table({"text": [f"a row of a table {n} \u00e9" for n in range(30)], "label": ["a"] * 30})
     parquet = pa.BufferOutputStream()
     pq.write_table(texts, parquet, row_group_size=7)
+    when = pa.array([None, 2**31 - 1, None], pa.date32())
+    late = pa.table({"text": [f"a row with a date {n}" for n in range(3)], "label": ["a"] * 3, "group": when})
+    dates = pa.BufferOutputStream()
+    pq.write_table(late, dates)
     first = json.loads(lines[0]).get("text", "x")
     return {
         "a.jsonl": b"\n".join([*lines[:150], *faults]) + b"\n",
@@ -118,6 +122,7 @@ def nasty(labelled: bool) -> dict[str, bytes]:
         "empty.jsonl": b"",
         "f.tsv": b'text\tlabel\n"an open quote\t1.0\nin a table"\ttrue\n"in two"\t1\n',
         "notes.txt": b"plain text beside tables\n",
+        "late.parquet": dates.getvalue().to_pybytes(),
         "docs/README.md": b"what describes them\n",
     }
 
@@ -316,7 +321,7 @@ def test_one_digest_for_workers_orders_and_splits(
     values, files = asked_of(labelled), nasty(labelled)
     whole = curated(tmp_path / "one", recipe(workers=1, **values), files)
     counts = whole[0].counts
-    assert {"duplicate", "near_duplicate", "bad_json", "ragged"} <= set(counts)
+    assert {"duplicate", "near_duplicate", "bad_json", "ragged", "bad_time"} <= set(counts)
     assert len(curation.quarantined(counts)) > 4
     assert min(counts["near_duplicate"], counts["train"], counts["eval"]) > 4
     in_small_splits(monkeypatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import resource
 import struct
 import threading
@@ -210,6 +211,56 @@ def test_rows_of_few_values_are_all_read_where_they_are_no_more_than_allowed(tmp
     [split] = cut(path, "a.parquet")
     assert path.stat().st_size < 10_000
     assert len(list(read(split, max_row_bytes=ROW, limits=Limits(rows=10_000)))) == 10_000
+
+
+DAYS, ZONE = pa.list_(pa.date32()), pa.timestamp("us", "Nowhere/City")
+LATE = [
+    ("a.parquet", pa.array([1, 2**31 - 1, 3], pa.date32())),
+    ("a.parquet", pa.array([1, 2**62, -(2**62), 3], pa.timestamp("us"))),
+    ("a.parquet", pa.array([1, -62135596800 * 10**6 - 1, 3], pa.timestamp("us", "Etc/GMT+5"))),
+    ("a.parquet", pa.array([1, 2**62, 3], pa.time64("us"))),
+    ("a.parquet", pa.array([[1], [2, 2**31 - 1], [3]], DAYS)),
+    ("a.parquet", pa.array([{"day": 1}, {"day": 2**31 - 1}, None], pa.struct({"day": pa.date32()}))),
+    ("a.arrow", pa.array([1, 2**62, 3], pa.timestamp("s"))),
+    ("a.arrow", pa.array([1, 2**40, 3], pa.timestamp("s"))),
+    ("a.arrow", pa.array([1, 2**55, 3], pa.timestamp("ms"))),
+    ("a.arrow", pa.array([1, 2**62, 3], pa.duration("s"))),
+    ("a.arrow", pa.array([86_400_000, 2**62 // 86_400_000 * 86_400_000, 0], pa.date64())),
+    ("a.arrow", pa.array([1, 2**31 - 1, 3], pa.date32()).dictionary_encode()),
+    ("a.arrow", pa.array([None, [("a", 1)], []], pa.map_(pa.string(), ZONE))),
+]
+
+
+@pytest.mark.parametrize(("name", "label"), LATE)
+def test_a_date_that_python_does_not_have_takes_its_row_alone(tmp_path: Path, name: str, label: pa.Array) -> None:
+    path, rows = tmp_path / "file", len(label)
+    table = pa.table({"text": [f"row {n}" for n in range(rows)], "label": label})
+    path.write_bytes(stream(table) if name == "a.arrow" else parquet(table))
+    [split] = cut(path, name)
+    records = list(read(split, max_row_bytes=ROW))
+    assert [record.position for record in records] == list(range(rows))
+    lost = [record for record in records if isinstance(record, Fault)]
+    assert [(record.position, record.reason, record.detail) for record in lost] == [
+        (at, Reason.BAD_TIME, "column 'label'") for at in range(1, rows - 1)
+    ]
+    assert [record.fields["text"] for record in records if isinstance(record, Found)] == ["row 0", f"row {rows - 1}"]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_drop_with_a_date_that_python_does_not_have_is_curated(
+    store: FolderStore,
+    upload: Callable[..., Drop],
+    texts: Callable[..., list[bytes]],
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    said = [json.loads(line)["text"] for line in texts(300)]
+    table = pa.table({"text": said, "source": pa.array([None] * 299 + [2**62], pa.timestamp("us"))})
+    drop = upload({name: stream(table) if name == "a.arrow" else parquet(table)})
+    made = curate(store, drop, recipe(workers=1), workdir=tmp_path / "w")
+    assert (made.counts["input"], made.counts["bad_time"]) == (300, 1)
+    assert f'"file": "{name}"' in next((tmp_path / "w").rglob("quarantine.jsonl")).read_text()
 
 
 def one_value(rows: int) -> pa.Array:
