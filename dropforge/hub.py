@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.hub_client import LARGEST_ANSWER, StrangeAnswerError, bound_requests, within
 
 SECONDS: Final = 20  # that the hub may take to answer
 CONFIG: Final = "config.json"
@@ -30,6 +31,7 @@ _MIB: Final = 1 << 20
 LARGEST_INDEX: Final = 64 * _MIB
 LARGEST_CONFIG: Final = 8 * _MIB
 LARGEST_OTHER: Final = 256 * _MIB
+MOST_FILES: Final = 2000  # of a model that are read; each is asked for by itself
 _CONFIGS: Final = frozenset(
     {CONFIG, "generation_config.json", "tokenizer_config.json", "adapter_config.json", "chat_template.json"}
     | {"special_tokens_map.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json"}
@@ -62,6 +64,7 @@ DATA: Final = Asked(
     "data.source.revision",
     "Let this machine reach the hub, or copy the files into the bucket and name them as `data.source.prefix`",
 )
+_STRANGE_MEND: Final = "See what HF_ENDPOINT names, and what stands between it and this machine, such as a proxy"
 _BRANCH: Final = "main"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _NO_WEIGHTS: Final = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # pickles beside a model
@@ -69,6 +72,10 @@ _NO_WEIGHTS: Final = ("training_args", "optimizer", "scheduler", "rng_state", "s
 
 class UnreachableError(DropforgeError):
     """The hub does not answer. Another try may find it."""
+
+
+class StrangeError(UnreachableError):
+    """What answers is no hub, or means us ill. Another try may find the hub behind it, but not the next moment."""
 
 
 @dataclass(frozen=True)
@@ -138,15 +145,13 @@ def pin(model: str, revision: str | None = None, endpoint: str | None = None) ->
 def _ask(model: str, revision: str | None, endpoint: str | None) -> str:
     from huggingface_hub import HfApi, hf_hub_url
 
-    bound_requests()
+    bound_requests(endpoint)
     api = HfApi(endpoint=endpoint)
     info = api.model_info(model, revision=revision, timeout=SECONDS, files_metadata=True)
     commit = str(info.sha)
     if not is_commit(commit):
         raise OSError(f"it names no commit of {model}, but {commit[:60]!r}")
-    sizes = {item.rfilename: item.size for item in info.siblings or ()}
-    check_files(sizes, title(model, revision))
-    check_sizes(sizes, title(model, revision))
+    check_listing({item.rfilename: item.size for item in info.siblings or ()}, title(model, revision))
     # Who may not have a gated model's files is shown its names all the same.
     api.get_hf_file_metadata(url=hf_hub_url(model, CONFIG, revision=commit, endpoint=endpoint), timeout=SECONDS)
     return commit
@@ -159,9 +164,20 @@ def fetch_config(model: str, commit: str) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    with asking(title(model, commit)):
+    with asking(title(model, commit), most=LARGEST_CONFIG):
         bound_requests()
-        return Path(hf_hub_download(model, CONFIG, revision=commit, etag_timeout=SECONDS)).parent
+        found = Path(hf_hub_download(model, CONFIG, revision=commit, etag_timeout=SECONDS))
+        check_place(found, storage(model).parent)
+        return found.parent
+
+
+def check_place(path: Path, home: Path) -> None:
+    """See that a file of the client's is none of elsewhere, which a link may lead to.
+
+    :param home: the folder that it has to lie in, with what its links name. :raises StrangeAnswerError: otherwise.
+    """
+    if not path.resolve().is_relative_to(home.resolve()):
+        raise StrangeAnswerError(f"its {path.name} became a link out of {home}")
 
 
 def title(model: str, revision: str | None) -> str:
@@ -225,6 +241,25 @@ def shards(index: bytes) -> tuple[str, ...]:
     return tuple(names)
 
 
+def check_listing(sizes: Mapping[str, int | None], what: str) -> None:
+    """See whether the files that a hub lists are a model that can be fetched within bounds, before any of them is.
+
+    :param sizes: bytes by name, None where the hub tells none. :param what: the model, for messages.
+    :raises RecipeError: if they are none. :raises StrangeAnswerError: if no hub lists such.
+    """
+    for name, size in sizes.items():
+        if not (isinstance(name, str) and (size is None or (type(size) is int and size >= 0))):
+            raise StrangeAnswerError(f"it lists a file that is none: {str(name)[:60]!r}, of {str(size)[:20]!r} bytes")
+    check_files(sizes, what)
+    check_sizes(sizes, what)
+    read = [name for name in sizes if largest(name) is not None or ("/" not in name and name.endswith(".safetensors"))]
+    if len(read) > MOST_FILES:
+        cause = f"{what} has {len(read):,} files that are read, and a model may have {MOST_FILES:,} at most"
+        raise RecipeError(_MODEL, cause, "Name another model, or save it with fewer and larger files")
+    if (untold := next((name for name in sorted(read) if sizes[name] is None), None)) is not None:
+        raise StrangeAnswerError(f"it tells no size of {untold[:100]!r}")
+
+
 def check_files(names: Iterable[str], what: str) -> None:
     """See by their names whether a repository's files are a model that can be loaded without running its code.
 
@@ -246,7 +281,7 @@ def largest(name: str) -> int | None:
         return None  # nothing of a folder within is read
     if name.endswith(".index.json"):
         return LARGEST_INDEX
-    if name in _CONFIGS or name.endswith(".jinja"):
+    if name in _CONFIGS or name.endswith((".jinja", "README.md")):
         return LARGEST_CONFIG
     return LARGEST_OTHER if name.endswith(_READ) else None
 
@@ -286,17 +321,20 @@ def check_pickles(names: Iterable[str], what: str) -> None:
 
 
 @contextmanager
-def asking(name: str, asked: Asked = MODEL) -> Iterator[None]:
-    """Turn what the hub's client raises into our words. :param name: of what is asked for, for messages.
+def asking(name: str, asked: Asked = MODEL, most: int = LARGEST_ANSWER) -> Iterator[None]:
+    """Hold the hub's answers to their bounds, and turn what its client raises into our words.
 
+    :param name: of what is asked for, for messages. :param most: bytes of a file that is asked for.
     :raises RecipeError: where another try would end the same way. :raises UnreachableError: where it might not.
+    :raises StrangeError: where what answers is no hub.
     """
     from huggingface_hub import errors
 
     # Errors of the network come from the client's own HTTP library, which changed its name between releases.
     network: Any = errors.HTTPError  # type: ignore[attr-defined]
     try:
-        yield
+        with within(most):
+            yield
     except errors.GatedRepoError as error:
         raise _refused(f"the hub gives {name} only to those who accepted its terms", "Accept them", asked) from error
     except errors.RevisionNotFoundError as error:
@@ -313,6 +351,9 @@ def asking(name: str, asked: Asked = MODEL) -> Iterator[None]:
         raise _unreachable(name, error, asked) from error
     except (OSError, ValueError, network) as error:
         raise _unreachable(name, error.__cause__ or error, asked) from error
+    except StrangeAnswerError as error:
+        cause = f"the hub answers what no hub does ({_short(error)})"
+        raise StrangeError(f"{asked.thing} {name}", cause, _STRANGE_MEND) from error
 
 
 def not_cached(name: str) -> RecipeError:
@@ -321,20 +362,6 @@ def not_cached(name: str) -> RecipeError:
         f"{name} is not in the cache of this machine, and HF_HUB_OFFLINE forbids to ask for it",
         "Fill the cache, or unset it",
     )
-
-
-def bound_requests() -> None:
-    """Bound the client's requests that have no time limit: a hub that listens and is silent would hold us for ever."""
-    from huggingface_hub.utils._http import get_session
-
-    hooks = get_session().event_hooks
-    if _bound not in hooks["request"]:
-        get_session().event_hooks = {**hooks, "request": [*hooks["request"], _bound]}
-
-
-def _bound(request: Any) -> None:
-    limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
-    request.extensions["timeout"] = {key: SECONDS if limit is None else limit for key, limit in limits.items()}
 
 
 def _refused(cause: str, mend: str, asked: Asked = MODEL) -> RecipeError:

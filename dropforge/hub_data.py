@@ -16,6 +16,7 @@ import yaml
 from dropforge import hub
 from dropforge.drop import DropFile
 from dropforge.errors import RecipeError
+from dropforge.hub_client import bound_requests
 from dropforge.recipe_data import Source
 
 ROOT: Final = "hf://datasets/"
@@ -42,7 +43,7 @@ def files_of(source: Source) -> tuple[str, tuple[DropFile, ...]]:
     with hub.asking(title, hub.DATA):
         from huggingface_hub import HfApi
 
-        hub.bound_requests()
+        bound_requests()
         api = HfApi()
         commit = str(api.dataset_info(name, revision=source.revision, timeout=hub.SECONDS).sha)
         if not hub.is_commit(commit):
@@ -114,18 +115,18 @@ class HubFile:
     """
 
     def __init__(self, address: str, size: int) -> None:
-        self._name, self._missing = address.removeprefix(ROOT), size
-        with hub.asking(self._name, hub.DATA):
+        self._name, self._missing, self._size = address.removeprefix(ROOT), size, size
+        with hub.asking(self._name, hub.DATA, most=size):
             from huggingface_hub import HfFileSystem
 
-            hub.bound_requests()
+            bound_requests()
             # No listing that an earlier run of this process saw; one stream, not a request for each block.
             system = HfFileSystem(use_listings_cache=False, skip_instance_cache=True)
             self._stream: Any = system.open(address, "rb", block_size=0)
 
     def read(self, size: int = -1) -> bytes:
         """:raises DropforgeError: if the hub does not give the bytes, or ends before the last one."""
-        with hub.asking(self._name, hub.DATA):
+        with hub.asking(self._name, hub.DATA, most=self._size):
             piece = bytes(self._stream.read(size))
             self._missing -= len(piece)
             if self._missing > 0 and not piece and size:

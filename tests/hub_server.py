@@ -62,6 +62,8 @@ class Hub:
 
     :param spoilt: answers with other bytes to give, by file. :param status: what everything is answered with, if any.
     :param resets: the same, by force, in the middle of a file. :param hold: called before a file is sent.
+    :param headers: of each file's answer, over the right ones.
+    :param instead: what answers a GET in the hub's place, by how its path ends.
     """
 
     url: str = ""
@@ -74,6 +76,8 @@ class Hub:
     resets: dict[str, int] = field(default_factory=dict)
     status: int | None = None
     hold: Callable[[str], None] = lambda name: None
+    headers: dict[str, str] = field(default_factory=dict)
+    instead: dict[str, Callable[[BaseHTTPRequestHandler], None]] = field(default_factory=dict)
 
     def model(self, name: str, files: dict[str, bytes]) -> Repository:
         """A model with a first commit."""
@@ -117,7 +121,11 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
             hub.asked.append((self.command, path))
             if self.headers.get("Authorization"):
                 hub.tokens.add(self.headers["Authorization"].removeprefix("Bearer "))
-            if hub.status is not None:
+            other = next((answer for end, answer in hub.instead.items() if path.endswith(end)), None)
+            if other is not None and self.command == "GET":
+                self.close_connection = True
+                other(self)
+            elif hub.status is not None:
                 self._send(hub.status, b"{}")
             elif match := re.fullmatch(r"/api/models/(.+?)(?:/revision/(.+))?", path):
                 self._api(match[1], match[2])
@@ -191,6 +199,7 @@ def serve(hub: Hub) -> ThreadingHTTPServer:
                 self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
                 return
             headers = {"X-Repo-Commit": found[1], "ETag": f'"{digest_of(file, data)}"', "Accept-Ranges": "bytes"}
+            headers |= hub.headers
             if self.command == "HEAD":
                 self._send(200, data, headers)
                 return

@@ -8,13 +8,14 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.hub import LARGEST_CONFIG, UnreachableError, cached, storage
+from dropforge.hub import LARGEST_CONFIG, StrangeError, UnreachableError, cached, storage
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from tests.hub_server import Hub, open_hub
@@ -311,4 +312,42 @@ def test_a_run_without_a_commit_does_not_begin(hub: Hub, toy: Toy, tmp_path: Pat
 def test_a_hub_that_goes_away_is_tried_again_by_another_attempt(hub: Hub) -> None:
     hub.status = 503
     with pytest.raises(UnreachableError, match="the hub does not answer"):
+        fetch(hub)
+
+
+def test_a_link_out_of_the_cache_is_neither_read_nor_removed(hub: Hub, tmp_path: Path) -> None:
+    """An older client made links of whatever a hub called a file's digest."""
+    own = tmp_path / "thesis.txt"
+    own.write_text("ten years of work")
+    folder = storage(MODEL) / "snapshots" / commit_of(hub)
+    folder.mkdir(parents=True)
+    (folder / "config.json").symlink_to(own)
+    with pytest.raises(StrangeError, match=r"config\.json became a link out of"):
+        fetch(hub)
+    for name in (WEIGHTS, "tokenizer.json"):
+        (folder / name).write_bytes(FILES[name])
+    hub.status = 503
+    with pytest.raises(DropforgeError, match="cache is not what its name says"):
+        fetch(hub)
+    assert own.read_text() == "ten years of work"
+
+
+def test_what_no_hub_answers_is_not_asked_for_again(hub: Hub) -> None:
+    hub.headers = {"ETag": '"../../x"'}
+    with pytest.raises(StrangeError, match="a digest that is none"):
+        fetch(hub)
+    assert sum(method == "HEAD" for method, _ in hub.asked) == 1
+
+
+def test_a_file_larger_than_the_hub_lists_ends_there(hub: Hub) -> None:
+    data = bytes(1 << 20)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while True:  # until the client hangs up
+            handler.wfile.write(data)
+
+    hub.instead = {f"/{WEIGHTS}": answer}
+    with pytest.raises(StrangeError, match="more than the 512,000 bytes"):
         fetch(hub)

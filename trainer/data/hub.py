@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from dropforge import hub
 from dropforge.errors import DropforgeError
-from dropforge.hub import UnreachableError
+from dropforge.hub import StrangeError, UnreachableError
+from dropforge.hub_client import StrangeAnswerError, bound_requests
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
 from trainer.data.node_cache import NodeCache
 
@@ -112,11 +113,10 @@ def _fetch(model: str, commit: str, endpoint: str | None, weights: bool, into: F
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # a warning would show the signed address of a file
     name = hub.title(model, commit)
     with hub.asking(name):
-        hub.bound_requests()
+        bound_requests(endpoint)
         info = HfApi(endpoint=endpoint).model_info(model, revision=commit, timeout=hub.SECONDS, files_metadata=True)
         listed = {item.rfilename: _described(item) for item in info.siblings or ()}
-    hub.check_files(listed, name)
-    hub.check_sizes({file: known.size for file, known in listed.items()}, name)
+        hub.check_listing({file: known.size for file, known in listed.items()}, name)
     if into is None:
         _sweep(hub.storage(model) / "blobs")
     folder = hub.storage(model) / "snapshots" / commit if into is None else into.folder
@@ -144,9 +144,10 @@ def _fetch(model: str, commit: str, endpoint: str | None, weights: bool, into: F
 
 
 def _described(item: Any) -> File:
-    if item.lfs is not None:
-        return File(item.lfs.size, item.lfs.sha256)
-    return File(item.size, item.blob_id or "")
+    size, digest = (item.size, item.blob_id or "") if item.lfs is None else (item.lfs.size, item.lfs.sha256)
+    if not isinstance(digest, str):
+        raise StrangeAnswerError(f"it names a digest that is none: {str(digest)[:60]!r}")
+    return File(size, digest)
 
 
 def _wanted(file: str, known: File) -> Wanted:
@@ -174,17 +175,20 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
     """
     from huggingface_hub import hf_hub_download
 
-    name = hub.title(model, commit)
+    name, home = hub.title(model, commit), work or hub.storage(model).parent
     for left in reversed(range(TRIES)):
         try:
-            with hub.asking(name):
-                hub.bound_requests()
+            with hub.asking(name, most=known.size or 0):
+                bound_requests(endpoint)
                 found = hf_hub_download(
                     model, file, revision=commit, etag_timeout=hub.SECONDS, endpoint=endpoint, local_dir=work
                 )
-            path = Path(found)
+                path = Path(found)
+                hub.check_place(path, home)
             _check(path, known)
             return path
+        except StrangeError:
+            raise
         except _SpoiltError as error:
             _remove(path)
             if not left:
@@ -247,8 +251,9 @@ def _check_cache(model: str, commit: str) -> Path:
     for path in files:
         named = path.readlink().name if path.is_symlink() else ""
         try:
+            hub.check_place(path, hub.storage(model).parent)
             _check(path, File(None, named))
-        except (_SpoiltError, OSError) as error:
+        except (StrangeAnswerError, _SpoiltError, OSError) as error:
             raise DropforgeError(
                 f"base model {hub.title(model, commit)}",
                 f"{path.name} in this machine's cache is not what its name says ({error})",
