@@ -64,6 +64,8 @@ DATA: Final = Asked(
     "data.source.revision",
     "Let this machine reach the hub, or copy the files into the bucket and name them as `data.source.prefix`",
 )
+#: What the client raises for JSON, headers and names that are none of a hub.
+_STRANGE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 _STRANGE_MEND: Final = "See what HF_ENDPOINT names, and what stands between it and this machine, such as a proxy"
 _BRANCH: Final = "main"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -349,9 +351,9 @@ def asking(name: str, asked: Asked = MODEL, most: int = LARGEST_ANSWER) -> Itera
         if error.response.status_code in (401, 403):
             raise _refused(f"the hub does not give us {name} ({_short(error)})", "Check it", asked) from error
         raise _unreachable(name, error, asked) from error
-    except (OSError, ValueError, network) as error:
+    except (OSError, network) as error:
         raise _unreachable(name, error.__cause__ or error, asked) from error
-    except StrangeAnswerError as error:
+    except (StrangeAnswerError, *_STRANGE) as error:
         cause = f"the hub answers what no hub does ({_short(error)})"
         raise StrangeError(f"{asked.thing} {name}", cause, _STRANGE_MEND) from error
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dropforge.errors import RecipeError
-from dropforge.hub import MOST_FILES, StrangeError, check_listing, fetch_config, pin, storage
+from dropforge.hub import MOST_FILES, StrangeError, UnreachableError, check_listing, fetch_config, pin, storage
 from dropforge.hub_client import LONGEST_PAUSE, StrangeAnswerError, bound_requests, check_headers, within
 from tests.hub_server import Hub, open_hub, serve
 
@@ -182,6 +182,36 @@ def test_a_client_that_is_made_anew_is_bounded_too(hub: Hub) -> None:
     hooks = get_session().event_hooks
     assert [hook.__module__ for hook in hooks["response"]] == ["dropforge.hub_client"]
     assert [hook.__module__ for hook in hooks["request"]].count("dropforge.hub_client") == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"[1, 2]",
+        b"null",
+        b"{}",
+        b"7",
+        b"[" * 100_000,
+        b"<html>",
+        b'{"id": 5, "sha": "' + b"a" * 40 + b'", "siblings": [7]}',
+        b'{"id": "a/b", "sha": "' + b"a" * 40 + b'", "siblings": [{"rfilename": ["config.json"], "size": "x"}]}',
+        b'{"id": "a/b", "sha": "' + b"a" * 40 + b'", "lastModified": "never"}',
+        b'{"id": "a/b", "sha": ' + b"9" * 5000 + b"}",
+    ],
+)
+@pytest.mark.parametrize("status", [200, 400])
+def test_json_of_no_hub_is_told_as_such(hub: Hub, told: bytes, status: int) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Type", "application/json")
+        handler.end_headers()
+        handler.wfile.write(told)
+
+    hub.instead = {f"/api/models/{MODEL}": answer}
+    with pytest.raises(
+        StrangeError if status == 200 else UnreachableError, match=r"the hub (does not answer|answers what)"
+    ):
+        pin(MODEL)
 
 
 @pytest.mark.parametrize("size", [None, "10", -1, True, 1.5])

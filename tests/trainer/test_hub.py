@@ -337,6 +337,9 @@ def test_what_no_hub_answers_is_not_asked_for_again(hub: Hub) -> None:
     with pytest.raises(StrangeError, match="a digest that is none"):
         fetch(hub)
     assert sum(method == "HEAD" for method, _ in hub.asked) == 1
+    hub.repositories[MODEL].commit({**FILES, "C:evil.json": b"{}"})
+    with pytest.raises(StrangeError, match=r"answers what no hub does .*'C:evil\.json'"):
+        fetch(hub)
 
 
 def test_a_file_larger_than_the_hub_lists_ends_there(hub: Hub) -> None:
