@@ -7,6 +7,7 @@ https://huggingface.co/docs/datasets/repository_structure
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,12 +17,18 @@ import yaml
 from dropforge import hub
 from dropforge.drop import DropFile
 from dropforge.errors import RecipeError
-from dropforge.hub_client import bound_requests
+from dropforge.hub_client import bound_requests, within
 from dropforge.recipe_data import Source
+from dropforge.recipes.load import read_yaml
 
 ROOT: Final = "hf://datasets/"
 _KEY: Final = "recipe key `data.source.{}`"
 _ASKED_AT_ONCE: Final = 500
+_CARDS: Final = ("README.md", ".huggingface.yaml")  # in which `datasets` reads what a data set says of its files
+_LARGEST_CARD: Final = 8 << 20  # bytes
+_LARGEST_YAML: Final = 1 << 20  # of that; cards of two thousand languages have half
+#: What has `datasets` look elsewhere: an address or a chain of them, a drive, an absolute path, a home, a folder above.
+_ELSEWHERE: Final = re.compile(r"\s*[a-z][\w+.-]*:|.*(://|::)|\s*[/\\~]|(.*[/\\])?\s*\.\.\s*([/\\]|$)", re.IGNORECASE)
 
 
 def is_on_hub(prefix: str) -> bool:
@@ -49,8 +56,61 @@ def files_of(source: Source) -> tuple[str, tuple[DropFile, ...]]:
         if not hub.is_commit(commit):
             raise OSError(f"it names no commit of {name}, but {commit[:60]!r}")
         root = f"{ROOT}{name}@{commit}/"
+        for card in _cards(api, name, commit):
+            _check_card(card, title)
         keys = _keys(source, commit, root, title)
         return root, tuple(_described(api, name, commit, keys))
+
+
+def _cards(api: Any, name: str, commit: str) -> Iterator[Path]:
+    """What a data set says of its files, in the client's cache, where `datasets` finds it."""
+    for item in api.get_paths_info(name, list(_CARDS), revision=commit, repo_type="dataset"):
+        if item.path in _CARDS and hasattr(item, "blob_id"):
+            with within(_LARGEST_CARD):
+                found = Path(api.hf_hub_download(name, item.path, revision=commit, repo_type="dataset"))
+            yield found
+
+
+def _check_card(card: Path, title: str) -> None:
+    """:raises RecipeError: if it cannot be read, or names files that are not the data set's own."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    try:
+        with card.open(encoding="utf-8-sig", newline="") as stream:  # as the client does
+            text = stream.read(_LARGEST_CARD + 1)
+        if card.name == _CARDS[0]:
+            block = REGEX_YAML_BLOCK.search(text)
+            text = block[2] if block else ""
+        values = read_yaml(text, _LARGEST_YAML)
+    except (RecipeError, UnicodeDecodeError) as error:
+        raise _unreadable(title, card.name, error.cause if isinstance(error, RecipeError) else _line(error)) from None
+    if (other := next((name for name in named_files(values) if is_elsewhere(name)), None)) is not None:
+        # `datasets` would look there before anybody sees what it found.
+        cause = f"{title} names files that are not its own in {card.name}: {str(other)[:200]}"
+        raise RecipeError(_KEY.format("hub"), cause, "Copy the files into the bucket, and name their prefix")
+
+
+def named_files(values: Any) -> Iterator[Any]:
+    """Each value that is no collection, below any `data_files` or `data_dir` of a data set's description."""
+    rest = [(values, False)]
+    while rest:
+        value, named = rest.pop()
+        if isinstance(value, dict):
+            rest += [(inner, named or key in ("data_files", "data_dir")) for key, inner in value.items()]
+        elif isinstance(value, list | tuple | set):
+            rest += [(inner, named) for inner in value]
+        elif named and value is not None:
+            yield value
+
+
+def is_elsewhere(name: object) -> bool:
+    """Whether a name or pattern of files may lead out of the data set that names it."""
+    return not isinstance(name, str) or not name.isprintable() or _ELSEWHERE.match(name) is not None
+
+
+def _unreadable(title: str, file: str, why: str) -> RecipeError:
+    mend = "Name a revision where it can, or copy the files into the bucket and name their prefix"
+    return RecipeError(_KEY.format("hub"), f"what {title} says of itself in {file} cannot be read ({why})", mend)
 
 
 def _keys(source: Source, commit: str, root: str, title: str) -> list[str]:
@@ -71,13 +131,14 @@ def _keys(source: Source, commit: str, root: str, title: str) -> list[str]:
     except (DatasetNotFoundError, FileNotFoundError) as error:
         cause = f"{title} has no files that can be read as rows ({_line(error)})"
         raise RecipeError(_KEY.format("hub"), cause, "Name another, or another revision") from error
+    except ImportError as error:
+        cause = f"{title} needs a library that is not installed here ({_line(error)})"
+        raise RecipeError(_KEY.format("hub"), cause, "Install it where this task runs") from error
+    except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise _unreadable(title, _CARDS[0], _line(error)) from error
     except RuntimeError as error:
         cause = f"{title} is made by a program, and no code of a data set runs ({_line(error)})"
         mend = "Name a revision with files, such as `refs/convert/parquet`, or copy the rows into the bucket"
-        raise RecipeError(_KEY.format("hub"), cause, mend) from error
-    except (yaml.YAMLError, TypeError, LookupError, AttributeError) as error:
-        cause = f"what {title} says of itself in README.md cannot be read ({_line(error)})"
-        mend = "Name a revision where it can, or copy the files into the bucket and name their prefix"
         raise RecipeError(_KEY.format("hub"), cause, mend) from error
     if source.split not in found:
         cause = f"{title} has no split {source.split!r}, but {', '.join(sorted(map(str, found))) or 'none at all'}"

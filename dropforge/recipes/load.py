@@ -54,7 +54,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed in a recipe")
+            raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
@@ -203,12 +203,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         return read_yaml(stream.read(RECIPE_LIMIT + 1))
 
 
-def read_yaml(text: bytes | str) -> dict[str, Any]:
-    """One strict YAML mapping. :raises RecipeError: otherwise."""
-    if len(text) > RECIPE_LIMIT:
-        raise RecipeError(
-            "recipe", f"it is larger than {RECIPE_LIMIT // 1024} KiB", "A recipe holds settings, not data"
-        )
+def read_yaml(text: bytes | str, limit: int = RECIPE_LIMIT) -> dict[str, Any]:
+    """One strict YAML mapping. :param limit: bytes or characters that it may have. :raises RecipeError: otherwise."""
+    if len(text) > limit:
+        raise RecipeError("recipe", f"it is larger than {limit // 1024} KiB", "A recipe holds settings, not data")
     try:
         values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, RecursionError, *_UNFIT) as error:

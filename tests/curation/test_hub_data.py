@@ -18,12 +18,12 @@ from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.hub import UnreachableError
-from dropforge.hub_data import HubFile
+from dropforge.hub_data import HubFile, is_elsewhere, named_files
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Source
 from dropforge.sources import pin
 from dropforge.store import FolderStore
-from tests.hub_server import Hub, open_hub
+from tests.hub_server import Hub, open_hub, serve
 
 NAME = "some/rows"
 CARD = b"""---
@@ -161,12 +161,74 @@ def test_what_is_not_there(store: FolderStore, hub: Hub, lines: list[bytes], ask
         pin(store, source(**asked), "fam")
 
 
-def test_files_of_another_place_are_refused(store: FolderStore, hub: Hub, texts: Callable[..., list[bytes]]) -> None:
-    other = "hf://datasets/other/rows@main/a.jsonl"
-    hub.data_set("other/rows", {"a.jsonl": b"\n".join(texts(5))})
-    card = f"---\nconfigs:\n- config_name: default\n  data_files:\n  - {{split: train, path: '{other}'}}\n---\n"
-    hub.data_set(NAME, {"README.md": card.encode()})
-    with pytest.raises(RecipeError, match=r"don't belong to some/rows"):
+def _card(path: str) -> bytes:
+    return (
+        f"configs:\n- config_name: default\n  data_files:\n  - {{split: train, path: ['a.jsonl', '{path}']}}\n".encode()
+    )
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "{url}/latest/x.jsonl",
+        "zip://*.jsonl::{url}/x.zip",
+        "simplecache::{url}/x.jsonl",
+        "hf://datasets/other/rows@main/a.jsonl",
+        "s3://other/secret/*.jsonl",
+        "/**/*.nothing",
+        "{folder}/*.jsonl",
+        "file:{folder}/own.jsonl",
+    ],
+)
+def test_files_of_another_place_are_refused_before_anything_looks_there(
+    store: FolderStore, hub: Hub, texts: Callable[..., list[bytes]], tmp_path: Path, file: str, path: str
+) -> None:
+    other = Hub()
+    server = serve(other)
+    try:
+        (tmp_path / "own.jsonl").write_bytes(b'{"text": "mine"}')
+        card = _card(path.format(url=other.url, folder=tmp_path))
+        files = {"a.jsonl": b"\n".join(texts(5)), file: card if file == ".huggingface.yaml" else b"---\n%s---\n" % card}
+        hub.data_set(NAME, files)
+        with pytest.raises(RecipeError, match=rf"some/rows names files that are not its own in {file}: "):
+            pin(store, source(), "fam")
+        assert other.asked == []
+        assert not any("/tree/" in asked for _, asked in hub.asked)  # none of its patterns was looked for
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_may_lead_out_of_a_data_set() -> None:
+    out = ["..", "../x", "a/../x", "a\\..\\x", "~/x", "\\x", "C:x", " http:x", "a::b", "x\ny", b"x", 5]
+    assert [name for name in out if not is_elsewhere(name)] == []
+    within = [
+        "",
+        "*",
+        "**/train[-._ 0-9]*",
+        "data/*.parquet",
+        "a..b",
+        "x/..y",
+        ".hidden/a",
+        "en/a:b.jsonl",
+        "ä ö.jsonl",
+    ]
+    assert [name for name in within if is_elsewhere(name)] == []
+    told = {
+        "configs": [{"data_dir": "a", "data_files": {"train": ["b", {"path": ("c",)}]}, "sep": "::"}, {"data_files": 5}]
+    }
+    assert set(named_files(told)) == {"a", "b", "c", 5}
+
+
+def test_a_library_that_is_missing_is_told(
+    store: FolderStore, hub: Hub, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("datasets.load_dataset_builder", missing)
+    with pytest.raises(RecipeError, match=r"needs a library that is not installed here \(Install s3fs"):
         pin(store, source(), "fam")
 
 
@@ -175,6 +237,17 @@ def test_files_of_another_place_are_refused(store: FolderStore, hub: Hub, texts:
     [
         ({"rows.py": b"print()"}, r"made by a program, and no code of a data set runs.*Name a revision"),
         ({"README.md": b"---\nconfigs: [\n---\n"}, r"in README\.md cannot be read.*Name a revision"),
+        ({"README.md": b"---\nconfigs: " + b"[" * 20_000 + b"\n---\n"}, r"README\.md cannot be read .*recursion"),
+        (
+            {"README.md": b"\xef\xbb\xbf---\r\n" + _card("/etc/x") + b"\r\n---\r\n"},
+            r"not its own in README\.md: /etc/x",
+        ),
+        ({"README.md": b"\n ---\n" + _card("/etc/x") + b"\n--- \n"}, r"not its own in README\.md: /etc/x"),
+        ({"README.md": b"---\na: &a [1]\nb: *a\n---\n"}, r"README\.md cannot be read .*aliases are not allowed"),
+        ({".huggingface.yaml": b"- 5\n"}, r"in \.huggingface\.yaml cannot be read .*mapping"),
+        ({"README.md": b"---\n\xff\n---\n"}, r"README\.md cannot be read .*utf-8"),
+        ({"README.md": b"---\n#" + b"#" * (1 << 20) + b"\n---\n"}, r"README\.md cannot be read .*larger than 1024 KiB"),
+        ({"README.md": b"#" * (9 << 20)}, r"answers what no hub does .*more than the 8,388,608 bytes"),
         ({"README.md": b"---\nconfigs: 5\n---\n"}, r"`data\.source\.(hub|config)`: "),
         ({"README.md": b"---\nconfigs: [5]\n---\n"}, r"`data\.source\.(hub|config)`: "),
     ],
@@ -183,7 +256,7 @@ def test_what_cannot_be_read_without_its_code_or_description(
     store: FolderStore, hub: Hub, texts: Callable[..., list[bytes]], files: dict[str, bytes], words: str
 ) -> None:
     hub.data_set(NAME, {"a.jsonl": b"\n".join(texts(5)), **files})
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises((RecipeError, UnreachableError), match=words):
         pin(store, source(), "fam")
 
 
