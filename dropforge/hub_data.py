@@ -68,6 +68,7 @@ def _cards(api: Any, name: str, commit: str) -> Iterator[Path]:
         if item.path in _CARDS and hasattr(item, "blob_id"):
             with within(_LARGEST_CARD):
                 found = Path(api.hf_hub_download(name, item.path, revision=commit, repo_type="dataset"))
+            hub.check_place(found, hub.storage(name).parent)
             yield found
 
 

@@ -200,6 +200,20 @@ def test_files_of_another_place_are_refused_before_anything_looks_there(
         server.server_close()
 
 
+def test_a_description_that_is_a_link_out_of_the_cache_is_not_read(
+    store: FolderStore, hub: Hub, lines: list[bytes], tmp_path: Path
+) -> None:
+    """An older client may have made one."""
+    own = tmp_path / "own.txt"
+    own.write_text("ten years of work")
+    commit = hub.repositories[f"datasets/{NAME}"].refs["main"]
+    folder = tmp_path / "hub-cache" / "datasets--some--rows" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (folder / "README.md").symlink_to(own)
+    with pytest.raises(UnreachableError, match=r"README\.md became a link out of"):
+        pin(store, source(), "fam")
+
+
 def test_what_may_lead_out_of_a_data_set() -> None:
     out = ["..", "../x", "a/../x", "a\\..\\x", "~/x", "\\x", "C:x", " http:x", "a::b", "x\ny", b"x", 5]
     assert [name for name in out if not is_elsewhere(name)] == []
