@@ -21,7 +21,7 @@ from dropforge import layout
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.intake_rules import Intake, check_rules
 from dropforge.recipe import START, Recipe
-from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, merge, read_yaml, resolve
+from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, extended, merge, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.section import Section, help_of
 
@@ -154,6 +154,9 @@ def read_family(path: Path) -> Family:
         return parse_family(_read(path))
     except DropforgeError as error:
         raise RecipeError(f"{where}, {error.thing}", error.cause, error.mend) from None
+    except Exception as error:  # whatever it is: the other families do not wait for it
+        cause = f"it cannot be read ({type(error).__name__}: {error!s:.200})"
+        raise RecipeError(where, cause, "Take away what it said last, or the file") from error
 
 
 def rules_of(folder: str | Path, family: str) -> Family | None:
@@ -164,7 +167,7 @@ def rules_of(folder: str | Path, family: str) -> Family | None:
 
 def parse_family(text: bytes | str) -> Family:
     """Read a family from YAML text. :raises RecipeError: with the key, the cause and the mend."""
-    return build_family(read_yaml(text))
+    return build_family(read_yaml(text, "key"))
 
 
 def build_family(values: Mapping[str, Any]) -> Family:
@@ -185,7 +188,7 @@ def build_family(values: Mapping[str, Any]) -> Family:
     _check_used(family)
     if not family.starts and not family.governs:
         return family
-    if "extends" not in family.recipe:
+    if extended(family.recipe) is None:
         raise RecipeError("key `recipe`", "it extends no preset", "Begin it with `extends: PRESET`")
     for (section, key), own in _OWN.items():
         inner = family.recipe.get(section)

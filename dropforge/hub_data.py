@@ -19,7 +19,7 @@ from dropforge.drop import DropFile
 from dropforge.errors import RecipeError
 from dropforge.hub_client import bound_requests, within
 from dropforge.recipe_data import Source
-from dropforge.recipes.load import read_yaml
+from dropforge.recipes.load import read_mapping
 
 ROOT: Final = "hf://datasets/"
 _KEY: Final = "recipe key `data.source.{}`"
@@ -82,7 +82,7 @@ def _check_card(card: Path, title: str) -> None:
         if card.name == _CARDS[0]:
             block = REGEX_YAML_BLOCK.search(text)
             text = block[2] if block else ""
-        values = read_yaml(text, _LARGEST_YAML)
+        values = read_mapping(text, _LARGEST_YAML)
     except (RecipeError, UnicodeDecodeError) as error:
         raise _unreadable(title, card.name, error.cause if isinstance(error, RecipeError) else _line(error)) from None
     if (other := next((name for name in named_files(values) if is_elsewhere(name)), None)) is not None:

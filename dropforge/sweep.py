@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, key_names, merge, read_yaml, resolve
+from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, extended, key_names, merge, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.section import Section, help_of
 
@@ -190,7 +190,7 @@ def read_sweep(path: Path) -> Sweep:
             text = stream.read(RECIPE_LIMIT + 1)
     except OSError as error:
         raise RecipeError(f"sweep file {path.name!r}", f"it cannot be read ({error})", "Name a YAML file") from None
-    return build_sweep(read_yaml(text))
+    return build_sweep(read_yaml(text, "sweep key"))
 
 
 def build_sweep(values: Mapping[str, Any]) -> Sweep:
@@ -202,7 +202,7 @@ def build_sweep(values: Mapping[str, Any]) -> Sweep:
     if isinstance(values.get("early_stop"), Mapping):
         _check_keys(values["early_stop"], EarlyStop, "early_stop.")
     sweep = _validated(Sweep, values, "")
-    if "extends" not in sweep.recipe:
+    if extended(sweep.recipe) is None:
         raise RecipeError("sweep key `recipe`", "it extends no preset", "Begin it with `extends: PRESET`")
     for key in sweep.space:
         _check_space(key, sweep.space)

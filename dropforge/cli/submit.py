@@ -23,7 +23,16 @@ from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.estimate import check_memory, estimate
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import build_recipe, merge, presets, read_named, read_yaml, resolve
+from dropforge.recipes.load import (
+    UnfitValueError,
+    build_recipe,
+    extended,
+    merge,
+    presets,
+    read_named,
+    read_yaml,
+    resolve,
+)
 from dropforge.recipes.rules import check_startable
 from dropforge.terminal import Console, Text
 
@@ -106,7 +115,7 @@ def asked(recipe: str, changes: Sequence[str], data: str | None) -> tuple[str, d
     preset = recipe
     if recipe not in presets():
         values = read_named(recipe)
-        preset = str(values.get("extends", ""))
+        preset = extended(values) or ""
         if not preset:
             raise RecipeError(
                 f"recipe {recipe}",
@@ -144,6 +153,8 @@ def parse_change(text: str) -> dict[str, Any]:
         raise RecipeError(f"option --set {text!r}", "it is not KEY=VALUE", "Write it as --set train.max_steps=40")
     try:
         nested: Any = read_yaml(f"value: {value}")["value"]
+    except UnfitValueError as error:
+        raise RecipeError(f"option --set {text!r:.200}", error.cause, error.mend) from None
     except (RecipeError, KeyError):
         raise RecipeError(f"option --set {text!r}", "its value is no YAML", "Put text into quotes") from None
     for part in reversed(key.strip().split(".")):

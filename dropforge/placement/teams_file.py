@@ -14,7 +14,7 @@ from dropforge.placement.catalogue import read
 from dropforge.placement.node_quotas import in_amounts
 from dropforge.placement.team_rules import check_teams
 from dropforge.placement.teams import Teams, wrong
-from dropforge.recipes.load import RECIPE_LIMIT, read_yaml
+from dropforge.recipes.load import RECIPE_LIMIT, UnfitValueError, read_yaml
 from dropforge.section import help_of
 
 
@@ -32,7 +32,9 @@ def read_teams(path: Path) -> Teams:
 def parse_teams(text: bytes | str) -> Teams:
     """:raises DropforgeError: naming the key, what is wrong with it, and the mend."""
     try:
-        values = read_yaml(text)
+        values = read_yaml(text, "key")
+    except UnfitValueError as error:
+        raise DropforgeError(f"teams file, {error.thing}", error.cause, error.mend) from None
     except RecipeError as error:
         mend = error.mend if "mapping" in error.cause else "It holds flavors, priorities, cohorts and teams"
         raise DropforgeError("teams file", error.cause.replace(" in a recipe", ""), mend) from None

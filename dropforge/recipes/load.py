@@ -33,14 +33,20 @@ from dropforge.text import has_surrogates
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
 _NUMBERS = 10**18
+_DIGITS = 4096  # characters of a whole number; Python writes none of more than 4300 digits
 # What PyYAML raises for values that their tag does not fit: `2001-99-99`, `!!bool x`, `!!float 1:1:...:1.0`.
 _UNFIT = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
-_NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+_INT_TAG = "tag:yaml.org,2002:int"
+_NUMBER_TAGS = {_INT_TAG, "tag:yaml.org,2002:float"}
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
     ("train", "tokens_per_step", "rows_per_step"),
 )
+
+
+class UnfitValueError(RecipeError):
+    """A value that no key of any file takes."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -58,6 +64,8 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node.tag == _INT_TAG and len(node.value) > _DIGITS:
+            raise yaml.YAMLError(f"a number of {len(node.value)} characters, line {node.start_mark.line + 1}")
         try:
             return super().construct_object(node, deep)
         except _UNFIT as error:
@@ -187,7 +195,6 @@ def read_drop_recipe(path: Path) -> dict[str, Any]:
     :raises RecipeError: if it is none, or has a key that no recipe has.
     """
     values = _read_file(path)
-    _check_values(values)
     _check_keys(resolve(values), Recipe)
     return values
 
@@ -203,7 +210,17 @@ def _read_file(path: Path) -> dict[str, Any]:
         return read_yaml(stream.read(RECIPE_LIMIT + 1))
 
 
-def read_yaml(text: bytes | str, limit: int = RECIPE_LIMIT) -> dict[str, Any]:
+def read_yaml(text: bytes | str, called: str = "recipe key") -> dict[str, Any]:
+    """One strict YAML mapping of values that JSON has too, and of numbers that have an end.
+
+    :param called: what a key of it is called in an error. :raises RecipeError: otherwise.
+    """
+    values = read_mapping(text, RECIPE_LIMIT)
+    _check_values(values, called)
+    return values
+
+
+def read_mapping(text: bytes | str, limit: int) -> dict[str, Any]:
     """One strict YAML mapping. :param limit: bytes or characters that it may have. :raises RecipeError: otherwise."""
     if len(text) > limit:
         raise RecipeError("recipe", f"it is larger than {limit // 1024} KiB", "A recipe holds settings, not data")
@@ -227,7 +244,9 @@ def read_pasted(text: str) -> dict[str, Any]:
     data = text.encode(errors="replace")
     if len(data) <= RECIPE_LIMIT and text.lstrip().startswith("{"):
         try:
-            return dict(json.loads(text, object_pairs_hook=_once, parse_constant=_no_number))
+            values = dict(json.loads(text, object_pairs_hook=_once, parse_constant=_no_number, parse_int=_whole_number))
+            _check_values(values)
+            return values
         except json.JSONDecodeError:
             pass  # YAML has mappings in braces too, without quotes
         except (RecursionError, ValueError) as error:
@@ -248,14 +267,31 @@ def _no_number(word: str) -> Any:
     raise ValueError(f"{word} is no number")
 
 
+def _whole_number(word: str) -> int:
+    if len(word) > _DIGITS:
+        raise ValueError(f"{word:.20}... is a number of {len(word)} digits")
+    return int(word)
+
+
+def extended(values: Mapping[str, Any]) -> str | None:
+    """The preset that a recipe extends; None if it extends none. :raises RecipeError: if that is no text."""
+    name = values.get("extends")
+    if name is not None and not isinstance(name, str):
+        kind = type(name).__name__  # no repr: Python writes no number of thousands of digits
+        raise RecipeError(
+            "recipe key `extends`", f"it is no preset's name, but a {kind}", f"Presets: {', '.join(presets())}"
+        )
+    return name
+
+
 def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, Any]:
     """Replace `extends: PRESET` by the preset's values, under this recipe's own."""
     rest = {key: value for key, value in values.items() if key != "extends"}
-    name = values.get("extends")
+    name = extended(values)
     if name is None:
         return rest
     if name not in presets():
-        near = difflib.get_close_matches(str(name), presets(), 1)
+        near = difflib.get_close_matches(name, presets(), 1)
         raise RecipeError(
             "recipe key `extends`",
             f"there is no preset {name!r}",
@@ -263,7 +299,7 @@ def resolve(values: Mapping[str, Any], seen: tuple[str, ...] = ()) -> dict[str, 
         )
     if name in seen:
         raise RecipeError("recipe key `extends`", f"{' -> '.join([*seen, name])} is a circle", "Break it")
-    return merge(resolve(_read_file(_preset_files()[str(name)]), (*seen, name)), rest)
+    return merge(resolve(_read_file(_preset_files()[name]), (*seen, name)), rest)
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,24 +350,25 @@ def join(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _check_values(value: Any, path: str = "") -> None:
-    """:raises RecipeError: for what is no JSON, half a character, or a number without end: no key takes them."""
-    thing = f"recipe key `{path}`"
+def _check_values(value: Any, called: str = "recipe key", path: str = "") -> None:
+    """:raises UnfitValueError: for what is no JSON, half a character, or a number without end: no key takes them."""
+    thing = f"{called} `{path}`"
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            _check_values(key, path)
-            _check_values(inner, f"{path}.{key}" if path else str(key))
+            _check_values(key, called, path)
+            _check_values(inner, called, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_values(inner, path)
+            _check_values(inner, called, path)
     elif isinstance(value, str) and has_surrogates(value):
-        raise RecipeError(thing, f"{value!r:.60} holds half of a character", "Write the character itself, as UTF-8")
+        cause = f"{value!r:.60} holds half of a character"
+        raise UnfitValueError(thing, cause, "Write the character itself, as UTF-8")
     elif isinstance(value, int) and abs(value) >= _NUMBERS:
         digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # no text: Python refuses it
-        raise RecipeError(thing, f"it is a number of about {digits} digits", "Write one of at most 18")
+        raise UnfitValueError(thing, f"it is a number of about {digits} digits", "Write one of at most 18")
     elif value is not None and not isinstance(value, str | int | float):
         kind = type(value).__name__
-        raise RecipeError(thing, f"it is a {kind}, in YAML's words", "Put a text into quotes, and write no tags")
+        raise UnfitValueError(thing, f"it is a {kind}, in YAML's words", "Put a text into quotes, and write no tags")
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dropforge import families
 from dropforge.errors import DropforgeError
-from dropforge.families import parse_family, read_families
+from dropforge.families import Family, parse_family, read_families, rules_of
 
 WHOLE = "cron: 0 3 * * MON\nrecipe: {extends: tiny}\n"
 
@@ -51,6 +52,11 @@ def test_rules_of_intake_need_no_calendar() -> None:
         ("recipe: {train: {max_steps: 3}}", "key `recipe`: it extends no preset"),
         ("intake: {rate: 1 per day}\nstart: champion", "key `start`: it is of the recipe. Give `recipe` too"),
         ("cron: 61 * * * *\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
+        ("recipe: {extends: 0x" + "f" * 5000 + "}", "a number of 5002 characters, line 1"),
+        ("recipe: {extends: 0x" + "f" * 4000 + "}", "key `recipe.extends`: it is a number of about 4817 digits"),
+        ("recipe: {extends: 1}", "recipe key `extends`: it is no preset's name, but a int"),
+        ("recipe: {extends: null}", "key `recipe`: it extends no preset"),
+        (WHOLE + "alert: {times: 0x" + "f" * 4000 + "}", "key `alert.times`: it is a number of about 4817 digits"),
         ("cron: '@daily'\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         (WHOLE + "timezone: ../../etc/passwd", "key `timezone`: there is no such time zone"),
         (WHOLE + "data: last 0 drops", "key `data`: it is none of `all`, `since-champion` and `last N drops`"),
@@ -110,3 +116,23 @@ def test_a_broken_file_takes_no_other_family_away(tmp_path: Path) -> None:
     assert "Rename it to `other.yaml`" in named
     assert len(found.broken) == 5
     assert read_families(tmp_path / "nowhere") == read_families(tmp_path / "nowhere-else")
+
+
+def test_whatever_a_file_does_it_takes_no_other_family_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good.yaml").write_text(WHOLE)
+    (tmp_path / "number.yaml").write_text(f"recipe: {{extends: 0x{'f' * 5000}}}")
+    (tmp_path / "unforeseen.yaml").write_text(WHOLE + "# unforeseen\n")
+
+    def parsed(text: bytes) -> Family:
+        if b"unforeseen" in text:
+            raise ZeroDivisionError("nobody thought of it")
+        return parse_family(text)
+
+    monkeypatch.setattr(families, "parse_family", parsed)
+    found = read_families(tmp_path)
+    assert list(found.families) == ["good"]
+    number, unforeseen = map(str, found.broken)
+    assert "family file 'number.yaml', recipe: it is not a YAML mapping (a number of 5002 characters" in number
+    assert "family file 'unforeseen.yaml': it cannot be read (ZeroDivisionError: nobody thought of it)" in unforeseen
+    with pytest.raises(DropforgeError, match=r"family file 'unforeseen.yaml'"):
+        rules_of(tmp_path, "unforeseen")

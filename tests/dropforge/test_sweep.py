@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from dropforge.errors import RecipeError
 from dropforge.recipes.load import read_yaml
-from dropforge.sweep import MOST_TRIALS, Range, Sweep, build_sweep
+from dropforge.sweep import MOST_TRIALS, Range, Sweep, build_sweep, read_sweep
 
 RECIPE: dict[str, Any] = {"extends": "tiny", "train": {"eval_every": 5}}
 
@@ -117,6 +119,21 @@ def test_what_cannot_work_is_refused_with_its_mend(change: dict[str, Any], said:
         build_sweep({"recipe": RECIPE, "space": {"train.seed": [1, 2]}, **change})
     assert said in str(caught.value)
     assert mend in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("space: {train.max_steps: [0x" + "f" * 5000 + "]}", "a number of 5002 characters, line 2"),
+        ("space: {train.max_steps: [0x" + "f" * 4000 + "]}", "`space.train.max_steps`: it is a number of about 4817"),
+        ("space: {train.clip: {from: 0, to: " + "9" * 60 + "}}", "`space.train.clip.to`: it is a number of about 60"),
+        ("space: {data.split_salt: [2026-11-27]}", "sweep key `space.data.split_salt`: it is a date, in YAML's words"),
+    ],
+)
+def test_a_number_without_end_is_refused_by_its_place(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "sweep.yaml").write_text(f"recipe: {{extends: tiny}}\n{text}")
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        read_sweep(tmp_path / "sweep.yaml")
 
 
 def test_bases_are_compared_by_bytes() -> None:

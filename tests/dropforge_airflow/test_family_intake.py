@@ -16,7 +16,7 @@ from dropforge_airflow.tasks.plan import Plan, make_plan
 
 from dropforge import intake_ledger, layout, ledger
 from dropforge.drop import parse_partition_key
-from dropforge.families import rules_of
+from dropforge.families import Family, rules_of
 from dropforge.store import FolderStore, Store
 
 from .test_intake import age, arrive, upload
@@ -215,6 +215,23 @@ def test_a_broken_file_holds_its_family_s_drops_and_no_other(
     assert [key.split("/")[1] for key in intake(store).keys] == ["other"]
     assert "Drops of family fam wait until its file is mended. family file 'fam.yaml', key `intake.rate`" in caplog.text
     assert [key.split("/")[1] for key in rules("intake: {rate: 9 per day}")(store).keys] == ["fam"]
+
+
+def test_a_file_that_fails_as_nobody_foresaw_holds_its_family_s_drops_and_no_other(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "fam.yaml").write_text(f"recipe: {{extends: 0x{'f' * 5000}}}")
+
+    def look(family: str) -> Family | None:
+        if family == "odd":
+            raise ZeroDivisionError("nobody thought of it")
+        return rules_of(tmp_path, family)
+
+    for family in ("fam", "odd", "other"):
+        arrive(store, upload(store, family, "d1", f'{{"text": "{family}"}}'))
+    assert [key.split("/")[1] for key in take_in(store, "b", "alias", Line, rules=look).keys] == ["other"]
+    assert "Drops of family fam wait until its file is mended. family file 'fam.yaml'" in caplog.text
+    assert "Drops of family odd wait until its file is mended. nobody thought of it" in caplog.text
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"announced": 7}', b'{"announced": {"x": "y"}, "newest": 3}'])

@@ -51,7 +51,7 @@ def by_rules(
     for name, its in families.items():
         try:
             family = rules(name)
-        except DropforgeError as error:
+        except Exception as error:  # whatever its file does: the other families do not wait for it
             # Whether there are rules nobody can tell, and a thousand runs cannot be taken back.
             log.error("Drops of family %s wait until its file is mended. %s", name, error)
             found.append(Ruled(name, [marker for marker in its if marker.nudged.times]))

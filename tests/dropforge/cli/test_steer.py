@@ -97,6 +97,8 @@ def test_a_recipe_file_is_sent_whole(tmp_path: Path) -> None:
     assert parse_change("a.b=null") == {"a": {"b": None}}
     assert parse_change('a="x: y"') == {"a": "x: y"}
     assert parse_change("a=") == {"a": None}
+    with pytest.raises(DropforgeError, match=r"option --set 'a.b=0xf.*: it is a number of about 4817 digits"):
+        parse_change("a.b=0x" + "f" * 4000)
 
 
 def test_the_end_of_its_plan_is_told(terminal: Terminal, airflow: FakeAirflow) -> None:

@@ -48,6 +48,8 @@ def in_cohort(rest: str = "", quota: str = f"gpu: {{gpus: 8, {ROOM}}}") -> str:
         ("a: &x {}\nb: *x", r"aliases are not allowed\)"),
         ("a: !!python/object/apply:os.system [id]", r"could not determine a constructor"),
         ("#" * (RECIPE_LIMIT + 1), r"it is larger than 64 KiB"),
+        (FLAVORS + "priorities: {a: 0x" + "f" * 4000 + "}", r"key `priorities.a`: it is a number of about 4817 digits"),
+        (FLAVORS + "teams: {a: 0x" + "f" * 5000 + "}", r"a number of 5002 characters, line"),
         (FLAVORS + team() + team(), r"key 'teams' stands twice"),
         (FLAVORS + "teams:\n  a: {}\n  a: {}\n", r"key 'a' stands twice, line 4"),
         (FLAVORS + "team: {}\n" + team(), r"key `team`: it is unknown. Did you mean `teams`"),
