@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, Field, JsonValue, field_validator, model_validator
 
 from dropforge.recipe_costs import Limits, Price
 from dropforge.recipe_data import Curation, Data
@@ -453,15 +453,22 @@ class Recipe(Section):
         return self.model_dump(mode="json")
 
     def flat(self) -> dict[str, str]:
-        """Dotted keys and text values, for MLflow's params."""
-        return dict(_flatten(self.plain()))
+        """Dotted keys of the recipe and text values, for MLflow's params.
+
+        A mapping whose keys people choose (files of a mix, sets, labels of nodes) is one value, as JSON: MLflow takes
+        few characters in names.
+        """
+        return dict(_flatten(self, self.plain()))
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flatten(section: BaseModel, values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """:param values: the section's, as JSON values."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items():
-        if isinstance(value, dict):
-            rows += _flatten(value, f"{prefix}{key}.")
+        inner = getattr(section, key)
+        if isinstance(inner, BaseModel):
+            rows += _flatten(inner, value, f"{prefix}{key}.")
         else:
-            rows.append((f"{prefix}{key}", str(value)))
+            text = json.dumps(value, ensure_ascii=False, sort_keys=True) if isinstance(value, dict) else str(value)
+            rows.append((f"{prefix}{key}", text))
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from dropforge.recipes import load_recipe, parse_recipe, presets
 from dropforge.recipes.load import (
     build_recipe,
     default_preset,
+    key_names,
     merge,
     put_first_drop_over,
     read_drop_recipe,
@@ -542,6 +544,21 @@ def test_plain_values_give_the_same_recipe_again() -> None:
     recipe = load_recipe("sample")
     assert Recipe.model_validate(recipe.plain()) == recipe
     assert recipe.flat()["train.max_steps"] == "120"
+
+
+def test_what_people_call_their_things_names_no_parameter() -> None:
+    recipe = parse_recipe(
+        "extends: tiny\n"
+        "base: {model: null, scratch: {config: {model_type: llama, vocab_size: 512, hidden_size: 64,"
+        " num_attention_heads: 4, num_hidden_layers: 1, intermediate_size: 64, rope_scaling: {rope_type: default}}}}\n"
+        "data: {mix: {'chats (1).jsonl': 2, 'faq+answers.jsonl': 0.5, ../../xs: 1}}\n"
+        "curation: {decontaminate: {sets: {a.b: eval/a.jsonl}}, max_rows_per_source: {'b+c': 7}}\n"
+    )
+    flat = recipe.flat()
+    assert set(flat) <= set(key_names())
+    assert json.loads(flat["data.mix"]) == {"../../xs": 1.0, "chats (1).jsonl": 2.0, "faq+answers.jsonl": 0.5}
+    assert json.loads(flat["curation.max_rows_per_source"]) == {"b+c": 7}
+    assert json.loads(flat["base.scratch.config"])["rope_scaling"] == {"rope_type": "default"}
 
 
 @given(st.text(max_size=200))

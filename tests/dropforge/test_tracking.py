@@ -14,6 +14,7 @@ import pytest
 from dropforge import tracking
 from dropforge.errors import DataError, DropforgeError
 from dropforge.promotion import Policy, Verdict, decide
+from dropforge.recipes.load import load_recipe
 from dropforge.registered_name import check_name
 from dropforge.rest import Rest
 from dropforge.run import RunSpec, Start
@@ -52,6 +53,12 @@ def test_opening_twice_gives_one_run(server: str, spec: RunSpec) -> None:
     assert run.info.status == "RUNNING"
     assert len(run.data.params) == 150
     assert run.data.tags[tracking.TAG_DAG_RUN] == "two"
+
+
+def test_files_of_a_mix_may_have_any_name(server: str, spec: RunSpec) -> None:
+    mix = {"chats (1).jsonl": 2.0, "faq+answers.jsonl": 0.5, "../../xs": 1.0, "a\nb": 1.0, "x" * 300: 1.0}
+    first = tracking.open_run(server, spec, load_recipe("tiny", {"data": {"mix": mix}}).flat(), {})
+    assert json.loads(tracking.client(server).get_run(first.run_id).data.params["data.mix"]) == mix
 
 
 def test_what_fails_while_a_run_is_opened_ends_it(server: str, spec: RunSpec) -> None:
