@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ from trainer.data.user_code import UserCode, bring_code, load_code
 from trainer.model.build import fetch_base, head_labels
 from trainer.model.scratch import check_scratch, longest
 from trainer.model.start import BASE, check_files, check_start
+from trainer.model.transformers4 import make_readable
+from trainer.pretrained import load_config
 from trainer.token_cache import TokenCache
 from trainer.tokenise import KEYS, PROMPTS, SOURCES, tokenise
 
@@ -149,6 +152,8 @@ def prepare(
         _publish_tokenizer(run, lambda: texts(rows(), TRAINING_CHARACTERS), settings)
     check()
     tokenizer = open_tokenizer(settings, base, run, spec.date)
+    if base:
+        check_saved(tokenizer, base)
     if told := told_date(tokenizer.chat_template, spec.date):
         say(f"the chat template asks for the date, and is told the run's: {told}")
     folder = scratch / _PLAN
@@ -289,6 +294,29 @@ def comes(look: Callable[[], bool], end: float, check: Callable[[], None]) -> bo
             time.sleep(0.05)
         pause = min(_LOOK, 1.5 * pause)
     return True
+
+
+def check_saved(tokenizer: Any, base: str) -> None:
+    """Save a base model's tokenizer and config once for nothing, as they are saved with the trained model after all
+    steps.
+
+    :raises DataError: if their library does not write what it has read, as chat templates whose names are paths.
+    """
+    config = None
+    with suppress(OSError, ValueError):  # whoever loads the weights tells it
+        config = load_config(base)
+    with tempfile.TemporaryDirectory(prefix="dropforge-tokenizer-") as folder:
+        try:
+            tokenizer.save_pretrained(folder)
+            if config is not None:
+                config.save_pretrained(folder)
+            make_readable(Path(folder))
+        except OSError:  # of this machine, not of the model
+            raise
+        except Exception as error:
+            cause = f"they could not be saved with the trained model ({' '.join(str(error).split())[:300]})"
+            mend = "Mend its tokenizer_config.json, its chat templates or its config.json, or name another base model"
+            raise DataError(f"tokenizer and config of {base}", cause, mend) from error
 
 
 def open_tokenizer(settings: Settings, base: str, run: Store, date: str) -> Any:

@@ -225,7 +225,7 @@ def read_mapping(text: bytes | str, limit: int) -> dict[str, Any]:
     if len(text) > limit:
         raise RecipeError("recipe", f"it is larger than {limit // 1024} KiB", "A recipe holds settings, not data")
     try:
-        values = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        values = load_strict(text)
     except (yaml.YAMLError, RecursionError, *_UNFIT) as error:
         cause = " ".join(str(error).split())
         raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Mend the line that is named") from None
@@ -234,6 +234,11 @@ def read_mapping(text: bytes | str, limit: int) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise RecipeError("recipe", "it is not a YAML mapping with text keys", "Begin with `base:`")
     return values
+
+
+def load_strict(text: bytes | str) -> Any:
+    """Whatever strict YAML says. :raises Exception: of many kinds, for what is none; the caller bounds its length."""
+    return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
 
 
 def read_pasted(text: str) -> dict[str, Any]:

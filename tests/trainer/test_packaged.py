@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from trainer.data.rows import Row
+from trainer.data.tokenizer import load_tokenizer
 from trainer.model.packaged import Example, example_of, license_of
 from trainer.model.pyfunc_loader import folder_digest
+from trainer.prepare import check_saved
 from trainer.rank import run
 from trainer.report.console import Console
 from trainer.restore import Choice, export
@@ -218,11 +221,57 @@ def test_the_card_tells_the_licences(models: dict[str, str]) -> None:
         ("---\n: [\n---\n", ""),
         ("---\n- license\n---\n", ""),
         ("---\n", ""),
+        ("---\nlicense: !!bool maybe\n---\n", ""),
+        ("---\nlicense: mit\nseen: !!timestamp x\n---\n", ""),
+        ("---\nlicense: 0x" + "f" * 9000 + "\n---\n", ""),
+        ("---\na: &a {x: 1}\nb: {<<: [*a, *a]}\nlicense: mit\n---\n", ""),
+        ("---\nlicense: mit\nreleased: 2026-11-27\n---\n", "mit"),
     ],
 )
 def test_a_licence_is_a_name_or_nothing(tmp_path: Path, card: str, named: str) -> None:
     (tmp_path / "README.md").write_text(card)
     assert license_of(tmp_path) == named
+
+
+def test_what_a_base_says_and_holds_besides_its_weights_costs_no_trained_model(
+    toys: dict[str, Toy], base: str, tmp_path: Path
+) -> None:
+    odd = Path(shutil.copytree(base, tmp_path / "odd"))
+    (odd / "README.md").write_text("---\nlicense: !!bool maybe\n---\n")
+    (odd / "generation_config.json").write_text('{"eos_token_id": 2, "pad_token_id": -1}')  # as the first Llamas have
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps({**config, "note": "\ud800"}))
+    (odd / "notes.json").mkdir()
+    (odd / "gone.json").symlink_to(tmp_path / "nowhere")
+    on_odd = {"base": {"model": str(odd), "scratch": None}, "train": {"max_steps": 1, "method": "lora"}}
+    uri = toys["chats"].run("odd", **on_odd)
+    run(uri, StopSignal(), Console(quiet=True))
+    about = json.loads(Path(uri).with_name("model").joinpath("MLmodel").read_text())["metadata"]["dropforge"]["base"]
+    assert set(about) == {"model", "digest"}
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (
+            {"name": "../x/y", "template": "a"},
+            r"could not be saved with the trained model \(Invalid chat template name",
+        ),
+        ({"name": "other", "template": 7}, r"could not be saved with the trained model"),
+        ({"name": "other", "template": "\ud800"}, r"could not be saved with the trained model"),
+    ],
+)
+def test_a_tokenizer_that_nobody_could_save_is_refused_before_the_training(
+    base: str, tmp_path: Path, template: dict[str, Any], told: str
+) -> None:
+    odd = Path(shutil.copytree(base, tmp_path / "odd"))
+    text = (odd / "chat_template.jinja").read_text()
+    (odd / "chat_template.jinja").unlink()
+    path = odd / "tokenizer_config.json"
+    templates = [{"name": "default", "template": text}, template]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": templates}))
+    with pytest.raises(DataError, match=told):
+        check_saved(load_tokenizer(odd), str(odd))
 
 
 def test_answers_end_where_they_were_measured_to_end_whoever_loads_the_model(models: dict[str, str]) -> None:

@@ -138,13 +138,14 @@ def as_measured(model: Any, tokenizer: Any) -> Any:
 
     kind: Any = transformers.GenerationConfig
     before = model.generation_config
+    pad = before.pad_token_id
     try:
         ends = list(stops(model, tokenizer))
     except DataError:  # a template that ends no answer, where all of a conversation was learned
         ends = [int(tokenizer.eos_token_id)]
     return kind(
         bos_token_id=before.bos_token_id,
-        pad_token_id=before.pad_token_id if before.pad_token_id is not None else tokenizer.pad_token_id,
+        pad_token_id=pad if pad is not None and pad >= 0 else tokenizer.pad_token_id,  # -1 of old ones cannot be saved
         decoder_start_token_id=before.decoder_start_token_id,
         eos_token_id=ends,
     )

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dropforge.errors import DropforgeError
 from dropforge.hub import is_hub_id
 from dropforge.methods import ADAPTERS
+from dropforge.recipes.load import load_strict
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.compat import versions
@@ -114,16 +114,17 @@ def base_facts(spec: RunSpec, folder: str) -> dict[str, str]:
 
 
 def license_of(folder: Path) -> str:
-    """The licence that a model's own card names; empty if it has none, or one that is no name."""
-    import yaml
-
+    """The licence that a model's own card names; empty if it has none, one that is no name, or a card that nobody can
+    read: what is only said of a base shall not cost a trained model."""
     try:
+        if not (folder / "README.md").is_file():  # reading a pipe has no end
+            return ""
         with (folder / "README.md").open(encoding="utf-8") as stream:
             text = stream.read(1 << 16)
-        front = yaml.safe_load(text.split("---", 2)[1]) if text.startswith("---\n") else {}
+        front = load_strict(text.split("---", 2)[1]) if text.startswith("---\n") else {}
         named = front.get("license_name") if front.get("license") == "other" else front.get("license")
         return named if isinstance(named, str) and _LICENSE.fullmatch(named) else ""
-    except (OSError, ValueError, AttributeError, IndexError, RecursionError, yaml.YAMLError):
+    except Exception:  # YAML alone raises a dozen kinds for what strangers write
         return ""
 
 
@@ -233,5 +234,5 @@ def _first_row(spec: RunSpec, code: UserCode) -> Row | None:
     """The first evaluation row, as the model reads it. What cannot be read now shall not cost a trained model."""
     try:
         return next(read_rows(open_store(spec.data_root), load_manifest(spec), "eval", code.rows), None)
-    except (DropforgeError, OSError):
+    except Exception:
         return None

@@ -180,11 +180,12 @@ class Writer(Reader):
 
 
 def folder_digest(folder: Path) -> str:
-    """Digest of a base model: of its config's and its weights' files, and of no hidden ones: a pod has none."""
+    """Digest of a base model: of its config's and its weights' files, and of no hidden ones: a pod has none. Folders
+    and links that lead nowhere are no files, whatever they are called."""
     names = sorted(
         path.name
         for path in folder.iterdir()
-        if path.name.endswith((".safetensors", ".json")) and not path.name.startswith(".")
+        if path.name.endswith((".safetensors", ".json")) and not path.name.startswith(".") and path.is_file()
     )
     found = {}
     for name in names:

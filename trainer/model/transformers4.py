@@ -22,7 +22,9 @@ def make_readable(folder: Path) -> None:
         path = folder / name
         if path.is_file():
             config = json.loads(path.read_text(encoding="utf-8"))
-            path.write_text(json.dumps(change(config), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            # As version 5 writes each: a config of others may hold half of a character, which no UTF-8 has.
+            text = json.dumps(change(config), indent=2, ensure_ascii=name == "config.json")
+            path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def positions(config: dict[str, Any]) -> dict[str, Any]:
