@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -61,10 +62,14 @@ class Family(Section):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, cron: str) -> str:
-        from croniter import croniter  # type: ignore[import-untyped]
+        from croniter import CroniterBadDateError, croniter  # type: ignore[import-untyped]
 
         if len(cron.split()) != 5 or not croniter.is_valid(cron):
             raise ValueError("it is no cron expression of five fields")
+        try:
+            croniter(cron, datetime.now(UTC)).get_next()
+        except CroniterBadDateError as error:  # the 31st of April
+            raise ValueError("no such day ever comes") from error
         return " ".join(cron.split())
 
     @field_validator("timezone")

@@ -32,6 +32,11 @@ def test_what_is_not_said_is_all_drops_from_the_base_in_utc() -> None:
     assert parse_family(WHOLE + "start: champion").whole().base.start == "champion"
 
 
+@pytest.mark.parametrize("cron", ["0 3 29 2 *", "0 0 31 2 MON", "0 0 L * *", "0 3 * * 1#5"])
+def test_a_rare_day_is_a_calendar_too(cron: str) -> None:
+    assert parse_family(f"cron: '{cron}'\nrecipe: {{extends: tiny}}").cron == cron
+
+
 def test_rules_of_intake_need_no_calendar() -> None:
     family = parse_family("intake: {rate: 1 per 30 minutes, latest_only: true}")
     assert family.cron is None
@@ -57,6 +62,8 @@ def test_rules_of_intake_need_no_calendar() -> None:
         ("recipe: {extends: 1}", "recipe key `extends`: it is no preset's name, but a int"),
         ("recipe: {extends: null}", "key `recipe`: it extends no preset"),
         (WHOLE + "alert: {times: 0x" + "f" * 4000 + "}", "key `alert.times`: it is a number of about 4817 digits"),
+        ("cron: 0 3 31 4 *\nrecipe: {extends: tiny}", "key `cron`: no such day ever comes, not '0 3 31 4 *'"),
+        ("cron: 0 0 30 2 *\nrecipe: {extends: tiny}", "key `cron`: no such day ever comes, not '0 0 30 2 *'"),
         ("cron: '@daily'\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         (WHOLE + "timezone: ../../etc/passwd", "key `timezone`: there is no such time zone"),
         (WHOLE + "data: last 0 drops", "key `data`: it is none of `all`, `since-champion` and `last N drops`"),
