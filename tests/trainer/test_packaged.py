@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from trainer.data.rows import Row
 from trainer.data.tokenizer import load_tokenizer
-from trainer.model.packaged import Example, example_of, license_of
+from trainer.data.user_code import UserCode
+from trainer.model.packaged import Example, example_of, license_of, packaging
 from trainer.model.pyfunc_loader import folder_digest
 from trainer.prepare import check_saved
 from trainer.rank import run
@@ -248,6 +250,17 @@ def test_what_a_base_says_and_holds_besides_its_weights_costs_no_trained_model(
     run(uri, StopSignal(), Console(quiet=True))
     about = json.loads(Path(uri).with_name("model").joinpath("MLmodel").read_text())["metadata"]["dropforge"]["base"]
     assert set(about) == {"model", "digest"}
+
+
+def test_a_row_that_cannot_be_read_any_more_is_no_example_and_no_error(toys: dict[str, Toy]) -> None:
+    def fails(_: Row) -> Row:
+        raise ArithmeticError("as no reader of rows does")
+
+    toys["chats"].run("unshown")
+    spec = RunSpec.from_json(toys["chats"].files("unshown").get("run.json"))
+    code: Any = SimpleNamespace(rows=fails)
+    assert packaging(spec, code, "").example is None
+    assert packaging(spec, UserCode(), "").example is not None
 
 
 @pytest.mark.parametrize(
