@@ -10,6 +10,7 @@ from kubeflow_training.jobs.errors import ManifestError
 
 LARGEST: Final = 1 << 20
 """Bytes; etcd takes no larger object."""
+_NUMBERS: Final = 2**63
 _MOST_VALUES: Final = 100_000
 """How many values the document may come to once its aliases are written out."""
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
@@ -121,6 +122,8 @@ def _count(value: Any, what: str) -> None:
     def size(item: Any) -> int:
         if isinstance(item, float) and not math.isfinite(item):
             raise ManifestError(what, f"{item} is no number of JSON", "Write a number")
+        if isinstance(item, int) and not -_NUMBERS <= item < _NUMBERS:  # no text: Python writes none that is longer
+            raise ManifestError(what, f"it holds a number of {item.bit_length()} bits", "Kubernetes takes 64")
         if item is None or isinstance(item, str | int | float):
             return 1
         if not isinstance(item, dict | list):
