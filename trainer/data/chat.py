@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, count, islice
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -22,7 +23,9 @@ from trainer.data.template import ChatTemplate, Rendered, UnusableChatError
 from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours, no_panic
 
 _BATCH: Final = 512
-Found = TypeVar("Found")
+_BATCH_BYTES: Final = 4 << 20  # a byte of text takes some 30 to 60 bytes while it is tokenised
+_TEXT_BYTES: Final = 16  # what a text takes in the same measure, however short it is
+Item = TypeVar("Item")
 _EXAMPLES: Final = 5  # rows that a report names
 
 
@@ -57,9 +60,20 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """Rows to ids and masks: for each row its documents, or why it has none."""
+    """Rows to ids and masks."""
 
-    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]: ...
+    def each(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Encoded | str]]:
+        """The index of a row, the row, and what is read of it or why nothing is; several in turn if it has several."""
+        ...
+
+    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]:
+        """For each of a few rows all that is read of it, or why nothing is."""
+        found: list[list[Encoded] | str] = []
+        for _, some in groupby(self.each(rows), key=itemgetter(0)):
+            items = [item for _, _, item in some]
+            reasons = [item for item in items if isinstance(item, str)]
+            found.append(reasons[0] if reasons else [item for item in items if not isinstance(item, str)])
+        return found
 
     def shows_thoughts(self, row: Row) -> bool: ...
 
@@ -78,7 +92,7 @@ def spelled(row: Row, everything: bool) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
-class OwnEncoder:
+class OwnEncoder(Encoder):
     """For tokenizers trained here. Special tokens come from the structure only."""
 
     def __init__(self, tokenizer: Any, loss_on: str) -> None:
@@ -93,17 +107,17 @@ class OwnEncoder:
         self.all = loss_on == "all"
         self.newline = self.tokenizer.encode("\n", add_special_tokens=False).ids
 
+    def each(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Encoded | str]]:
+        made = ((index, row, _parts(row)) for index, row in enumerate(rows))
+        for batch in in_batches(made, lambda one: one[2]):
+            encoded = iter(self._tokenise([part for _, _, parts in batch for part in parts]))
+            for index, row, _ in batch:
+                item = Encoded(*self._join(row, encoded), spelled(row, self.all))
+                yield index, row, _TOOLS if row.calls else item
+
     @no_panic()
-    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]:
-        pieces: list[str] = []
-        for row in rows:
-            if row.text is not None:
-                pieces.append(row.text)
-            for role, content in row.messages or ():
-                pieces += [f"{role}\n", content] if role == "assistant" else [f"{role}\n{content}"]
-        encoded = iter(self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
-        made = [[Encoded(*self._join(row, encoded), spelled(row, self.all))] for row in rows]
-        return [_TOOLS if row.calls else found for row, found in zip(rows, made, strict=True)]
+    def _tokenise(self, parts: list[str]) -> list[Any]:
+        return list(self.tokenizer.encode_batch_fast(parts, add_special_tokens=False))
 
     def shows_thoughts(self, _: Row) -> bool:
         """None are written."""
@@ -145,7 +159,17 @@ class OwnEncoder:
         return ids, trained
 
 
-class TemplateEncoder:
+def _parts(row: Row) -> list[str]:
+    """The texts of a row that stand between special tokens."""
+    if row.text is not None:
+        return [row.text]
+    parts: list[str] = []
+    for role, content in row.messages or ():
+        parts += [f"{role}\n", content] if role == "assistant" else [f"{role}\n{content}"]
+    return parts
+
+
+class TemplateEncoder(Encoder):
     """For tokenizers that came with a model."""
 
     def __init__(self, tokenizer: Any, loss_on: str) -> None:
@@ -160,20 +184,22 @@ class TemplateEncoder:
             template.check()
         return template
 
-    def encode(self, rows: Sequence[Row]) -> list[list[Encoded] | str]:
-        found = [self._texts(row) for row in rows]
-        # Two calls for all: the tokenizer works on the texts side by side.
-        plain = iter(self._tokenise([row.text for row in rows if row.text is not None], special=True))
-        # Templates write the begin token themselves: adding it again would double it.
-        chat = iter(self._tokenise([item.text for item in _chats(rows, found)], special=False))
-        return [
-            items
-            if isinstance(items, str)
-            else [self._encoded(row, item, next(chat if row.text is None else plain)) for item in items]
-            for row, items in zip(rows, found, strict=True)
-        ]
+    def each(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Encoded | str]]:
+        made = ((index, row, item) for index, row in enumerate(rows) for item in self._texts(row))
+        for batch in in_batches(made, lambda one: [] if isinstance(one[2], str) else [one[2].text]):
+            some = [(row.text is None, item.text) for _, row, item in batch if not isinstance(item, str)]
+            # Two calls for all: the tokenizer works on the texts side by side.
+            plain = iter(self._tokenise([text for chat, text in some if not chat], special=True))
+            # Templates write the begin token themselves: adding it again would double it.
+            chats = iter(self._tokenise([text for chat, text in some if chat], special=False))
+            for index, row, item in batch:
+                if isinstance(item, str):
+                    yield index, row, item
+                else:
+                    yield index, row, self._encoded(row, item, next(chats if row.text is None else plain))
 
-    def _texts(self, row: Row) -> list[Rendered] | str:
+    def _texts(self, row: Row) -> Iterable[Rendered | str]:
+        """The texts of a row, or why it has none."""
         if row.text is not None:
             return [Rendered(row.text, (), spelled(row, self.all))]
         messages, tools, silent = row.turns, row.tools, row.silent
@@ -183,10 +209,10 @@ class TemplateEncoder:
             text = self.template.whole(messages, tools)
             spans = tuple(self.template.span(text, messages, turn, tools) for turn in silent)
             if any(span is None for span in spans):
-                return "its chat template does not tell where an answer stands that is not to be learned"
+                return ["its chat template does not tell where an answer stands that is not to be learned"]
             return [Rendered(text, tuple(span for span in spans if span is not None), spelled(row, True))]
         except UnusableChatError as error:
-            return str(error)
+            return [str(error)]
 
     def shows_thoughts(self, row: Row) -> bool:
         """Whether the template writes what answers of a row think."""
@@ -227,12 +253,6 @@ class TemplateEncoder:
 _TOOLS: Final = "a tokenizer that was trained here writes no tool calls: take a base whose chat template does"
 
 
-def _chats(rows: Sequence[Row], found: list[list[Rendered] | str]) -> Iterator[Rendered]:
-    for row, items in zip(rows, found, strict=True):
-        if row.text is None and not isinstance(items, str):
-            yield from items
-
-
 COUNTS: Final = (
     "rows",
     "documents",
@@ -265,19 +285,18 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
     for key in COUNTS:
         facts.setdefault(key, 0)
     facts.setdefault("left_out", [])
-    for index, row, found in in_batches(rows, encoder.encode):
+    for index, some in groupby(encoder.each(rows), key=itemgetter(0)):
         facts["rows"] += 1
         reason = "no token of it is a target"
-        whole: list[Encoded] = []
-        if isinstance(found, str):
-            reason = found
-            facts["refused_by_template"] += 1
-        else:
-            whole = found
-            facts["unwritten_thoughts"] += row.thinks and not encoder.shows_thoughts(row)
-            facts["unrolled_conversations"] += len(found) > 1
         made = 0
-        for item in whole:
+        for place, (_, row, item) in enumerate(some):
+            if isinstance(item, str):
+                reason = item
+                facts["refused_by_template"] += 1
+                continue
+            if not place:
+                facts["unwritten_thoughts"] += row.thinks and not encoder.shows_thoughts(row)
+            facts["unrolled_conversations"] += place == 1
             facts["merged_at_border"] += item.merged
             for document in _cut(row, index, item, length, facts):
                 made += 1
@@ -286,15 +305,22 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
             leave_out(row, reason, facts)
 
 
-def in_batches(
-    rows: Iterable[Row], read: Callable[[Sequence[Row]], Sequence[Found]]
-) -> Iterator[tuple[int, Row, Found]]:
-    """Each row with its index and what is read of it. :param read: takes many at a time, because that is faster."""
-    source = iter(rows)
-    index = count()
-    while chunk := list(islice(source, _BATCH)):
-        for row, found in zip(chunk, read(chunk), strict=True):
-            yield next(index), row, found
+def in_batches(items: Iterable[Item], texts: Callable[[Item], Sequence[str]]) -> Iterator[list[Item]]:
+    """Several at a time, because that is faster, but so many only that their tokens fit into memory.
+
+    :param texts: what will be tokenised of each.
+    """
+    batch: list[Item] = []
+    held = 0
+    for item in items:
+        size = sum(len(text.encode(errors="replace")) + _TEXT_BYTES for text in texts(item))
+        if batch and (len(batch) == _BATCH or held + size > _BATCH_BYTES):
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size
+    if batch:
+        yield batch
 
 
 def leave_out(row: Row, reason: str, facts: dict[str, Any]) -> None:

@@ -131,7 +131,7 @@ def labelled_documents(
         facts.setdefault(key, 0)
     each: dict[str, int] = facts.setdefault("labels", dict.fromkeys(labels, 0))
     facts.setdefault("left_out", [])
-    for index, row, found in in_batches(rows, _Reader(tokenizer, length).read):
+    for index, row, found in _Reader(tokenizer, length).each(rows):
         facts["rows"] += 1
         if row.label is None:
             leave_out(row, "it has no label", facts)
@@ -160,6 +160,10 @@ class _Read:
         self.ids, self.cut = np.array(ids, dtype=np.int32), cut
 
 
+class _Refused(str):
+    """Why a row has no text."""
+
+
 class _Reader:
     """Rows to ids, many at a time."""
 
@@ -167,27 +171,32 @@ class _Reader:
         self.tokenizer, self.length = tokenizer, length
         self.template: ChatTemplate | None = None
 
-    def read(self, rows: Sequence[Row]) -> list[_Read | str]:
-        """For each row its ids, or why it has none."""
-        texts: dict[bool, list[tuple[int, str]]] = {True: [], False: []}  # by whether the tokenizer adds its tokens
-        found: list[_Read | str] = [""] * len(rows)
-        for place, row in enumerate(rows):
-            if row.text is not None:
-                texts[True].append((place, row.text))
-                continue
-            try:
-                texts[False].append((place, self._render(row)))  # templates write special tokens themselves
-            except UnusableChatError as error:
-                found[place] = str(error)
-        for special, some in texts.items():
-            for (place, _), one in zip(some, self._tokenise([text for _, text in some], special), strict=True):
-                found[place] = one
-        return found
+    def each(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, _Read | str]]:
+        """Each row with its index and its ids, or why it has none."""
+        made = ((index, row, self._render(row)) for index, row in enumerate(rows))
+        for batch in in_batches(made, lambda one: [one[2]]):
+            found: list[_Read | str] = [text for _, _, text in batch]
+            for chat in (False, True):  # templates write special tokens themselves
+                some = [
+                    place
+                    for place, (_, row, text) in enumerate(batch)
+                    if (row.text is None) == chat and not isinstance(text, _Refused)
+                ]
+                for place, one in zip(some, self._tokenise([batch[at][2] for at in some], not chat), strict=True):
+                    found[place] = one
+            for (index, row, _), item in zip(batch, found, strict=True):
+                yield index, row, item
 
     def _render(self, row: Row) -> str:
+        """The text of a row, or why it has none."""
+        if row.text is not None:
+            return row.text
         if self.template is None:  # looked at with the first conversation, because plain text needs none
             self.template = ChatTemplate(self.tokenizer)
-        return self.template.whole(row.turns, row.tools)
+        try:
+            return self.template.whole(row.turns, row.tools)
+        except UnusableChatError as error:
+            return _Refused(error)
 
     @no_panic()
     def _tokenise(self, texts: list[str], special: bool) -> list[_Read]:

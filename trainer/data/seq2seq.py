@@ -93,7 +93,7 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
         facts.setdefault(key, 0)
     facts.setdefault("left_out", [])
     reader = _Reader(tokenizer)
-    for index, row, found in in_batches(rows, reader.read):
+    for index, row, found in reader.each(rows):
         facts["rows"] += 1
         if isinstance(found, str):
             facts["refused_by_template"] += found.startswith(_REFUSED)
@@ -131,25 +131,30 @@ class _Reader:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.sources = tokenizer, Sources(tokenizer)
 
-    def read(self, rows: Sequence[Row]) -> list[_Pair | str]:
-        """For each row its pair, or why it has none."""
-        found: list[_Pair | str] = [""] * len(rows)
-        asked: list[tuple[int, str, str]] = []
-        for place, row in enumerate(rows):
-            parts = held_out(row)
-            if parts is None:
-                kind = "a text" if row.text is not None else "a conversation"
-                found[place] = f"it is {kind} without an answer, which would be the target"
-                continue
-            try:
-                asked.append((place, self.sources.text(parts[0]), parts[1]))
-            except UnusableChatError as error:
-                found[place] = str(error)
-        sources = self.sources.ids([text for _, text, _ in asked])
-        targets = self._targets([answer for _, _, answer in asked])
-        for (place, text, answer), source, target in zip(asked, sources, targets, strict=True):
-            found[place] = _Pair(text, source, target, len(answer.encode()))
-        return found
+    def each(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, _Pair | str]]:
+        """Each row with its index and its pair, or why it has none."""
+        made = ((index, row, self._asked(row)) for index, row in enumerate(rows))
+        for batch in in_batches(made, lambda one: [] if isinstance(one[2], str) else one[2]):
+            asked = [found for _, _, found in batch if not isinstance(found, str)]
+            sources = iter(self.sources.ids([text for text, _ in asked]))
+            targets = iter(self._targets([answer for _, answer in asked]))
+            for index, row, found in batch:
+                if isinstance(found, str):
+                    yield index, row, found
+                else:
+                    text, answer = found
+                    yield index, row, _Pair(text, next(sources), next(targets), len(answer.encode()))
+
+    def _asked(self, row: Row) -> tuple[str, str] | str:
+        """The texts of source and target, or why a row has none."""
+        parts = held_out(row)
+        if parts is None:
+            kind = "a text" if row.text is not None else "a conversation"
+            return f"it is {kind} without an answer, which would be the target"
+        try:
+            return self.sources.text(parts[0]), parts[1]
+        except UnusableChatError as error:
+            return str(error)
 
     @no_panic()
     def _targets(self, answers: list[str]) -> list[list[int]]:
