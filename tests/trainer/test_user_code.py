@@ -218,7 +218,7 @@ def test_a_row_function_sees_and_changes_what_messages_say_beside_their_contents
     assert found.rows is not None
     before = Row(b"k" * 16, (("user", "a"), ("assistant", "b")), None, beside=({}, {"train": False}), tools=({"x": 1},))
     assert found.rows(before) == replace(before, beside=({"name": "Ada"}, {}))
-    assert found.rows(replace(before, beside=({}, {"train": True}))).silent == ()
+    assert found.rows(replace(before, beside=({}, {"train": True}))).silent == frozenset()
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "None", "'1'", "True", "[1.0]"])

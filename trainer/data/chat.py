@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any, Final, Protocol, TypeVar
 
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dropforge.errors import DataError
 from trainer.data.rows import Row
-from trainer.data.template import ChatTemplate, Rendered, UnusableChatError
+from trainer.data.template import ChatTemplate, Rendered, UnusableChatError, check_work
 from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours, no_panic
 
 _BATCH: Final = 512
-_BATCH_BYTES: Final = 4 << 20  # a byte of text takes some 30 to 60 bytes while it is tokenised
+_BATCH_BYTES: Final = 4 << 20  # a byte of text takes 30 bytes and more while it is tokenised
 _TEXT_BYTES: Final = 16  # what a text takes in the same measure, however short it is
 Item = TypeVar("Item")
 _EXAMPLES: Final = 5  # rows that a report names
@@ -206,8 +206,9 @@ class TemplateEncoder(Encoder):
         try:
             if not self.all:
                 return self.template.answers(messages, tools, silent)
+            check_work(messages, tools, len(silent))
             text = self.template.whole(messages, tools)
-            spans = tuple(self.template.span(text, messages, turn, tools) for turn in silent)
+            spans = tuple(self.template.span(text, messages, turn, tools) for turn in sorted(silent))
             if any(span is None for span in spans):
                 return ["its chat template does not tell where an answer stands that is not to be learned"]
             return [Rendered(text, tuple(span for span in spans if span is not None), spelled(row, True))]
@@ -233,21 +234,36 @@ class TemplateEncoder(Encoder):
         eos = self.tokenizer.eos_token_id
         if row.text is not None and eos is not None and (not ids or ids[-1] != eos):
             ids.append(eos)
+        inside, merged = _spanned(offsets, item.spans)
         if row.text is not None or self.all:
             trained = [False] + [True] * (len(ids) - 1)
-            for low, high in item.spans:  # not to be learned
-                for place, (begin, end) in enumerate(offsets):
-                    trained[place] = trained[place] and not (end > low and begin < high)
+            for place in inside:  # not to be learned
+                trained[place] = False
             return Encoded(ids, trained, item.said)
         trained = [False] * len(ids)
-        merged = 0
-        for low, high in item.spans:
-            # The first token that is not wholly the prompt's is where the model has to begin.
-            inside = [place for place, (begin, end) in enumerate(offsets) if end > low and begin < high]
-            for place in inside:
-                trained[place] = True
-            merged += bool(inside) and offsets[inside[0]][0] < low
+        for place in inside:
+            trained[place] = True
         return Encoded(ids, trained, item.said, merged)
+
+
+def _spanned(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Places of the tokens that spans have a character of, and how many spans begin within a token.
+
+    The first token of a span, which is not wholly the prompt's, is where the model has to begin. Both are gone through
+    once, whatever their order, since a row may have very many of both.
+    """
+    if not spans:
+        return [], 0
+    flat = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets))
+    begins, ends = flat[0::2], flat[1::2]
+    lows, highs = np.array(sorted(spans), dtype=np.int64).T
+    # The first span that ends behind a token's beginning has to begin before its end.
+    inside = np.searchsorted(np.maximum.accumulate(highs), begins, "right") < np.searchsorted(lows, ends, "left")
+    first = np.searchsorted(np.maximum.accumulate(ends), lows, "right")  # for each span
+    known = first < len(begins)
+    at = begins[first[known]]
+    merged = np.count_nonzero((at < lows[known]) & (at < highs[known]))
+    return np.flatnonzero(inside).tolist(), int(merged)
 
 
 _TOOLS: Final = "a tokenizer that was trained here writes no tool calls: take a base whose chat template does"

@@ -54,10 +54,10 @@ class Row:
         return [{key: value for key, value in message.items() if key != "train"} for message in self.said]
 
     @property
-    def silent(self) -> tuple[int, ...]:
+    def silent(self) -> frozenset[int]:
         """Answers that are not to be learned."""
         told = enumerate(zip(self.messages or (), self.beside, strict=False))
-        return tuple(turn for turn, ((role, _), more) in told if role == "assistant" and more.get("train") is False)
+        return frozenset(turn for turn, ((role, _), more) in told if role == "assistant" and more.get("train") is False)
 
     @property
     def calls(self) -> bool:

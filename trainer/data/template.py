@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -28,13 +28,32 @@ _MEND: Final = (
     "Put `{% generation %}` and `{% endgeneration %}` around the answer and its end token in the template, "
     "and save it with the tokenizer"
 )
-
+# What one conversation may take, so that no row holds up a training. 260 answers in 500 kB, where each is a text of its
+# own, reach the second.
+_RENDERED: Final = 1 << 28  # characters, if all of it were rendered for each answer
+_UNROLLED: Final = 1 << 26  # characters of the texts that it becomes
 
 Tools = Sequence[Any]
 
 
 class UnusableChatError(Exception):
     """One conversation that this template cannot render, or whose answers cannot be told. The text says why."""
+
+
+def check_work(messages: list[Message], tools: Tools, answers: int) -> None:
+    """Refuse a conversation whose answers would take too long to tell, because all before each is rendered for it.
+
+    :param answers: that are to be told. :raises UnusableChatError: if they are too many for what it says.
+    """
+    if answers < 2:
+        return
+    size = len(json.dumps([messages, list(tools)], ensure_ascii=False, default=str))
+    if answers * size > _RENDERED:
+        raise UnusableChatError(f"{_long(answers)}, and rendering its {size:,} characters for each takes too long")
+
+
+def _long(answers: int) -> str:
+    return f"it is too long a conversation, to be split into several: {answers:,} of its answers are to be told"
 
 
 def _size(message: Message) -> int:
@@ -62,6 +81,19 @@ class _Turn:
 
     closing: str
     end: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an answer stands in the text that ends with its turn.
+
+    :param size: characters of that text. :param whole: whether the text of the whole conversation begins like it.
+    """
+
+    low: int
+    high: int
+    size: int
+    whole: bool
 
 
 class ChatTemplate:
@@ -152,18 +184,24 @@ class ChatTemplate:
         plain = [*head[:-1], {key: value for key, value in head[-1].items() if key != "reasoning_content"}]
         return self._text(head, tools) != self._text(plain, tools)
 
-    def answers(self, messages: list[Message], tools: Tools = (), silent: Container[int] = ()) -> list[Rendered]:
+    def answers(
+        self, messages: list[Message], tools: Tools = (), silent: Collection[int] = frozenset()
+    ) -> Iterable[Rendered]:
         """A conversation as one text, or as one for each answer; a conversation without an answer has no span.
 
+        What is refused is refused at once. Several texts are made as they are taken, since they may be large together.
+
         :param silent: answers that are not to be learned.
-        :raises UnusableChatError: if the template refuses it, or does not tell what the assistant says.
+        :raises UnusableChatError: if the template refuses it, or does not tell what the assistant says, or that takes
+            too long.
         :raises DataError: if the template trains no end of turn.
         """
         answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         turns = [turn for turn in answers if turn not in silent]
         said = sum(_size(messages[turn]) for turn in turns)
+        check_work(messages, tools, len(answers) if self.marked else len(turns))
         self._check_tools(messages, tools)
-        text, spans = self._render(messages, tools)
+        text, spans = self._render(messages, tools, marks=self.marked)
         if self.marked and len(turns) == len(answers):
             return [Rendered(text, spans, said)]
         if self.marked:
@@ -171,31 +209,39 @@ class ChatTemplate:
                 raise UnusableChatError("its answers cannot be told apart, and one is not to be learned")
             kept = tuple(span for turn, span in zip(answers, spans, strict=True) if turn not in silent)
             return [Rendered(text, kept, said)]
-        found = [self.span(text, messages, turn, tools) for turn in turns]
-        whole = tuple(span for span in found if span is not None)
-        if len(whole) == len(turns):
-            return [Rendered(text, whole, said)]
-        return [self._last(messages[: turn + 1], tools) for turn in turns]
-
-    def _last(self, messages: list[Message], tools: Tools) -> Rendered:
-        """The last answer, with all before it as its prompt."""
-        text = self._text(messages, tools)
-        span = self.span(text, messages, len(messages) - 1, tools)
-        if span is None:
+        places = [self._place(text, messages, turn, tools) for turn in turns]
+        found = [place for place in places if place is not None]
+        if all(place is not None and place.whole for place in places):
+            return [Rendered(text, tuple((place.low, place.high) for place in found), said)]
+        if len(found) < len(places):
             raise UnusableChatError("the prompt for an answer is not how the answered text begins")
-        return Rendered(text, (span,), _size(messages[-1]))
+        size = sum(place.size for place in found)
+        if len(found) > 1 and size > _UNROLLED:
+            raise UnusableChatError(f"{_long(len(found))}, each in a text of its own, with {size:,} characters in all")
+        return (
+            Rendered(self._text(messages[: turn + 1], tools), ((place.low, place.high),), _size(messages[turn]))
+            for turn, place in zip(turns, found, strict=True)
+        )
 
     def span(self, text: str, messages: list[Message], turn: int, tools: Tools = ()) -> tuple[int, int] | None:
         """Characters of `text` that answer `turn` adds to its prompt; None if the text does not begin with both."""
+        found = self._place(text, messages, turn, tools)
+        return (found.low, found.high) if found is not None and found.whole else None
+
+    def _place(self, text: str, messages: list[Message], turn: int, tools: Tools) -> _Place | None:
+        """Where answer `turn` stands; None if its prompt is not how the text that ends with it begins.
+
+        :param text: of the whole conversation.
+        """
         if not turn:
             raise UnusableChatError("it begins with an answer")
-        before, _ = self._render(messages[:turn], tools, prompt=True)
+        before = self._render(messages[:turn], tools, prompt=True)[0]
         after = text if turn == len(messages) - 1 else self._text(messages[: turn + 1], tools)
         if not after.endswith(self._turn.closing):
             raise UnusableChatError("an answer does not end as the template's answers do")
         stem = after[: len(after) - len(self._turn.closing) + self._turn.end]
-        if len(before) < len(stem) and stem.startswith(before) and text.startswith(stem):
-            return len(before), len(stem)
+        if len(before) < len(stem) and stem.startswith(before):
+            return _Place(len(before), len(stem), len(after), text.startswith(stem))
         return None
 
     def _text(self, messages: list[Message], tools: Tools = ()) -> str:
@@ -204,7 +250,7 @@ class ChatTemplate:
     def _probe(self) -> tuple[str, tuple[tuple[int, int], ...]]:
         try:
             found = self._render(
-                [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}], ()
+                [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}], (), marks=True
             )
         except UnusableChatError as error:
             raise DataError(self.name, f"it does not render a question and its answer ({error})", _MEND) from error
@@ -213,9 +259,9 @@ class ChatTemplate:
         return found
 
     def _render(
-        self, messages: list[Message], tools: Tools, prompt: bool = False
+        self, messages: list[Message], tools: Tools, prompt: bool = False, marks: bool = False
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
-        """The text and the ranges inside generation markers."""
+        """The text and, with `marks`, the ranges inside generation markers, whose time grows with its square."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -223,12 +269,12 @@ class ChatTemplate:
                 conversations=[messages],
                 tools=list(tools) or None,
                 chat_template=self.template,
-                return_assistant_tokens_mask=not prompt and bool(_MARKER.search(self.template)),
+                return_assistant_tokens_mask=marks and bool(_MARKER.search(self.template)),
                 add_generation_prompt=prompt,
                 **self.special,
             )
         except Exception as error:  # a stranger's program: whatever it raises is its fault
             cause = " ".join(str(error).split())[:200] or type(error).__name__
             raise UnusableChatError(f"the chat template refuses it: {cause}") from error
-        texts, marks = found
-        return str(texts[0]), tuple((low, high) for low, high in marks[0]) if marks else ()
+        texts, ranges = found
+        return str(texts[0]), tuple((low, high) for low, high in ranges[0]) if ranges else ()
