@@ -131,6 +131,14 @@ def test_a_row_larger_than_a_batch_is_one_alone() -> None:
     ]
 
 
+def test_a_plain_text_has_no_places_of_its_tokens_in_memory() -> None:
+    """They take more than the tokens, and tell where answers stand."""
+    encoder = TemplateEncoder(KNOWN["chatml"][0], "answers")
+    [(ids, places)], [(same, found)] = (encoder._tokenise(TEXTS[:1], special) for special in (True, False))
+    assert ids == same
+    assert (len(places), len(found)) == (0, len(ids))
+
+
 PLACES = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted).map(tuple)
 
 

@@ -226,8 +226,10 @@ class TemplateEncoder(Encoder):
     def _tokenise(self, texts: list[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
         if not texts:
             return []
-        found = self.tokenizer(texts, add_special_tokens=special, return_offsets_mapping=True)
-        return list(zip(found["input_ids"], found["offset_mapping"], strict=True))
+        # Only what is used is asked for: it takes most of the memory. Nothing is left out of a plain text.
+        more = {"return_attention_mask": False, "return_token_type_ids": False, "return_offsets_mapping": not special}
+        found = self.tokenizer(texts, add_special_tokens=special, **more)
+        return list(zip(found["input_ids"], [[]] * len(texts) if special else found["offset_mapping"], strict=True))
 
     def _encoded(self, row: Row, item: Rendered, tokens: tuple[list[int], list[tuple[int, int]]]) -> Encoded:
         ids, offsets = list(tokens[0]), tokens[1]
