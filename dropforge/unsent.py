@@ -1,16 +1,22 @@
 """What a training kept in the run's folder because MLflow was away when it ended: the DAG sends it afterwards.
 
-A training does not wait for MLflow, as GPUs would idle. Checkpoints as logged models stay in their file: the tag
+A training does not wait for MLflow, as GPUs would idle. Its folder is its own, and what is sent has Airflow's rights:
+tags that no training may set are left out. Checkpoints as logged models stay in their file: the tag
 `dropforge.checkpoints` has them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, Final
 
 from dropforge import layout, tracking
 from dropforge.store import Store
+from dropforge.text import escape
+from dropforge.training_tags import may_set
+
+log = logging.getLogger(__name__)
 
 _METRICS: Final = 900  # of one request; the server takes 1000
 _TAGS: Final = 90
@@ -31,6 +37,11 @@ def send(store: Store, run: str, tracking_uri: str, run_id: str) -> int:
     for key in kept:
         found, attempt = json.loads(store.get(key)), int(key.rpartition("/")[2].partition("-")[0])
         rows, tags = (found, {}) if isinstance(found, list) else ([], found["tags"] if attempt >= newest else {})
+        if strange := sorted(key for key in tags if not may_set(key)):
+            log.warning(
+                "%s/%s: tags that no training may set are left out: %s", store.uri, key, escape(str(strange)[:500])
+            )
+            tags = {key: value for key, value in tags.items() if key not in strange}
         _log(mlflow, run_id, rows, tags)
         sent += len(rows) + len(tags)
         if isinstance(found, dict) and found.get("checkpoints"):

@@ -231,11 +231,14 @@ def test_what_mlflow_did_not_take_is_sent_once_it_is_back(run: Tracking, tmp_pat
     old, new = {"dropforge.best": "step-1"}, {"dropforge.steps": "1000"}
     store.put("runs/fam-1/unsent-tags/1-4.json", json.dumps({"tags": old, "checkpoints": []}).encode())
     store.put("runs/fam-1/unsent-tags/2-5.json", json.dumps({"tags": new, "checkpoints": [{"step": 2}]}).encode())
-    for sent in (1001, 0):
+    order = {"dropforge.ask": "last register", "dropforge.run": "another-1", "mine": "x"}
+    store.put("runs/fam-1/unsent-tags/2-6.json", json.dumps({"tags": order}).encode())
+    for sent in (1002, 0):
         assert unsent.send(store, "fam-1", run.uri, run.run_id) == sent
         history = mlflow.get_metric_history(run.run_id, "train/loss")
         assert sorted(item.step for item in history) == list(range(1, 1001))
         tags = mlflow.get_run(run.run_id).data.tags
         assert (tags["dropforge.best"], tags["dropforge.steps"]) == ("step-2", "1000")
+        assert not tags.keys() & {"dropforge.ask", "dropforge.run"}  # Airflow's login sends what a training has kept
         left = {info.key: json.loads(store.get(info.key)) for info in store.list("runs/fam-1/")}
         assert left == {"runs/fam-1/unsent-tags/2-5.json": {"tags": {}, "checkpoints": [{"step": 2}]}}

@@ -225,6 +225,41 @@ def test_a_training_registers_and_promotes_nothing(mlflow: Asked, run: tuple[str
     assert mlflow.ask(AIRFLOW, "registered-models/alias", moved)[0] == 200
 
 
+def test_a_training_gives_no_orders_by_tags(mlflow: Asked, run: tuple[str, str]) -> None:
+    ask, own = {"key": "dropforge.ask", "value": "last register"}, {"key": "dropforge.step", "value": "1"}
+    logged = {"experiment_id": run[0], "name": "step-1", "source_run_id": run[1]}
+    status, made = mlflow.ask(TRAINER, "logged-models", {**logged, "tags": [own]})
+    assert status == 200
+    model = made["model"]["info"]["model_id"]
+    for path, body, method in [
+        ("runs/set-tag", {"run_id": run[1], **ask}, "POST"),
+        ("../../../ajax-api/2.0/mlflow/runs/set-tag", {"run_id": run[1], **ask}, "POST"),
+        ("runs/set-tag", {"run_id": run[1], "key": "dropforge.run", "value": "another"}, "POST"),
+        ("runs/set-tag", json.dumps(json.dumps({"run_id": run[1], **ask})).encode(), "POST"),
+        ("runs/set-tag", json.dumps({"run_id": run[1], **ask}).encode("utf-16"), "POST"),
+        ("runs/delete-tag", {"run_id": run[1], "key": "dropforge.run"}, "POST"),
+        ("runs/log-batch", {"run_id": run[1], "tags": [{"key": "mine", "value": "x"}, ask]}, "POST"),
+        ("logged-models", {**logged, "tags": [own, ask]}, "POST"),
+        (f"logged-models/{model}/tags", {"tags": [ask]}, "PATCH"),
+        (f"logged-models/{model}/tags/dropforge.answer", None, "DELETE"),
+        (f"logged-models/{model}/tags/dropforge%2Eask", None, "DELETE"),
+    ]:
+        assert mlflow.ask(TRAINER, path, body, method)[0] == 403, (path, body)
+    login = basic(TRAINER.name, mlflow_accounts.password(TRAINER, mlflow.secrets))
+    assert send_head(mlflow, "POST", "/api/2.0/mlflow/runs/set-tag", login, f"Content-Length: {9 << 20}") == 413
+    for path, body, method in [
+        ("runs/log-batch", {"run_id": run[1], "tags": [{"key": "mine", "value": "dropforge.ask"}]}, "POST"),
+        (f"logged-models/{model}/tags", {"tags": [{"key": "dropforge.best", "value": "true"}]}, "PATCH"),
+        (f"logged-models/{model}/tags/dropforge.best", None, "DELETE"),
+    ]:
+        assert mlflow.ask(TRAINER, path, body, method)[0] == 200, path
+    assert mlflow.ask(PERSON, "runs/set-tag", {"run_id": run[1], **ask})[0] == 200
+    status, found = mlflow.ask(PERSON, f"runs/get?run_id={run[1]}", method="GET")
+    tags = {one["key"]: one["value"] for one in found["run"]["data"]["tags"] if "." in one["key"]}
+    assert tags["dropforge.ask"] == "last register"
+    assert "dropforge.run" not in tags
+
+
 def test_airflow_removes_what_is_forgotten_and_makes_no_account(
     mlflow: Asked, run: tuple[str, str], model: str
 ) -> None:
