@@ -282,26 +282,16 @@ def _tags(holder: Mapping[str, Any]) -> dict[str, str]:
 
 def _models(rest: Rest, experiments: Sequence[str], condition: str) -> Iterator[Mapping[str, Any]]:
     body = {"experiment_ids": list(experiments), "filter": condition, "max_results": _PAGE}
-    return _pages(rest, "logged-models/search", body, "models")
+    return rest.pages("logged-models/search", body, "models")
 
 
 def _runs(rest: Rest, experiments: Sequence[str], condition: str) -> Iterator[Mapping[str, Any]]:
     if not experiments:
         return iter(())
     body = {"experiment_ids": list(experiments), "filter": condition, "max_results": _PAGE}
-    return _pages(rest, "runs/search", body, "runs")
+    return rest.pages("runs/search", body, "runs")
 
 
 def _experiments(rest: Rest) -> Iterator[str]:
-    for row in _pages(rest, "experiments/search", {"max_results": 1000}, "experiments"):
+    for row in rest.pages("experiments/search", {"max_results": 1000}, "experiments"):
         yield str(row["experiment_id"])
-
-
-def _pages(rest: Rest, path: str, body: Mapping[str, Any], rows: str) -> Iterator[Mapping[str, Any]]:
-    token = ""
-    while True:
-        found = rest.call("POST", path, {**body, **({"page_token": token} if token else {})})
-        yield from found.get(rows, [])
-        token = found.get("next_page_token", "")
-        if not token:
-            return

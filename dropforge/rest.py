@@ -10,15 +10,20 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from dropforge import web
 from dropforge.run import Tracking
 from dropforge.settings import without_login
 
 _TIMEOUT: Final = 10.0
+_WHOLE: Final = 120.0  # seconds of one call
+_LARGEST: Final = 128 << 20  # bytes of an answer: a thousand runs with all that they have
+_LARGEST_FILE: Final = 32 << 20
+_MOST_PAGES: Final = 1000
 _CONTENT: Final = (400, 413, 422)  # the server takes other requests, but not what is in this one
 _PASSING: Final = (408, 425, 429)
 _NO_SUCH_CALL: Final = (404, 405, 501)
@@ -64,30 +69,59 @@ class Rest:
         :raises OSError, ValueError: for what may pass by itself.
         """
         address = (self._server if path.startswith("/") else self._base) + path
-        found = json.loads(self._ask(method, address, body) or b"{}")
+        data = self._ask(method, address, body, _LARGEST)
+        try:
+            found = json.loads(data or b"{}")
+        except (ValueError, RecursionError):
+            found = None
         if not isinstance(found, dict):
             raise ValueError(f"{path} is answered by no JSON object")
         return found
 
-    def artifact(self, run_id: str, root: str, path: str) -> bytes:
+    def pages(self, path: str, body: Mapping[str, Any], rows: str, method: str = "POST") -> Iterator[Mapping[str, Any]]:
+        """The rows of a list that the server hands out in pages.
+
+        :param body: without `page_token`. :param rows: name of the list in each answer. :param method: GET puts the
+            body into the query. :raises Exception: as `call`; ValueError also for a list that does not end.
+        """
+        token, seen = "", set[str]()
+        for _ in range(_MOST_PAGES):
+            asked = {**body, **({"page_token": token} if token else {})}
+            content = asked if method == "POST" else None
+            found = self.call(method, path if content is not None else f"{path}?{urlencode(asked)}", content)
+            page = found.get(rows) or []
+            if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
+                raise ValueError(f"{path} is answered by no list of {rows}")
+            yield from page
+            token = str(found.get("next_page_token") or "")
+            if not token:
+                return
+            if token in seen or not page:
+                raise ValueError(f"{path} is answered by pages that do not end")
+            seen.add(token)
+        raise ValueError(f"{path} is answered by more than {_MOST_PAGES} pages")
+
+    def artifact(self, run_id: str, root: str, path: str, most: int = _LARGEST_FILE) -> bytes:
         """A file of a run, by way of the server, which reaches every place where artifacts may be.
 
-        :param root: the run's `artifact_uri`. :raises Exception: as `call`.
+        :param root: the run's `artifact_uri`. :param most: bytes. :raises Exception: as `call`.
         """
         parts = urlsplit(root)
         if parts.scheme == "mlflow-artifacts" and not parts.netloc:  # the server need not look for the run first
             below = quote(f"{parts.path.strip('/')}/{path}")
-            return self._ask("GET", f"{self._server}/api/2.0/mlflow-artifacts/artifacts/{below}", None)
-        return self._ask("GET", f"{self._server}/get-artifact?{urlencode({'run_id': run_id, 'path': path})}", None)
+            return self._ask("GET", f"{self._server}/api/2.0/mlflow-artifacts/artifacts/{below}", None, most)
+        query = urlencode({"run_id": run_id, "path": path})
+        return self._ask("GET", f"{self._server}/get-artifact?{query}", None, most)
 
-    def _ask(self, method: str, address: str, body: Mapping[str, Any] | None) -> bytes:
+    def _ask(self, method: str, address: str, body: Mapping[str, Any] | None, most: int) -> bytes:
         if self._context is None:  # here, because a path that is wrong must not end a training at its start
             self._context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(address, data, self._headers, method=method)  # noqa: S310 - http(s)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT, context=self._context) as answer:  # noqa: S310
-                return bytes(answer.read())
+            return web.read(request, self._context, silence=_TIMEOUT, seconds=_WHOLE, most=most)
+        except web.ElsewhereError as error:
+            raise DeniedError(f"{error}; if that is MLflow, set MLFLOW_TRACKING_URI to it") from None
         except urllib.error.HTTPError as error:
             with error:
                 raise _meaning(error.code, error.read(2000)) from None

@@ -74,12 +74,16 @@ def asking_mlflow(tracking_uri: str) -> Iterator[None]:
 def asking_rest(tracking_uri: str) -> Iterator[None]:
     """Ask MLflow's server by `Rest`, which does without the seconds that importing mlflow takes.
 
-    :raises DropforgeError: instead of what the connection raises.
+    :raises DropforgeError: instead of what the connection raises, and of what reading an answer of others does.
     """
     try:
         yield
+    except DropforgeError:
+        raise
     except (OSError, HTTPException, ValueError, RefusedError, DeniedError) as error:
         raise _no_answer(tracking_uri, error) from error
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_answer(tracking_uri, ValueError(f"no answer of MLflow's: {type(error).__name__} {error}")) from error
 
 
 def _no_answer(tracking_uri: str, error: Exception) -> DropforgeError:

@@ -83,25 +83,16 @@ class Runs:
         return self._known.values()
 
     def _experiments(self) -> Iterator[str]:
-        for row in self._pages("experiments/search", {"max_results": 1000}, "experiments"):
+        for row in self._rest.pages("experiments/search", {"max_results": 1000}, "experiments"):
             yield str(row["experiment_id"])
 
     def _search(self, experiments: list[str], condition: str) -> Iterator[tuple[str, Seen]]:
         if not experiments:
             return
         body = {"experiment_ids": experiments, "filter": condition, "max_results": _PAGE}
-        for row in self._pages("runs/search", body, "runs"):
+        for row in self._rest.pages("runs/search", body, "runs"):
             if (seen := read_run(row)) is not None:
                 yield str(row["info"]["run_id"]), seen
-
-    def _pages(self, path: str, body: Mapping[str, Any], rows: str) -> Iterator[Mapping[str, Any]]:
-        token = ""
-        while True:
-            found = self._rest.call("POST", path, {**body, **({"page_token": token} if token else {})})
-            yield from found.get(rows, [])
-            token = found.get("next_page_token", "")
-            if not token:
-                return
 
 
 def read_run(row: Mapping[str, Any]) -> Seen | None:

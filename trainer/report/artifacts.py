@@ -11,14 +11,17 @@ import threading
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
+from dropforge import web
 from dropforge.rest import reached, speaks_rest
 from dropforge.run import Tracking
 from dropforge.store import Store, open_store
 
-_TIMEOUT: Final = 10.0  # seconds of one request
+_TIMEOUT: Final = 10.0  # seconds in which the server says nothing
+_WHOLE: Final = 600.0  # seconds of one request
+_LARGEST: Final = 16 << 20  # bytes of an answer
 _PROXIED: Final = "mlflow-artifacts"
 
 
@@ -115,7 +118,7 @@ def _ask(url: str, data: bytes | None, method: str, server: str) -> bytes:
     """:param server: the address that the credentials are for; another host, which a run may name, gets none."""
     headers = {} if data is None else {"Content-Type": "application/octet-stream"}
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
-    ours = urlsplit(url)[:2] == urlsplit(server)[:2]
+    ours = web.origin(url) == web.origin(server)
     if ours and token:
         headers["Authorization"] = f"Bearer {token}"
     elif ours and user:
@@ -123,6 +126,4 @@ def _ask(url: str, data: bytes | None, method: str, server: str) -> bytes:
         headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
     context = ssl.create_default_context(cafile=os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"))
     request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 - the scheme was checked
-    with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as answer:  # noqa: S310
-        found: Any = answer.read()
-    return bytes(found)
+    return web.read(request, context, silence=_TIMEOUT, seconds=_WHOLE, most=_LARGEST)

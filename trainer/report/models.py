@@ -240,22 +240,16 @@ class Models:
     def _search(self) -> dict[str, Model]:
         """The logged models of this run's checkpoints, by digest."""
         found: dict[str, Model] = {}
-        token = ""
-        while True:
-            body = {
-                "experiment_ids": [self._tracking.experiment_id],
-                "filter": f"source_run_id = '{self._tracking.run_id}'",
-                "max_results": _PAGE,
-                **({"page_token": token} if token else {}),
-            }
-            answer = self._rest.call("POST", "logged-models/search", body)
-            for row in answer.get("models", []):
-                model = _model(row)
-                if model.digest:
-                    found.setdefault(model.digest, model)
-            token = answer.get("next_page_token", "")
-            if not token:
-                return found
+        body = {
+            "experiment_ids": [self._tracking.experiment_id],
+            "filter": f"source_run_id = '{self._tracking.run_id}'",
+            "max_results": _PAGE,
+        }
+        for row in self._rest.pages("logged-models/search", body, "models"):
+            model = _model(row)
+            if model.digest:
+                found.setdefault(model.digest, model)
+        return found
 
 
 def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:

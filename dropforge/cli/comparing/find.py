@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -16,6 +16,7 @@ from dropforge.rest import DeniedError, RefusedError, Rest
 
 _ONE_BY_ONE: Final = 4  # names; a search takes MLflow 30 ms, and 4 ms more for each run that it finds
 _NEAREST_OF: Final = 200  # the newest runs, among which a name that is not known is looked for
+_MANY: Final[Mapping[str, Any]] = {"max_results": 1000}
 _LIST: Final = "List the runs with `dropforge runs`"
 
 Row = Mapping[str, Any]
@@ -46,7 +47,7 @@ def find_runs(rest: Rest, words: Sequence[str], pool: Executor) -> list[Found]:
     :raises DataError: if one is not known, was deleted, or is named twice.
     """
     families = {
-        str(row["experiment_id"]): str(row["name"]) for row in _pages(rest, "experiments/search", {}, "experiments")
+        str(row["experiment_id"]): str(row["name"]) for row in rest.pages("experiments/search", _MANY, "experiments")
     }
     experiments = list(families)
     of_versions = [word for word in words if "/" in word or "@" in word]
@@ -94,7 +95,7 @@ def _by_names(rest: Rest, experiments: Sequence[str], names: Sequence[str], pool
 
 def of_dag_run(rest: Rest, dag_run: str) -> Row | None:
     """The run in MLflow that a DAG run opened; None if it has not, or has deleted it."""
-    experiments = [str(row["experiment_id"]) for row in _pages(rest, "experiments/search", {}, "experiments")]
+    experiments = [str(row["experiment_id"]) for row in rest.pages("experiments/search", _MANY, "experiments")]
     found = _search(rest, experiments, f"= {_quoted(dag_run)}", of=f"tags.`{tracking.TAG_DAG_RUN}`")
     alive = [row for row in found if row["info"].get("lifecycle_stage", "active") == "active"]
     return max(alive, key=lambda row: int(row["info"].get("start_time", 0)), default=None)
@@ -102,13 +103,13 @@ def of_dag_run(rest: Rest, dag_run: str) -> Row | None:
 
 def newest_rows(rest: Rest, count: int) -> list[Row]:
     """The newest runs of all families, deleted ones too."""
-    experiments = [str(row["experiment_id"]) for row in _pages(rest, "experiments/search", {}, "experiments")]
+    experiments = [str(row["experiment_id"]) for row in rest.pages("experiments/search", _MANY, "experiments")]
     return _search(rest, experiments, "LIKE '%'", newest=count)
 
 
 def names_like(rest: Rest, begin: str) -> list[str]:
     """Names of the newest runs that begin like this."""
-    experiments = [str(row["experiment_id"]) for row in _pages(rest, "experiments/search", {}, "experiments")]
+    experiments = [str(row["experiment_id"]) for row in rest.pages("experiments/search", _MANY, "experiments")]
     return [_name(row) for row in _search(rest, experiments, f"LIKE {_quoted(begin + '%')}", newest=50)]
 
 
@@ -139,7 +140,7 @@ def _of_version(rest: Rest, word: str) -> str:
 
 
 def _no_version(rest: Rest, family: str, word: str) -> DataError:
-    models = list(_pages(rest, "registered-models/search", {}, "registered_models", method="GET"))
+    models = list(rest.pages("registered-models/search", _MANY, "registered_models", method="GET"))
     model = next((item for item in models if item["name"] == family), None)
     if model is None:
         near = difflib.get_close_matches(family, [str(item["name"]) for item in models], 1)
@@ -179,22 +180,9 @@ def _search(
     if newest:
         body |= {"order_by": ["attributes.start_time DESC"], "max_results": newest}
         return list(rest.call("POST", "runs/search", body).get("runs", []))
-    return list(_pages(rest, "runs/search", body, "runs"))
+    return list(rest.pages("runs/search", {**_MANY, **body}, "runs"))
 
 
 def _quoted(text: str) -> str:
     """As a string in a filter; empty if there is no way to write it, so that no run can be found by it."""
     return next((f"{mark}{text}{mark}" for mark in "'\"" if mark not in text and "\\" not in text), "")
-
-
-def _pages(
-    rest: Rest, path: str, body: Mapping[str, Any], rows: str, method: str = "POST"
-) -> Iterator[Mapping[str, Any]]:
-    asked = {"max_results": 1000, **body}
-    while True:
-        query, content = (path, asked) if method == "POST" else (f"{path}?{urlencode(asked)}", None)
-        found = rest.call(method, query, content)
-        yield from found.get(rows, [])
-        if not found.get("next_page_token"):
-            return
-        asked = {**asked, "page_token": found["next_page_token"]}

@@ -1,0 +1,192 @@
+"""What MLflow's address may answer: servers that are none, that lie, and that do not end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from dropforge import rest as rest_module
+from dropforge.cli.comparing.find import find_runs
+from dropforge.cli.patience import asking_rest
+from dropforge.errors import DropforgeError
+from dropforge.rest import DeniedError, Rest
+from dropforge.run import Tracking
+from trainer.report import artifacts
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Server:
+    """One that answers as `answer` says. :ivar seen: path and login of each request."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                outer.seen.append((self.path, self.headers.get("Authorization")))
+                try:
+                    answer(self)
+                except OSError:
+                    self.close_connection = True
+
+            do_POST = do_GET  # noqa: N815
+            do_PUT = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server]]:
+    """Start servers; this process has a login of MLflow's."""
+    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "airflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hidden")
+    servers: list[Server] = []
+
+    def start(answer: Answer) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def told(value: Any, status: int = 200, **headers: str) -> Answer:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, text in {**headers, "Content-Length": str(len(data))}.items():
+            handler.send_header(name, text)
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    return answer
+
+
+def chunks(piece: bytes, pause: float, status: int = 200) -> Answer:
+    """An answer without an end."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            time.sleep(pause)
+
+    return answer
+
+
+def slow_head(handler: BaseHTTPRequestHandler) -> None:
+    while True:
+        handler.wfile.write(b"H")
+        time.sleep(0.02)
+
+
+def test_a_login_goes_to_no_other_server(serve: Callable[[Answer], Server]) -> None:
+    thief = serve(told({}))
+    for status in (302, 308):
+        for place in (thief.url, thief.url.replace("127.0.0.1", "localhost")):
+            sender = serve(told(b"", status, Location=f"{place}/stolen"))
+            with pytest.raises(DeniedError, match=r"another server, http://.*MLFLOW_TRACKING_URI"):
+                Rest(sender.url).call("GET", "experiments/search")
+            with pytest.raises(OSError, match="another server"):
+                artifacts.put_artifacts(Tracking(sender.url, "1", "1"), {"a": b"b"})
+    assert thief.seen == []
+
+
+def test_a_redirection_within_the_server_is_followed(serve: Callable[[Answer], Server]) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        moved = handler.path.startswith("/api")
+        (told(b"", 302, Location="/below/") if moved else told({"a": 1}))(handler)
+
+    server = serve(answer)
+    assert Rest(server.url).call("GET", "experiments/search") == {"a": 1}
+    assert [login is not None for _, login in server.seen] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "answer", [chunks(b" ", 0.02), chunks(b" ", 0.02, 500), slow_head], ids=["body", "error", "head"]
+)
+def test_a_byte_now_and_then_holds_nobody(
+    serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    monkeypatch.setattr(rest_module, "_WHOLE", 0.2)
+    began = time.monotonic()
+    with pytest.raises(OSError, match="has not ended after 0 s"):
+        Rest(serve(answer).url).call("GET", "experiments/search")
+    assert time.monotonic() - began < 5
+
+
+def test_an_answer_has_a_bound(serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_module, "_LARGEST", 100_000)
+    server = serve(chunks(b" " * 65536, 0))
+    with pytest.raises(OSError, match="more than 100,000 bytes"):
+        Rest(server.url).call("GET", "experiments/search")
+    with pytest.raises(OSError, match="more than 5 bytes"):
+        Rest(server.url).artifact("1", "mlflow-artifacts:/1", "verdict.md", 5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"<html>",
+        b"",
+        [],
+        None,
+        b'{"a":' + b"[" * 100_000,
+        {"experiments": 7},
+        {"experiments": [7]},
+        {"experiments": [{"experiment_id": 1}]},
+        {"experiments": [{"experiment_id": "1", "name": "f"}], "runs": [{"info": {}, "data": None}]},
+        {"experiments": [{"experiment_id": "1", "name": "f"}], "next_page_token": "again"},
+        {"experiments": [{"experiment_id": "1", "name": "f"}], "runs": [], "next_page_token": ""},
+    ],
+    ids=["html", "empty", "list", "null", "deep", "number", "numbers", "nameless", "types", "token", "none"],
+)
+def test_whatever_is_answered_ends_as_an_error_for_a_person(serve: Callable[[Answer], Server], value: Any) -> None:
+    server = serve(told(value))
+    with pytest.raises(DropforgeError) as error, asking_rest(server.url), ThreadPoolExecutor(1) as pool:
+        find_runs(Rest(server.url), ["fam-1"], pool)
+    assert error.value.thing in {f"MLflow at {server.url}", "run fam-1"}
+
+
+def test_pages_that_do_not_end_are_left(serve: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = iter(range(10_000))
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        told({"runs": [{"info": {}}], "next_page_token": str(next(count))})(handler)
+
+    monkeypatch.setattr(rest_module, "_MOST_PAGES", 5)
+    with pytest.raises(ValueError, match="more than 5 pages"):
+        list(Rest(serve(answer).url).pages("runs/search", {}, "runs"))
+    assert next(count) == 5
+    again = serve(told({"runs": [{"info": {}}], "next_page_token": "again"}))
+    with pytest.raises(ValueError, match="pages that do not end"):
+        list(Rest(again.url).pages("runs/search", {}, "runs"))
+    assert len(again.seen) == 2
