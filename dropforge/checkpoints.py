@@ -20,7 +20,7 @@ from dropforge import layout
 from dropforge.errors import DataError, DropforgeError
 from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec
-from dropforge.store import MissingObjectError, Store
+from dropforge.store import MissingObjectError, Store, read_bounded
 
 VERBS: Final = ("evaluate", "export", "register")
 ASK: Final = "dropforge.ask"
@@ -30,6 +30,7 @@ NOTE: Final = "mlflow.note.content"
 NOTE_LINE: Final = "\n\n---\n\n"  # what stands below it in a description is not the trainer's
 _RUN: Final = "dropforge.run"
 _PAGE: Final = 50
+_LARGEST: Final = 64 << 20  # bytes of a file in a run's folder, where pods write
 _MODELS_OF: Final = 500  # experiments in one search
 
 
@@ -115,7 +116,7 @@ def is_ours(row: Mapping[str, Any], store: Store) -> bool:
     if not layout.is_run(run):
         return False
     try:
-        spec = RunSpec.from_json(store.get(layout.run_key(run)))
+        spec = RunSpec.from_json(read_bounded(store, layout.run_key(run), _LARGEST))
     except (MissingObjectError, DropforgeError):
         return False
     return spec.tracking is not None and spec.tracking.run_id == row["info"]["run_id"]
@@ -166,14 +167,14 @@ def check(order: Order, store: Store, root: str) -> RunSpec:
     if not layout.is_run(item.run):
         raise BadAskError(f"{item.run!r} is no run")
     try:
-        spec = RunSpec.from_json(store.get(layout.run_key(item.run)))
+        spec = RunSpec.from_json(read_bounded(store, layout.run_key(item.run), _LARGEST))
         own = spec.checkpoints_root
         if item.uri != f"{own}/{where}" or spec.root != f"{root}/{layout.run_prefix(item.run)}".rstrip("/"):
             raise BadAskError(f"its address {item.uri} is not one of run {item.run} in {root}")
         if spec.tracking is None or spec.tracking.run_id != item.mlflow_run:
             raise BadAskError(f"run {item.run} has another MLflow run than this one")
         if own == spec.root:
-            seal = json.loads(store.get(f"{layout.run_prefix(item.run)}{where}/manifest.json"))
+            seal = json.loads(read_bounded(store, f"{layout.run_prefix(item.run)}{where}/manifest.json", _LARGEST))
             if seal.get("digest") != item.digest:
                 raise BadAskError(f"{item.uri} holds other bytes by now than this one's")
     except MissingObjectError as error:

@@ -12,7 +12,7 @@ import logging
 from typing import Any, Final
 
 from dropforge import layout, tracking
-from dropforge.store import Store
+from dropforge.store import Store, read_bounded
 from dropforge.text import escape
 from dropforge.training_tags import may_set
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _METRICS: Final = 900  # of one request; the server takes 1000
 _TAGS: Final = 90
+_LARGEST: Final = 64 << 20  # bytes of a file; a training keeps 50,000 metrics
 
 
 def send(store: Store, run: str, tracking_uri: str, run_id: str) -> int:
@@ -35,7 +36,7 @@ def send(store: Store, run: str, tracking_uri: str, run_id: str) -> int:
     newest = int(mlflow.get_run(run_id).data.tags.get(tracking.TAG_ATTEMPT) or 0)
     sent = 0
     for key in kept:
-        found, attempt = json.loads(store.get(key)), int(key.rpartition("/")[2].partition("-")[0])
+        found, attempt = json.loads(read_bounded(store, key, _LARGEST)), int(key.rpartition("/")[2].partition("-")[0])
         rows, tags = (found, {}) if isinstance(found, list) else ([], found["tags"] if attempt >= newest else {})
         if strange := sorted(key for key in tags if not may_set(key)):
             log.warning(

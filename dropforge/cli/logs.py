@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import re
 import sys
 import time
-import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -23,6 +22,7 @@ from dropforge.cli.watch import ENDED
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
 from dropforge.text import escape
+from dropforge.unpacked import LongTextError, NoTextError, lines
 
 _STAMP = len("2026-11-21T10:00:00.123Z")
 _RANK = re.compile(rb" \[rank (\d+)\] ")  # behind the time, as the launcher writes it
@@ -30,6 +30,7 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # select graphic rendition (ECM
 _NUMBERED = re.compile(r"[34]8[;:](5[;:]\d+|2[;:]+\d+[;:]\d+[;:]\d+)")
 _RESET = "\x1b[0m"
 _LOOK = 2.0  # seconds
+_PIECE = 64 << 20  # bytes of a piece's text that are printed; the trainer writes 4 MiB, or one longer line
 
 
 def logs(
@@ -158,22 +159,25 @@ def _merged(pods: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
 
 
 def _read(store: Store, keys: Sequence[str]) -> Iterator[bytes]:
-    """Lines of a pod, one piece in memory at a time."""
+    """Lines of a pod, a part of a piece in memory at a time; of a piece that is too long, no more than the trainer
+    may have written."""
     for key in keys:
-        data = store.get(key)
+        uri = f"{store.uri}/{key}"
         try:
-            text = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            uri = f"{store.uri}/{key}"
+            with store.open(key) as stream:
+                yield from (line + b"\n" for line in lines(stream, _PIECE))
+        except NoTextError as error:
             raise DropforgeError(uri, f"it is no piece of a log ({error})", "Remove it, or name another pod") from None
-        yield from (line + b"\n" for line in text.removesuffix(b"\n").split(b"\n"))
+        except LongTextError:
+            sys.stdout.buffer.flush()
+            typer.echo(f"{escape(uri)}: it is longer than {_PIECE >> 20} MiB; the rest is left out", err=True)
 
 
 def _last(store: Store, keys: Sequence[str], wanted: Wanted, count: int) -> list[bytes]:
     """The last lines of a pod; older pieces are not fetched."""
     found: list[bytes] = []
     for key in reversed(keys):
-        found = [*wanted.of(_read(store, [key])), *found]
+        found = [*deque(wanted.of(_read(store, [key])), count), *found]
         if len(found) >= count:
             break
     return found[-count:]

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
 from dropforge import rest as rest_module
+from dropforge.cli.comparing.files import CANDIDATE, VERDICT, read_files
 from dropforge.cli.comparing.find import find_runs
 from dropforge.cli.patience import asking_rest
+from dropforge.comparison import ComparedRun
 from dropforge.errors import DropforgeError
 from dropforge.rest import DeniedError, Rest
 from dropforge.run import Tracking
+from tests.strange_server import Answer, Server, chunks, told
 from trainer.report import artifacts
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-class Server:
-    """One that answers as `answer` says. :ivar seen: path and login of each request."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.seen: list[tuple[str, str | None]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                outer.seen.append((self.path, self.headers.get("Authorization")))
-                try:
-                    answer(self)
-                except OSError:
-                    self.close_connection = True
-
-            do_POST = do_GET  # noqa: N815
-            do_PUT = do_GET  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture
@@ -73,33 +38,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server
     yield start
     for server in servers:
         server.stop()
-
-
-def told(value: Any, status: int = 200, **headers: str) -> Answer:
-    data = value if isinstance(value, bytes) else json.dumps(value).encode()
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, text in {**headers, "Content-Length": str(len(data))}.items():
-            handler.send_header(name, text)
-        handler.end_headers()
-        handler.wfile.write(data)
-
-    return answer
-
-
-def chunks(piece: bytes, pause: float, status: int = 200) -> Answer:
-    """An answer without an end."""
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        while True:
-            handler.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            time.sleep(pause)
-
-    return answer
 
 
 def slow_head(handler: BaseHTTPRequestHandler) -> None:
@@ -190,3 +128,23 @@ def test_pages_that_do_not_end_are_left(serve: Callable[[Answer], Server], monke
     with pytest.raises(ValueError, match="pages that do not end"):
         list(Rest(again.url).pages("runs/search", {}, "runs"))
     assert len(again.seen) == 2
+
+
+def test_files_of_a_run_that_are_too_long_are_noted(serve: Callable[[Answer], Server]) -> None:
+    table = {"files": [{"path": CANDIDATE, "file_size": 10}, 7]}
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if "artifacts/list" in handler.path:
+            return told(table)(handler)
+        return chunks(b" " * (1 << 20), 0)(handler)
+
+    run = ComparedRun("r", "f", "1", "1", "FINISHED", verdict="promote", metrics={"candidate/gen/x": 1.0})
+    server = serve(answer)
+    checks, notes, own, _ = read_files(Rest(server.url), "mlflow-artifacts:/1", run, [run], True, True)
+    assert (checks, own) == ((), {})
+    assert [note.partition(" (")[0] for note in notes] == [f"{VERDICT} cannot be read", f"{CANDIDATE} cannot be read"]
+    assert "more than 1,048,576 bytes" in notes[0]
+    assert "more than 33,554,432 bytes" in notes[1]
+    plain = ComparedRun("r", "f", "1", "1", "FINISHED")
+    _, notes, _, _ = read_files(Rest(server.url), "mlflow-artifacts:/1", plain, [plain], False, True)
+    assert notes[0].startswith("answers/ cannot be read")

@@ -18,6 +18,8 @@ CANDIDATE: Final = f"{FOLDER}candidate.json"
 CHAMPION: Final = f"{FOLDER}champion.json"
 _STEP: Final = re.compile(rf"{FOLDER}step-(\d+)\.json")
 _LARGEST: Final = 32 * 2**20  # bytes of a table of answers
+_LARGEST_VERDICT: Final = 2**20
+_STRANGE: Final = (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError)
 
 Files = tuple[tuple[Check, ...], tuple[str, ...], AnswerTable, AnswerTable]
 
@@ -34,11 +36,11 @@ def read_files(
     notes: list[str] = []
     if verdict and run.verdict:
         with _noted(notes, VERDICT):
-            checks = read_checks(rest.artifact(run.run_id, root, VERDICT).decode())
+            checks = read_checks(rest.artifact(run.run_id, root, VERDICT, _LARGEST_VERDICT).decode())
     with _noted(notes, FOLDER):
         for name, source in _tables(rest, run, runs) if answers else ():
             with _noted(notes, name):
-                tables[name] = read_answers(rest.artifact(run.run_id, root, name), source)
+                tables[name] = read_answers(rest.artifact(run.run_id, root, name, _LARGEST), source)
     champions = tables.pop(CHAMPION, {})
     return checks, tuple(notes), next(iter(tables.values()), {}), champions
 
@@ -69,5 +71,5 @@ def _noted(notes: list[str], name: str) -> Iterator[None]:
         yield
     except MissingError:
         notes.append(f"{name} is not there")
-    except (OSError, HTTPException, ValueError, RefusedError, DeniedError) as error:
+    except (*_STRANGE, RefusedError, DeniedError) as error:
         notes.append(f"{name} cannot be read ({' '.join(str(error).split())[:200]})")

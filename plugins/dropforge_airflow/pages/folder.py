@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dropforge import aside, layout
 from dropforge.run import RunSpec
-from dropforge.store import MissingObjectError, S3Store, Store
+from dropforge.store import MissingObjectError, S3Store, Store, TooLargeError, read_bounded
+from dropforge.unpacked import LongTextError, NoTextError, lines
 
 _CHECKPOINT: Final = re.compile(r"checkpoints/step-(\d{1,12})/")
 _ATTEMPT: Final = re.compile(r"attempts/(\d{1,6})\.json")
 _MOST_ATTEMPTS: Final = 20
 _MOST_KEYS: Final = 20_000
 _LARGEST: Final = 1 << 20  # bytes of a JSON file that is shown
-_GZIP: Final = 31  # zlib's number for gzip's format
+_LARGEST_SPEC: Final = 32 << 20
 _TEXT: Final = 8 << 20  # bytes of a piece's text that are read; the trainer writes 4 MiB
 MOST_PODS: Final = 8
 
@@ -56,7 +58,7 @@ def read(store: S3Store, run: str) -> Folder:
     """Read a run's folder. :raises Exception: if the store is away, or has no such run."""
     prefix = layout.run_prefix(run)
     folder = S3Store(store.bucket, prefix.rstrip("/"), store.client)
-    spec = RunSpec.from_json(store.get(layout.run_key(run)))
+    spec = RunSpec.from_json(read_bounded(store, layout.run_key(run), _LARGEST_SPEC))
     own = spec.checkpoints_root == spec.root
     numbers = sorted(
         int(found[1]) for key in store.sizes(f"{prefix}attempts/") if (found := _ATTEMPT.fullmatch(key[len(prefix) :]))
@@ -72,7 +74,7 @@ def read(store: S3Store, run: str) -> Folder:
     )
 
 
-def tails(store: Store, run: str, lines: int = 200) -> dict[str, list[str]]:
+def tails(store: Store, run: str, most: int = 200) -> dict[str, list[str]]:
     """The last lines that the trainer has kept, of the pods whose last pieces are the newest, by the pod's folder."""
     prefix = layout.logs_prefix(run)
     newest: dict[str, tuple[float, str]] = {}
@@ -83,7 +85,7 @@ def tails(store: Store, run: str, lines: int = 200) -> dict[str, list[str]]:
         if number >= _MOST_KEYS:
             break
     order = sorted(newest.items(), key=lambda item: item[1][0], reverse=True)[:MOST_PODS]
-    return {name: list(_text(store, key))[-lines:] for name, (_, key) in sorted(order)}
+    return {name: list(deque(_text(store, key), most)) for name, (_, key) in sorted(order)}
 
 
 def _saved(folder: Store) -> tuple[Saved, ...]:
@@ -99,22 +101,15 @@ def _saved(folder: Store) -> tuple[Saved, ...]:
 def _json(store: Store, key: str) -> dict[str, Any]:
     """A JSON object; empty if there is none, or it is too large to show."""
     try:
-        info = store.stat(key)
-        if info is None or info.size > _LARGEST:
-            return {}
-        value = json.loads(store.get(key))
-    except (MissingObjectError, ValueError, RecursionError):
+        value = json.loads(read_bounded(store, key, _LARGEST))
+    except (MissingObjectError, TooLargeError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def _text(store: Store, key: str) -> Iterator[str]:
     """Lines of a piece; of one that is broken or was made to burst as far as it goes."""
-    unpack = zlib.decompressobj(_GZIP)
-    try:
-        data = unpack.decompress(store.get(key), _TEXT)
-    except (zlib.error, MissingObjectError):
-        return
-    for line in data.decode(errors="replace").split("\n"):
-        if line:
-            yield line
+    with suppress(MissingObjectError, NoTextError, LongTextError), store.open(key) as stream:
+        for line in lines(stream, _TEXT):
+            if line:
+                yield line.decode(errors="replace")

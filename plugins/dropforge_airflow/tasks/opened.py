@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from dropforge import layout, sweeps
 from dropforge.run import RunSpec
-from dropforge.store import Store
+from dropforge.store import Store, read_bounded
+
+_LARGEST: Final = 32 << 20
 
 
 class Opened(TypedDict):
@@ -32,10 +34,10 @@ class Opened(TypedDict):
 
 def read_spec(store: Store, run: str) -> RunSpec:
     """The run as it was opened."""
-    return RunSpec.from_json(store.get(layout.run_key(run)))
+    return RunSpec.from_json(read_bounded(store, layout.run_key(run), _LARGEST))
 
 
 def read_json(store: Store, key: str) -> dict[str, Any]:
-    """A JSON object of the run's folder."""
-    value: dict[str, Any] = json.loads(store.get(key))
+    """A JSON object of the run's folder, where pods write. :raises TooLargeError: if it has more than 32 MiB."""
+    value: dict[str, Any] = json.loads(read_bounded(store, key, _LARGEST))
     return value

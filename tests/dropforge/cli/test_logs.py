@@ -87,6 +87,23 @@ def test_colours_come_through_and_nothing_else_that_steers_a_terminal(terminal: 
     assert terminal("logs", "fam-1").stdout_bytes == b"2026-11-21T10:00:01.000Z of Windows\n"
 
 
+def test_a_piece_that_somebody_made_is_read_to_a_bound(
+    terminal: Terminal, run: str, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may write what it likes; a piece of the trainer's is far below the bound."""
+    monkeypatch.setattr("dropforge.cli.logs._PIECE", 2 << 20)
+    keep(s3_store, "p-worker-1", FIRST, 1, line(7, "honest"), line(7, "x" * (8 << 20)), line(8, "behind"))
+    done = terminal("logs", run)
+    assert done.exit_code == 0
+    assert len(done.stdout_bytes) < 3 << 20
+    assert line(7, "honest").encode() in done.stdout_bytes
+    assert line(9, "[rank 0] e").encode() in done.stdout_bytes
+    assert b"behind" not in done.stdout_bytes
+    assert "longer than 2 MiB; the rest is left out" in done.stderr
+    assert "p-worker-1" in done.stderr
+    assert len(terminal("logs", run, "--pod", "p-worker-1", "--tail", "1").stdout_bytes) < 3 << 20
+
+
 def test_one_rank_alone(terminal: Terminal, run: str, s3_store: S3Store) -> None:
     keep(s3_store, "p-worker-0", FIRST, 2, line(7, "[rank 11] x"), line(8, "[pod p-worker-0] said [rank 1] y"))
     assert terminal("logs", run, "--rank", "1").output == line(2, "[rank 1] a") + line(6, "[rank 1] b")
