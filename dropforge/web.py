@@ -42,7 +42,7 @@ def read(
     :raises urllib.error.HTTPError: for a status that is none of success, with the beginning of what it says.
     :raises ElsewhereError, TooLongError: as they say. :raises OSError, http.client.HTTPException: as urllib.
     """
-    with _Watch(seconds) as watch:
+    with Watch(seconds) as watch:
         opener = urllib.request.build_opener(_Stay, _Plain(watch), _Secret(watch, context))
         try:
             data = _told(opener, request, silence, most)
@@ -84,14 +84,14 @@ def _path(request: urllib.request.Request) -> str:
 
 
 @dataclass
-class _Watch:
+class Watch:
     """Ends connections when their time is over, whatever waits at them."""
 
     seconds: float
     over: bool = False
     _sockets: list[socket.socket] = field(default_factory=list)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         self._timer = threading.Timer(self.seconds, self._end)
         self._timer.daemon = True
         self._timer.start()
@@ -124,7 +124,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 class _Plain(urllib.request.HTTPHandler):
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
@@ -133,7 +133,7 @@ class _Plain(urllib.request.HTTPHandler):
 
 
 class _Secret(urllib.request.HTTPSHandler):
-    def __init__(self, watch: _Watch, context: ssl.SSLContext) -> None:
+    def __init__(self, watch: Watch, context: ssl.SSLContext) -> None:
         super().__init__(context=context)
         self._watch, self._trust = watch, context
 
@@ -141,7 +141,7 @@ class _Secret(urllib.request.HTTPSHandler):
         return self.do_open(_watched(http.client.HTTPSConnection, self._watch), req, context=self._trust)
 
 
-def _watched(kind: Any, watch: _Watch) -> Any:
+def _watched(kind: Any, watch: Watch) -> Any:
     class Connection(kind):  # type: ignore[misc]
         def connect(self) -> None:
             super().connect()
