@@ -182,7 +182,10 @@ def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:
     if not found:
         raise DropforgeError(f"run {run or ''}".strip(), "there is no such run", "List them with `dropforge runs`")
     tags = found[0].data.tags
-    return tags[tracking.TAG_DAG_RUN], tags[tracking.TAG_RUN]
+    if tracking.TAG_DAG_RUN not in tags:
+        cause = "Airflow did not start it: MLflow knows no DAG run of it"
+        raise DropforgeError(f"run {run or ''}".strip(), cause, "List runs with `dropforge runs`")
+    return tags[tracking.TAG_DAG_RUN], tags.get(tracking.TAG_RUN, run or "")
 
 
 def _check_begun(connection: Connection, dag_run: str, title: str) -> None:

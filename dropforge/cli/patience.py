@@ -15,6 +15,8 @@ from dropforge.errors import DropforgeError
 from dropforge.rest import DeniedError, RefusedError
 from dropforge.stack.state import is_running, read_state
 
+#: What reading an answer ends with that has not what MLflow's have, or has it of another kind.
+_STRANGE: Final = (LookupError, TypeError, AttributeError, RecursionError)
 LIMIT: Final = 60.0  # seconds; a service that is restarted is back before
 
 
@@ -61,13 +63,18 @@ def asking_mlflow(tracking_uri: str) -> Iterator[None]:
 
     :raises DropforgeError: instead of MLflow's own exception.
     """
+    from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
     from mlflow.exceptions import MlflowException
 
     try:
         with tracking.short_patience():
             yield
+    except DropforgeError:
+        raise
     except MlflowException as error:
         raise _no_answer(tracking_uri, error) from error
+    except (ParseError, *_STRANGE) as error:
+        raise _no_answer(tracking_uri, _no_mlflow(error)) from error
 
 
 @contextmanager
@@ -82,8 +89,12 @@ def asking_rest(tracking_uri: str) -> Iterator[None]:
         raise
     except (OSError, HTTPException, ValueError, RefusedError, DeniedError) as error:
         raise _no_answer(tracking_uri, error) from error
-    except (LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise _no_answer(tracking_uri, ValueError(f"no answer of MLflow's: {type(error).__name__} {error}")) from error
+    except _STRANGE as error:
+        raise _no_answer(tracking_uri, _no_mlflow(error)) from error
+
+
+def _no_mlflow(error: Exception) -> ValueError:
+    return ValueError(f"none of MLflow's: {type(error).__name__} {error}")
 
 
 def _no_answer(tracking_uri: str, error: Exception) -> DropforgeError:

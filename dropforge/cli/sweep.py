@@ -141,7 +141,7 @@ def look(connection: Connection, family: str, run: str, before: View) -> View:
     try:
         ids = {number: one.mlflow_run for number, one in opened.items()}
         curves: Mapping[int, Curve] = sweep_tracking.curves(connection.settings.tracking_uri, ids, before.metric)
-    except (OSError, ValueError, HTTPException, DeniedError, RefusedError):
+    except (OSError, ValueError, HTTPException, DeniedError, RefusedError, LookupError, TypeError, AttributeError):
         curves = before.curves
     return View(before.metric, states, opened, curves)
 

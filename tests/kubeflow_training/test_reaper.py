@@ -302,6 +302,7 @@ def test_the_rest_api_tells_states_ends_and_what_is_gone(api):
         (200, "<html>Please sign in</html>"),
         (200, {"hello": "world"}),
         (200, []),
+        (200, "[" * 100_000),
     ],
 )
 def test_what_is_no_answer_of_airflow_is_silence(api, answer):

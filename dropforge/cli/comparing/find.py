@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -179,8 +179,18 @@ def _search(
     body: dict[str, Any] = {"experiment_ids": list(experiments), "filter": f"{of} {test}", "run_view_type": "ALL"}
     if newest:
         body |= {"order_by": ["attributes.start_time DESC"], "max_results": newest}
-        return list(rest.call("POST", "runs/search", body).get("runs", []))
-    return list(rest.pages("runs/search", {**_MANY, **body}, "runs"))
+        return _runs(rest.call("POST", "runs/search", body).get("runs", []))
+    return _runs(rest.pages("runs/search", {**_MANY, **body}, "runs"))
+
+
+def _runs(rows: Iterable[Row]) -> list[Row]:
+    """Rows with what every run has. :raises LookupError, TypeError, ValueError, AttributeError: for any without."""
+    found = list(rows)
+    for row in found:
+        info = row["info"]
+        tags_of(row), str(info["run_id"]), str(info["experiment_id"]), int(info.get("start_time", 0))
+        [(str(item["key"]), item.get("value")) for name in ("params", "metrics") for item in row["data"].get(name, [])]
+    return found
 
 
 def _quoted(text: str) -> str:

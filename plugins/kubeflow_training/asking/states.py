@@ -103,7 +103,7 @@ class FromRest:
             if answer.status_code != 404:
                 answer.raise_for_status()
             content = answer.json()
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise AirflowSilentError(f"Airflow at {self._http.base_url} does not answer {path}: {error}") from error
         if not isinstance(content, dict):
             raise AirflowSilentError(f"Airflow at {self._http.base_url} answers no object to {path}")
