@@ -5,11 +5,14 @@ Each has its own, as both keep the version of their schema in a table of the sam
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import select
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -44,6 +47,8 @@ _GONE: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "50000",
 }
+_CONNECT: Final = 3.0  # seconds, as far as who supervises waits
+_STATEMENT: Final = 3.0
 _LONGEST_NAME: Final = 63 - len("_airflow")  # bytes
 _LONGEST_SOCKET: Final = 107 - len("/.s.PGSQL.5432.lock")  # bytes of a path, unix(7)
 
@@ -88,17 +93,18 @@ class Databases:
         :raises ConnectionError: if there is none to be had.
         """
         import psycopg2  # the command line is used where there is none
+
+        try:
+            return psycopg2.connect(self._dsn(database, connect_timeout=patience))
+        except psycopg2.OperationalError as error:
+            raise ConnectionError(_line(error)) from None
+
+    def _dsn(self, database: str, **more: int) -> str:
         from psycopg2.extensions import make_dsn
 
         url = self.url
-        address: dict[str, Any] = {"host": url.host, "port": url.port, **url.query}
-        wanted = make_dsn(
-            user=url.username, password=url.password, dbname=database, connect_timeout=patience, **address
-        )
-        try:
-            return psycopg2.connect(wanted)
-        except psycopg2.OperationalError as error:
-            raise ConnectionError(_line(error)) from None
+        address: dict[str, Any] = {"host": url.host, "port": url.port, **url.query, **more}
+        return make_dsn(user=url.username, password=url.password, dbname=database, **address)
 
     def answers(self) -> bool:
         """Whether the server takes connections."""
@@ -118,15 +124,16 @@ class Databases:
         import psycopg2
 
         moment = datetime.fromtimestamp(now, UTC)
+        # What waits longer is given up here, and then by the server too, so that nothing is changed late.
+        limit = f"SET LOCAL statement_timeout = '{_STATEMENT:.0f}s'"
         change = "UPDATE job SET latest_heartbeat = %s WHERE job_type = %s AND latest_heartbeat > %s"
         try:
-            connection = self.connect(self.name("airflow"), patience=3)
-            try:
-                with connection, connection.cursor() as cursor:
-                    cursor.execute(change, (moment, job, moment))
-            finally:
-                connection.close()
-        except (ConnectionError, psycopg2.Error) as error:  # whoever starts will tell what is wrong with the database
+            with contextlib.closing(psycopg2.connect(self._dsn(self.name("airflow")), async_=1)) as connection:
+                _finish(connection, _CONNECT)
+                cursor = connection.cursor()
+                cursor.execute(f"{limit}; {change}", (moment, job, moment))
+                _finish(connection, _STATEMENT)
+        except (OSError, psycopg2.Error) as error:  # whoever starts will tell what is wrong with the database
             log.warning("heartbeats of %s cannot be looked at: %s", job, _line(error))
 
     def __str__(self) -> str:
@@ -324,3 +331,17 @@ def _parse(text: str) -> URL:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _finish(connection: Connection, patience: float) -> None:
+    """Wait until an asynchronous connection has done what it does. :raises TimeoutError: if it takes too long.
+
+    libpq itself waits without a bound: for a lock, for a server that is stopped, or for a host that is gone.
+    """
+    from psycopg2.extensions import POLL_OK, POLL_READ
+
+    deadline = time.monotonic() + patience
+    while (state := connection.poll()) != POLL_OK:
+        read, write = ([connection], []) if state == POLL_READ else ([], [connection])
+        if not any(select.select(read, write, [], max(0.0, deadline - time.monotonic()))):
+            raise TimeoutError(f"the server took more than {patience:.0f} s")

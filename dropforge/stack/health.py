@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +16,9 @@ from typing import Any
 from dropforge.stack import processes
 from dropforge.stack.secrets import read_json
 
-_TIMEOUT = 3.0
+_TIMEOUT = 3.0  # for each step of an answer
+_WHOLE = 6.0
+_MOST = 16 << 20  # bytes
 _FRESH = 0.5  # seconds for which one report of Airflow's serves all its parts
 _reports: dict[int, tuple[float, dict[str, Any]]] = {}
 
@@ -21,19 +26,34 @@ _reports: dict[int, tuple[float, dict[str, Any]]] = {}
 def fetch(
     port: int, path: str, headers: dict[str, str] | None = None, body: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """HTTP status and body of a GET, or of a POST of JSON. :raises OSError: if nothing answers."""
+    """HTTP status and body of a GET, or of a POST of JSON. :raises OSError: if nothing answers, or not in time.
+
+    Another program may have the port: one that sends little by little, or without an end, is not heard out.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
+    connection.connect()
+    hang_up = threading.Timer(_WHOLE, _hang_up, [connection.sock])
+    hang_up.start()
     try:
         if body is None:
             connection.request("GET", path, headers=headers or {})
         else:
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        text = answer.read(_MOST + 1)
+        if len(text) > _MOST:
+            raise OSError(f"it answers with more than {_MOST >> 20} MiB")
+        return answer.status, text
     except http.client.HTTPException as error:
         raise OSError(str(error)) from error
     finally:
+        hang_up.cancel()
         connection.close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it ended just now
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def answers(port: int, path: str) -> bool:

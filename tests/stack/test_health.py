@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -31,6 +35,33 @@ def test_the_cluster_is_ready_while_its_supervisor_lives(tmp_path: Path) -> None
     for torn in (signed, signed[:-9], "", "[]", "{}", '{"pid": "x"}', '{"pid": null, "start": 1, "boot": 1}'):
         signature.write_text(torn)
         assert not health.local_cluster(tmp_path)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"], ids=["head", "body"])
+def test_who_answers_little_by_little_is_not_heard_out(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_WHOLE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(health.answers, server.getsockname()[1], "/")
+        client, _ = server.accept()
+        with client, contextlib.suppress(OSError):
+            for byte in answer + b"a" * 600:
+                client.send(bytes([byte]))
+                if asked.done():
+                    break
+                time.sleep(0.01)
+            assert asked.done()
+
+
+def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_MOST", 99)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(health.fetch, server.getsockname()[1], "/")
+        client, _ = server.accept()
+        with client:
+            client.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + b"a" * 100)
+            client.shutdown(socket.SHUT_WR)
+            with pytest.raises(OSError, match="more than 0 MiB"):
+                asked.result(5)
 
 
 @pytest.fixture

@@ -223,6 +223,36 @@ def test_a_query_that_goes_on_after_its_server_was_killed_does_not_hold_up_the_n
             long.result(30)
 
 
+def heartbeats(server: Postgres) -> list[float]:
+    return [beat for (beat,) in server.ask("SELECT extract(epoch FROM latest_heartbeat)::float FROM job ORDER BY id")]
+
+
+@pytest.mark.parametrize("held", ["a lock", "a server that is stopped"])
+def test_who_supervises_does_not_wait_for_airflow_s_database(
+    server: Postgres, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "_STATEMENT", 1.0)
+    monkeypatch.setattr(databases, "_CONNECT", 1.0)
+    server.ask("CREATE TABLE job (id serial, job_type text, latest_heartbeat timestamptz)")
+    server.ask("INSERT INTO job (job_type, latest_heartbeat) VALUES ('A', to_timestamp(2000)), ('A', to_timestamp(1))")
+    assert server.process is not None
+    with ThreadPoolExecutor(1) as pool, closing(server.databases.connect("dropforge_airflow")) as other:
+        with other.cursor() as cursor:
+            cursor.execute("LOCK TABLE job IN SHARE MODE")
+        if held != "a lock":
+            other.rollback()
+            os.kill(server.process.pid, signal.SIGSTOP)
+        tried = pool.submit(server.databases.end_future_heartbeats, "A", 1000.0)
+        try:
+            tried.result(5)
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+            other.rollback()
+    assert heartbeats(server) == [2000.0, 1.0]
+    server.databases.end_future_heartbeats("A", 1000.0)
+    assert heartbeats(server) == [1000.0, 1.0]
+
+
 def fill(folder: Path, left: int) -> Path:
     """A file that leaves so many bytes of the folder's disk."""
     filler, size = folder / "filler", os.statvfs(folder)
