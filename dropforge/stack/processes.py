@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,8 @@ def leftovers(traces: Traces) -> list[Process]:
         return []
     processes = {pid: process for pid, process in table().items() if not process.zombie}
     starts = dict(traces.processes)
+    mark = traces.mark.resolve()
+    marks = {mark, mark.with_name(f"{mark.name} (deleted)")}  # as the kernel shows it once the folder was removed
     found = {pid for pid, start in starts.items() if pid in processes and processes[pid].start == start}
     for process in processes.values():
         leader = processes.get(process.session)
@@ -103,7 +105,7 @@ def leftovers(traces: Traces) -> list[Process]:
         # A session outlives its leader; a living leader must be the recorded one.
         same_leader = leader is None or leader.start == recorded
         in_session = recorded is not None and process.start >= recorded and same_leader
-        if in_session or _has_mark(process.pid, traces.mark) or _has_variable(process.pid, traces.stack_id):
+        if in_session or _has_mark(process.pid, marks) or _has_variable(process.pid, traces.stack_id):
             found.add(process.pid)
     found |= descendants(found, processes)
     return [processes[pid] for pid in sorted(found - _self_and_ancestors(processes))]
@@ -189,11 +191,11 @@ def works_in(process: Process, folder: Path) -> bool:
     return False
 
 
-def _has_mark(pid: int, mark: Path) -> bool:
+def _has_mark(pid: int, marks: Set[Path]) -> bool:
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if entry.readlink() == mark:
+                if entry.readlink() in marks:
                     return True
     return False
 

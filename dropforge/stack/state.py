@@ -196,6 +196,17 @@ def take_lock(folder: Path) -> int | None:
     return None
 
 
+def has_folder(folder: Path, lock: int) -> bool:
+    """Whether this descriptor's lock is still the folder's: it is not once somebody removed, moved or replaced that."""
+    try:
+        found = lock_path(folder).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a disk that is away for a while says nothing of it
+        return True
+    return os.path.samestat(found, os.fstat(lock))
+
+
 def read_state(folder: Path) -> StackState | None:
     """What the supervisor last wrote, or None if no stack was ever started in this folder.
 

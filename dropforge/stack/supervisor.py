@@ -31,7 +31,16 @@ from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.service_logs import cut_log
 from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
-from dropforge.stack.state import ServiceState, StackState, full_disk, mark_path, state_path, take_lock, write_state
+from dropforge.stack.state import (
+    ServiceState,
+    StackState,
+    full_disk,
+    has_folder,
+    mark_path,
+    state_path,
+    take_lock,
+    write_state,
+)
 
 log = logging.getLogger("dropforge.supervisor")
 
@@ -78,15 +87,18 @@ class Supervisor:
         wanted: list[Service],
         pod_host: str | None,
         parent: tuple[int, int],
+        lock: int,
         mark: int,
     ) -> None:
         """
         :param parent: the process that passes signals on to this one, and outlives it if it is killed.
+        :param lock: descriptor that has the folder's lock.
         :param mark: descriptor of the file that all processes of the stack hold open.
         """
         self.folder = folder
         self.watched = [Watched(service) for service in wanted]
         self._stopping = False
+        self._lock = lock
         self._mark = mark
         self._state = StackState(
             folder=folder,
@@ -109,6 +121,9 @@ class Supervisor:
         try:
             self._open_nursery()
             while not self._stopping:
+                if not has_folder(self.folder, self._lock):
+                    log.error("%s was removed, or is another stack's by now: this one ends", self.folder)
+                    break
                 try:
                     self._round()
                 except Exception:
@@ -334,8 +349,10 @@ class Supervisor:
     def _write(self, state: StackState) -> bool:
         """Write `stack.json`, on a full disk into room that is kept for it. False if that was not enough.
 
-        Nothing that the supervisor does depends on it.
+        Nothing that the supervisor does depends on it. Where the folder is another's by now, nothing is written.
         """
+        if not has_folder(self.folder, self._lock):
+            return False
         spare = self.folder / "stack.spare"
         failed = _failure(state)
         if failed is not None and failed.errno in {errno.ENOSPC, errno.EDQUOT} and spare.exists():
@@ -472,7 +489,7 @@ def supervise(
     def once() -> None:
         wake = _wake_on_signals()
         processes.become_subreaper()
-        Supervisor(folder, ports, wanted, pod_host, parent.identity, mark).run(wake, lifeline)
+        Supervisor(folder, ports, wanted, pod_host, parent.identity, lock, mark).run(wake, lifeline)
 
     sys.exit(respawn(once))
 

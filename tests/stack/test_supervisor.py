@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -295,6 +296,45 @@ def test_a_state_that_is_deleted_is_written_again(stack: Stack) -> None:
     state_path(stack.folder).unlink()
     until(lambda: state_path(stack.folder).exists())
     assert stack.state == before
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "another stack's"])
+def test_a_stack_whose_folder_is_gone_ends_and_leaves_the_next_alone(stack: Stack, replaced: bool) -> None:
+    control.wait_ready(stack.start().folder)
+    seen = stack.seen()
+    assert stack.process is not None
+    stack.folder.rename(stack.folder.with_name("away"))
+    if replaced:
+        stack.folder.mkdir()
+        other = take_lock(stack.folder)
+        assert other is not None
+        state_path(stack.folder).write_text("another's")
+    assert stack.process.wait(10) == 0
+    assert [process for process in seen if processes.alive(process)] == []
+    assert "was removed, or is another stack's" in (stack.folder.with_name("away") / "logs/supervisor.log").read_text()
+    if replaced:
+        assert state_path(stack.folder).read_text() == "another's"
+        os.close(other)
+        shutil.rmtree(stack.folder)
+    assert not stack.folder.exists()
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["", "by a link"])
+def test_what_a_removed_folder_s_stack_left_is_found_and_ended(stack: Stack, tmp_path: Path, linked: bool) -> None:
+    control.wait_ready(stack.start().folder)
+    web = processes.look(stack.pid("web"))
+    assert web is not None
+    kill_supervisor(stack.state)
+    seen, folder = stack.seen(), stack.folder
+    if linked:
+        (tmp_path / "link").symlink_to(tmp_path)
+        folder = tmp_path / "link" / folder.name
+    shutil.rmtree(stack.folder)
+    assert control.stop(folder)
+    assert not processes.alive(web)
+    assert len([process for process in seen if processes.alive(process)]) <= 1  # it holds nothing of the stack
+    for process in seen:
+        processes.send(process, signal.SIGKILL)
 
 
 def test_what_nobody_expects_of_one_service_harms_no_other(stack: Stack) -> None:
