@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ _TIMEOUT = 3.0  # for each step of an answer
 _WHOLE = 6.0
 _MOST = 16 << 20  # bytes
 _FRESH = 0.5  # seconds for which one report of Airflow's serves all its parts
+_SILENT = 60.0  # seconds; a cluster touches its signature every five, if the machine lets it
 _reports: dict[int, tuple[float, dict[str, Any]]] = {}
 
 
@@ -117,15 +119,31 @@ class DagsRead:
         return {Path(item["filename"]).name for item in json.loads(body)["import_errors"]} if status == 200 else set()
 
 
-def local_cluster(home: Path) -> bool:
-    """Whether the supervisor that signed the cluster's folder lives: it signs once it has the lock and can take jobs.
+@dataclass
+class LocalCluster:
+    """Whether the supervisor that signed the cluster's folder lives and works on.
 
-    A signature that a killed one left behind does not count.
+    It signs once it has the lock and can take jobs, and touches its signature as it goes round. How old that looks
+    hangs on a clock that people set, so what counts is whether it changes. What a killed one left behind does not
+    count.
     """
-    try:
-        signed = read_json(home / "supervisor.json")
-        process = processes.look(int(signed["pid"]))
-        signature = (signed["start"], signed["boot"])
-    except (OSError, ValueError, LookupError, TypeError):  # none, or a torn one
-        return False
-    return process is not None and not process.zombie and signature == (process.start, processes.boot_id())
+
+    home: Path
+    _touched: int = 0
+    _changed: float = 0.0
+
+    def __call__(self) -> bool:
+        path, now = self.home / "supervisor.json", time.monotonic()
+        try:
+            signed = read_json(path)
+            process = processes.look(int(signed["pid"]))
+            signature = (signed["start"], signed["boot"])
+            touched = path.stat().st_mtime_ns
+        except (OSError, ValueError, LookupError, TypeError):  # none, or a torn one
+            return False
+        if process is None or process.zombie or signature != (process.start, processes.boot_id()):
+            return False
+        if touched != self._touched:
+            self._touched, self._changed = touched, now
+        # On a disk that is read-only it cannot be touched.
+        return now - self._changed < _SILENT or not os.access(path, os.W_OK)

@@ -210,9 +210,9 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
     if databases.embedded and _migrated(folder):
         found = [service for service in found if service.name != "airflow-db"]
     if _exists(f"{CLUSTER}.__main__"):
-        home = Path(env["KUBEFLOW_TRAINING_HOME"])
+        works = health.LocalCluster(Path(env["KUBEFLOW_TRAINING_HOME"]))
         pods = {**env, **mlflow_accounts.login(mlflow_accounts.TRAINER, secrets)}
-        found.insert(1, Service("cluster", CLUSTER, (), pods, ready=lambda _: health.local_cluster(home)))
+        found.insert(1, Service("cluster", CLUSTER, (), pods, ready=lambda _: works()))
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,20 +23,49 @@ from tests.stack.test_supervisor import until
 
 
 def test_the_cluster_is_ready_while_its_supervisor_lives(tmp_path: Path) -> None:
-    assert not health.local_cluster(tmp_path)
+    works = health.LocalCluster(tmp_path)
+    assert not works()
     process = subprocess.Popen([sys.executable, "-m", "kubeflow_training.jobs.local", str(tmp_path)])
     try:
-        until(lambda: health.local_cluster(tmp_path))
+        until(works)
     finally:
         process.kill()
         # Dead, and not yet reaped: the signature that it left behind means nothing.
-        until(lambda: not health.local_cluster(tmp_path))
+        until(lambda: not works())
         process.wait()
     signature = tmp_path / "supervisor.json"
     signed = signature.read_text()
     for torn in (signed, signed[:-9], "", "[]", "{}", '{"pid": "x"}', '{"pid": null, "start": 1, "boot": 1}'):
         signature.write_text(torn)
-        assert not health.local_cluster(tmp_path)
+        assert not works()
+
+
+TOUCHING = """
+import sys
+from pathlib import Path
+from kubeflow_training.jobs.local import supervisor
+supervisor._TOUCH_SECONDS = 0.05
+supervisor.Supervisor(Path(sys.argv[1])).run()
+"""
+
+
+def test_a_cluster_that_stands_still_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = health.LocalCluster(tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", TOUCHING, str(tmp_path)])
+    try:
+        until(works)
+        monkeypatch.setattr(health, "_SILENT", 0.6)
+        until(works)
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: not works())
+        process.send_signal(signal.SIGCONT)
+        until(works)
+        before = time.time() + 86400  # as a clock that is set makes it look
+        os.utime(tmp_path / "supervisor.json", (before, before))
+        assert works()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"], ids=["head", "body"])

@@ -1,6 +1,6 @@
 """The folder of the local cluster: who writes which file, and how.
 
-HOME/supervisor.lock, supervisor.json      the one supervisor
+HOME/supervisor.lock, supervisor.json      the one supervisor, which touches the latter while it works
 HOME/wake                                  touched by clients after every request
 HOME/jobs/NAMESPACE/NAME/job.json          written once, by the client that creates the job
 HOME/jobs/NAMESPACE/NAME/delete.json       written by a client that wants the job's end

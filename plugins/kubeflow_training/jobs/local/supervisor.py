@@ -28,6 +28,7 @@ from kubeflow_training.jobs.shapes import moment
 _BUSY_SECONDS: Final = 0.1
 _IDLE_SECONDS: Final = 0.25
 _SCAN_SECONDS: Final = 5.0
+_TOUCH_SECONDS: Final = 5.0
 _KEEP_REMOVED: Final = 20
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Supervisor:
         self.stopping = False
         self._wake: int | None = None
         self._scanned = 0.0
+        self._touched = 0.0
         me = processes.identity(os.getpid())
         write_json(
             self.layout.supervisor,
@@ -63,10 +65,18 @@ class Supervisor:
         log.info("the local cluster in %s offers %s", self.layout.home, self.total)
         while not (self.stopping and not any(gang.holds for gang in self.gangs.values())):
             busy = self.step()
+            self._touch()
             time.sleep(_BUSY_SECONDS if busy else _IDLE_SECONDS)
         log.info("stopped")
         with contextlib.suppress(FileNotFoundError):
             self.layout.supervisor.unlink()
+
+    def _touch(self) -> None:
+        """Give a sign of life: who watches over this process sees whether it goes round."""
+        if time.monotonic() - self._touched > _TOUCH_SECONDS:
+            self._touched = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self.layout.supervisor)
 
     def step(self) -> bool:
         """One round over all jobs; whether anything runs or waits."""
