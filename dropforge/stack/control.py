@@ -20,7 +20,7 @@ from dropforge.stack.databases import Databases
 from dropforge.stack.log_files import open_log, read_end
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.services import PORTS, source_root
+from dropforge.stack.services import PORTS, hosts, source_root
 from dropforge.stack.state import (
     ServiceState,
     StackState,
@@ -32,7 +32,7 @@ from dropforge.stack.state import (
     take_lock,
     write_state,
 )
-from dropforge.stack.supervisor import GRACE, REFUSED, port_free
+from dropforge.stack.supervisor import GRACE, REFUSED, port_trouble
 
 START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
 _AGAIN = "Mend that, then `dropforge up` again"
@@ -116,7 +116,7 @@ def _launch(
     databases.remember(folder, wanted)
     # libpq's variables are for a server of the user's own.
     env = {name: value for name, value in os.environ.items() if not (wanted.embedded and name.startswith("PG"))}
-    chosen = choose_ports(ports, before.ports if before is not None else {})
+    chosen = choose_ports(ports, before.ports if before is not None else {}, pod_host)
     command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder), "--lock", str(lock)]
     for name, port in chosen.items():
         command += [f"--{name}-port", str(port)]
@@ -251,34 +251,35 @@ def _roots(traces: Traces) -> list[Process]:
     return [process for process in found.values() if process.parent not in found]
 
 
-def choose_ports(asked: dict[str, int], remembered: dict[str, int]) -> dict[str, int]:
+def choose_ports(asked: dict[str, int], remembered: dict[str, int], pod_host: str | None = None) -> dict[str, int]:
     """A port for each service: the one asked for, else the one of last time if it is free, else any free one.
 
+    :param pod_host: the address on which those that pods ask listen too.
     :raises DropforgeError: if a port that was asked for is taken.
     """
     chosen: dict[str, int] = {}
     for name, port in asked.items():
-        if not port_free(port):
+        if trouble := port_trouble(port, hosts(name, pod_host)):
             raise DropforgeError(
                 f"port {port} for {name}",
-                "another program listens on it" if port else "it is no port",
+                trouble,
                 f"Stop that program, or choose another with `--{name}-port`, or leave the option out",
             )
         chosen[name] = port
     for name in PORTS:
         if name not in chosen:
             port = remembered.get(name, 0)
-            usable = port and port not in chosen.values() and port_free(port)
-            chosen[name] = port if usable else _free_port(set(chosen.values()))
+            usable = port and port not in chosen.values() and not port_trouble(port, hosts(name, pod_host))
+            chosen[name] = port if usable else _free_port(hosts(name, pod_host), set(chosen.values()))
     return chosen
 
 
-def _free_port(taken: set[int]) -> int:
+def _free_port(on: tuple[str, ...], taken: set[int]) -> int:
     while True:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((on[0], 0))
             port: int = probe.getsockname()[1]
-        if port not in taken:
+        if port not in taken and not port_trouble(port, on[1:]):
             return port
 
 

@@ -21,9 +21,9 @@ from dropforge.spark import find_spark
 from dropforge.stack import databases, postgres
 from dropforge.stack.databases import Databases
 from dropforge.stack.secrets import secrets_path
-from dropforge.stack.services import FOLDERS, passwords_path, source_root
+from dropforge.stack.services import FOLDERS, LOCAL, hosts, passwords_path, source_root
 from dropforge.stack.state import is_running, lock_path, mark_path, read_state, state_path
-from dropforge.stack.supervisor import port_free
+from dropforge.stack.supervisor import port_trouble
 
 _GIB = 1 << 30
 _PACKAGES = {
@@ -192,14 +192,14 @@ def ports(folder: Path) -> Iterator[Finding]:
     if state is None or is_running(folder):
         return
     for name, port in state.ports.items():
-        good = port_free(port)
+        good = not port_trouble(port, hosts(name, state.pod_host))
         found = f"{port} is {'free' if good else 'taken'}"
         mend = "" if good else f"The next `dropforge up` takes another; `--{name}-port` chooses one"
         yield Finding(f"port of {name}", Level.OK if good else Level.WARN, found, mend)
 
 
 def loopback(_: Path) -> Iterator[Finding]:
-    good = port_free(0)
+    good = not port_trouble(0, [LOCAL])
     mend = "" if good else "Bring the loopback interface up: `ip link set lo up`"
     yield Finding("127.0.0.1", Level.OK if good else Level.FAIL, "usable" if good else "cannot be listened on", mend)
     if named := proxies(os.environ):

@@ -22,6 +22,8 @@ from dropforge.stack.secrets import Secrets, read_own, write_private
 from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
 PORTS = ("objects", "mlflow", "airflow")
+LOCAL = "127.0.0.1"
+_FOR_PODS = {"objects", "mlflow"}
 CLUSTER = "kubeflow_training.jobs.local"
 FOLDERS = ("logs", "airflow", "cluster", "tmp")  # of the state folder, besides those that services make themselves
 _DATABASE = "database"
@@ -96,6 +98,7 @@ class Service:
     :param within: folder in which all of its processes work, and no other's: by that they are found without it.
     :param told_by: name of the service that tells whether this one is well; while that is away, nobody asks.
     :param before: what is done before each start.
+    :param hosts: addresses of this machine on which it listens at its port.
     """
 
     name: str
@@ -114,10 +117,16 @@ class Service:
     within: Path | None = None
     told_by: str = ""
     before: Callable[[], None] = lambda: None
+    hosts: tuple[str, ...] = (LOCAL,)
 
     @property
     def command(self) -> tuple[str, ...]:
         return (sys.executable, "-m", self.module, *self.arguments)
+
+
+def hosts(name: str, pod_host: str | None) -> tuple[str, ...]:
+    """The addresses on which a service of the stack listens."""
+    return (LOCAL, pod_host) if pod_host and name in _FOR_PODS else (LOCAL,)
 
 
 def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: str | None = None) -> list[Service]:
@@ -161,6 +170,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             env,
             ready=lambda _: health.answers(ports["objects"], "/-/health"),
             port=ports["objects"],
+            hosts=hosts("objects", pod_host),
             serves=1,
         ),
         Service(
@@ -183,6 +193,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
             {**env, **libpq, **mlflow_env(folder, databases)},
             ready=lambda _: health.answers(ports["mlflow"], "/health"),
             port=ports["mlflow"],
+            hosts=hosts("mlflow", pod_host),
             after=(_DATABASE,),
             serves=1,
             told_by=_DATABASE,

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -167,8 +168,8 @@ class Supervisor:
 
     def _start(self, watched: Watched) -> None:
         service = watched.service
-        if service.port is not None and not port_free(service.port):
-            return self._failed(watched, f"port {service.port} of 127.0.0.1 is taken by another program")
+        if service.port is not None and (trouble := port_trouble(service.port, service.hosts)):
+            return self._failed(watched, trouble, begun=False)
         try:
             service.before()
             log_path = self._log_path(service.name)
@@ -176,7 +177,7 @@ class Supervisor:
             if pid is None:
                 pid = self._spawn(service, log_path)
         except OSError as error:
-            return self._failed(watched, f"it cannot be started ({error})")
+            return self._failed(watched, f"it cannot be started ({error})", begun=False)
         watched.started = time.monotonic()
         watched.next_check, watched.failed_checks = watched.started, 0
         watched.set("starting", pid=pid)
@@ -319,12 +320,17 @@ class Supervisor:
             return
         self._failed(watched, f"it ended with {processes.ending(code)}; logs/{watched.service.name}.log says why")
 
-    def _failed(self, watched: Watched, why: str) -> None:
+    def _failed(self, watched: Watched, why: str, *, begun: bool = True) -> None:
+        """Have a service started again later, or give it up.
+
+        :param begun: whether it ran. What keeps it from that is the machine's, not its own: a port, memory, a disk.
+        """
         full = full_disk(self.folder)
         if full:
             why = f"{full}. {why[0].upper()}{why[1:]}"
-        # Who makes room shall not have to start the stack again.
-        if not (full and watched.was_healthy and watched.failures >= len(_BACKOFF)):
+        # Who makes room, or frees the port, shall not have to start the stack again.
+        passing = bool(full) or not begun
+        if not (passing and watched.was_healthy and watched.failures >= len(_BACKOFF)):
             watched.failures += 1
         if watched.failures > (len(_BACKOFF) if watched.was_healthy else _FIRST_TRIES):
             watched.set("failed", why)
@@ -425,16 +431,20 @@ def _failure(state: StackState) -> OSError | None:
     return None
 
 
-def port_free(port: int) -> bool:
-    """Whether a service could listen on this port of 127.0.0.1."""
-    with socket.socket() as probe:
-        # As the services do: an address that only lingers after a close is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+def port_trouble(port: int, hosts: Iterable[str]) -> str:
+    """Say why a service could not listen on this port of all these addresses; nothing if it could."""
+    for host in hosts:
+        with socket.socket() as probe:
+            # As the services do: an address that only lingers after a close is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except (OSError, OverflowError) as error:
+                taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+                return f"port {port} of {host} " + (
+                    "is taken by another program" if taken else f"is of no use ({error})"
+                )
+    return ""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

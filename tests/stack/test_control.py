@@ -77,6 +77,18 @@ def test_remembered_ports_are_kept_if_free_and_replaced_if_not(taken: int) -> No
     assert len(set(moved.values())) == 3
 
 
+def test_ports_for_pods_are_free_on_their_address_too() -> None:
+    first = control.choose_ports({}, {}, "127.0.0.2")
+    with contextlib.ExitStack() as held:
+        for port in first.values():
+            held.enter_context(socket.create_server(("127.0.0.2", port)))
+        assert control.choose_ports({}, first) == first
+        moved = control.choose_ports({}, first, "127.0.0.2")
+        assert {name for name, port in first.items() if moved[name] == port} == {"airflow"}
+        with pytest.raises(DropforgeError, match=rf"port {first['mlflow']} of 127\.0\.0\.2 is taken"):
+            control.choose_ports({"mlflow": first["mlflow"]}, {}, "127.0.0.2")
+
+
 @pytest.mark.parametrize("name", ["per%cent", "dollar$HOME", "a?b", "a#b"])
 def test_folders_that_addresses_cannot_name_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DropforgeError, match="--state"):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import pytest
 
 from dropforge.errors import DropforgeError
 from dropforge.stack import control, processes
+from dropforge.stack.services import LOCAL
 from dropforge.stack.state import StackState, is_running, read_state, state_path, take_lock
+from dropforge.stack.supervisor import port_trouble
 
 # Starts a child that leaves no trace but one: a session, a name, descriptors and an environment of its own.
 WILD = """
@@ -55,14 +58,17 @@ while True: signal.pause()
 SUPERVISE = """
 import sys
 from pathlib import Path
-from dropforge.stack import health
+from dropforge.stack import health, supervisor
 from dropforge.stack.services import Service
 from dropforge.stack.supervisor import supervise
 folder, web_port = Path(sys.argv[1]), int(sys.argv[2])
 lifeline = int(sys.argv[3]) if len(sys.argv) > 3 else None
+if (folder / "often").exists():
+    supervisor._BACKOFF = (0.02,) * 3
 env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder)}
 services = [
-    Service("web", "web", (str(web_port),), env, lambda _: health.answers(web_port, "/"), web_port, check_every=0.2),
+    Service("web", "web", (str(web_port),), env, lambda _: health.answers(web_port, "/"), web_port, check_every=0.2,
+            hosts=("127.0.0.1", "127.0.0.2")),
     Service("wild", "wild", (), env, lambda _: len(list((folder / "seen").iterdir())) >= 2, after=("web",)),
 ]
 if (folder / "broken.py").exists():
@@ -253,8 +259,8 @@ def test_services_are_watched_and_ended_though_no_state_can_be_written(stack: St
     path.unlink()
     path.mkdir()
     os.kill(web, signal.SIGKILL)
-    until(lambda: control.port_free(stack.port))
-    until(lambda: not control.port_free(stack.port))
+    until(lambda: not port_trouble(stack.port, [LOCAL]))
+    until(lambda: bool(port_trouble(stack.port, [LOCAL])))
     with pytest.raises(DropforgeError, match=r"stack\.json.*cannot be read.*dropforge up"):
         read_state(stack.folder)
     path.rmdir()
@@ -392,12 +398,36 @@ def test_a_second_supervisor_gives_way(stack: Stack) -> None:
 def test_a_port_that_somebody_took_meanwhile_is_said(stack: Stack) -> None:
     holder = subprocess.Popen([sys.executable, "-c", WEB, str(stack.port)])
     try:
-        until(lambda: not control.port_free(stack.port))
+        until(lambda: bool(port_trouble(stack.port, [LOCAL])))
         stack.start()
         until(lambda: "is taken by another program" in stack.state.services["web"].message)
     finally:
         holder.kill()
         holder.wait()
+    control.wait_ready(stack.folder)
+
+
+@pytest.mark.parametrize("taken", ["127.0.0.1", "127.0.0.2", "a pipe"])
+def test_what_keeps_a_service_from_starting_may_stay_as_long_as_it_likes(stack: Stack, taken: str) -> None:
+    (stack.folder / "often").touch()
+    control.wait_ready(stack.start().folder)
+    log, supervises = stack.folder / "logs" / "web.log", supervisor(stack.state)
+    os.kill(supervises.pid, signal.SIGSTOP)
+    os.kill(stack.pid("web"), signal.SIGKILL)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if taken == "a pipe":
+            log.unlink()
+            os.mkfifo(log)
+        else:
+            until(lambda: not port_trouble(stack.port, [taken]))
+            other.bind((taken, stack.port))
+            other.listen()
+        os.kill(supervises.pid, signal.SIGCONT)
+        until(lambda: stack.state.services["web"].restarts > 8)
+        assert stack.state.services["web"].status == "restarting"
+    if taken == "a pipe":
+        log.unlink()
     control.wait_ready(stack.folder)
 
 
