@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -44,9 +43,16 @@ from dropforge.stack.connections import Handler, Server
 from dropforge.stack.documents import check_document, no_body, read_document, read_start
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
 from dropforge.stack.moto_requests import NOT_ALLOWED, ask, ask_s3
-from dropforge.stack.persistence import Persistence, queue_models, s3, sqs_queues
+from dropforge.stack.persistence import Persistence, is_full, queue_models, s3, sqs_queues
 from dropforge.stack.post_policy import check_form, fields_before_file
-from dropforge.stack.queue_requests import LONGEST, MESSAGE_ACTIONS, QueueRequest, has_messages, read_request
+from dropforge.stack.queue_requests import (
+    FREEING_ACTIONS,
+    LONGEST,
+    MESSAGE_ACTIONS,
+    QueueRequest,
+    has_messages,
+    read_request,
+)
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
 from dropforge.stack.turn import Turn
@@ -149,7 +155,7 @@ class ObjectServer:
         if not isinstance(error, OSError | sqlite3.Error):
             return ServiceError(_FAILED, "InternalError", "The store failed; its log says why")
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        if _is_full(error):
+        if is_full(error):
             message = f"There is no room for this in {self._folder} ({reason}); make room and try again"
             return ServiceError("507 Insufficient Storage", "InsufficientStorage", message)
         place = error.filename if isinstance(error, OSError) and error.filename else self._folder
@@ -240,7 +246,8 @@ class ObjectServer:
             if uploads and environ["REQUEST_METHOD"] == "POST":
                 self._store.tell_once()
             told = self._store.queues_changed()
-            with self._store.commit():
+
+            def save() -> None:
                 if key:
                     self._store.save_object(bucket, key)
                 else:
@@ -249,6 +256,8 @@ class ObjectServer:
                     self._store.save_upload(bucket, upload)
                 if told:
                     self._store.save_queues()
+
+            self._store.save(save, frees=environ["REQUEST_METHOD"] == "DELETE" or "delete" in query)
         except BaseException as error:
             with _or_end():
                 if not key:
@@ -345,8 +354,10 @@ class ObjectServer:
             if not {QUEUE, DEAD_QUEUE} <= queue_models.sqs_backends[ACCOUNT][REGION].queues.keys():
                 raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own queues stay")
             if action not in MESSAGE_ACTIONS or self._store.queues_changed():
-                with self._store.commit():
-                    self._store.save_queues(attributes=action not in MESSAGE_ACTIONS)
+                attributes = action not in MESSAGE_ACTIONS
+                self._store.save(
+                    lambda: self._store.save_queues(attributes=attributes), frees=action in FREEING_ACTIONS
+                )
                 self._turn.notify_all()
         except BaseException as error:
             with _or_end():
@@ -374,13 +385,6 @@ def _or_end() -> Iterator[None]:
     except BaseException:
         log.error("the disk failed; ending:\n%s", traceback.format_exc())
         os._exit(70)
-
-
-def _is_full(error: OSError | sqlite3.Error) -> bool:
-    """Whether there is no room: disk, quota or file size limit."""
-    if isinstance(error, OSError):
-        return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    return error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}
 
 
 def _health(held: float) -> Answer:

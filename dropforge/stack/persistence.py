@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import errno
 import io
 import json
 import os
@@ -28,6 +29,7 @@ from dropforge.stack.bodies import Bodies, Piece
 from dropforge.stack.moto_objects import ACCOUNT, Request, StoredObject, StoredUpload, models
 
 FORMAT = 1
+_SPARE = 1 << 20  # bytes
 _MEND = "Put it and bodies/ back from a copy, or move the folder away to start empty"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS bodies (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
@@ -65,6 +67,13 @@ def s3() -> Any:
     return models.s3_backends[ACCOUNT]["aws"]
 
 
+def is_full(error: OSError | sqlite3.Error) -> bool:
+    """Whether there is no room: disk, quota or file size limit."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    return error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}
+
+
 def sqs_queues() -> dict[str, Any]:
     """All of moto's queues by ARN."""
     return {
@@ -81,6 +90,7 @@ class Persistence:
         """:raises DropforgeError: if another server has the file, or it is not ours to read."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "objects.db"
+        self._spare = folder / "spare"
         if not os.access(folder, os.W_OK):
             mend = "Make it writable, or name another"
             raise DropforgeError(f"The store's folder {folder}", "it cannot be written to", mend)
@@ -145,6 +155,38 @@ class Persistence:
             learn()
         self.sequence += 1
 
+    def save(self, write: Callable[[], None], *, frees: bool) -> None:
+        """Make everything that `write` saves durable together. :raises sqlite3.Error: and nothing of it is.
+
+        :param frees: whether it makes room: on a full disk it gets what is kept for that, as its log grows first.
+        """
+        try:
+            with self.commit():
+                write()
+        except (OSError, sqlite3.Error) as error:
+            if not (frees and is_full(error)):
+                raise
+            self._spare.unlink(missing_ok=True)
+            with contextlib.suppress(sqlite3.Error):  # the log may begin anew where it was written back
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with self.commit():
+                write()
+
+    def _keep_spare(self) -> None:
+        """Keep room for what makes room, where there is that much."""
+        with contextlib.suppress(OSError):  # another took it meanwhile, or the room
+            found = os.statvfs(self._spare.parent)
+            if self._spare.exists() or found.f_bavail * found.f_frsize < _SPARE:
+                return
+            handle = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, _SPARE)
+            except OSError:
+                self._spare.unlink()
+                raise
+            finally:
+                os.close(handle)
+
     def sync(self, sequence: int) -> None:
         """Wait until the commits up to this one outlive the machine. :raises OSError: if it is not known whether."""
         if self._synced >= sequence:
@@ -158,6 +200,7 @@ class Persistence:
             os.fsync(self._log)  # SQLite itself syncs it only before it writes it back
             self._synced = reached
         self.bodies.remove(unnamed)
+        self._keep_spare()
 
     def _learn(self, known: dict[tuple[str, str], Held], bucket: str, name: str, held: Held | None) -> None:
         """Note what the file has of a key or an upload, once it has it; what it no longer has may go then."""
@@ -201,6 +244,7 @@ class Persistence:
         if orphans := [name for (name,) in rows if name not in named]:
             self.bodies.put_back_dead(orphans)  # the next commit deletes them
         self.bodies.forget_orphans()
+        self._keep_spare()
         return len(self._objects)
 
     def _load_bucket(self, name: str, state: bytes) -> None:

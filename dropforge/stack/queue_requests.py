@@ -20,6 +20,7 @@ MESSAGE_ACTIONS = {
     "ChangeMessageVisibility", "ChangeMessageVisibilityBatch", "GetQueueUrl", "GetQueueAttributes", "ListQueues",
     "ListQueueTags", "ListDeadLetterSourceQueues",
 }  # fmt: skip
+FREEING_ACTIONS = {"DeleteMessage", "DeleteMessageBatch", "PurgeQueue", "DeleteQueue"}
 LONGEST = 4 << 20  # SQS takes 1 MiB, which a form's escapes make three times as long
 
 _WAIT = "WaitTimeSeconds"

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -63,3 +64,37 @@ def test_a_full_disk_is_said_and_costs_nothing(small: Server) -> None:
     assert client.get_object(Bucket=BUCKET, Key="small")["Body"].read() == b"goes on"
     messages = small.client("sqs").receive_message(QueueUrl=small.queue_url, MaxNumberOfMessages=10)["Messages"]
     assert len(messages) == 1
+
+
+def fill(client: Any, size: int) -> None:
+    """Put objects until there is no room for one more."""
+
+    def put_all() -> None:
+        for number in range(100_000):
+            client.put_object(Bucket=BUCKET, Key=f"f/{size}/{number}", Body=os.urandom(size))
+
+    with pytest.raises(ClientError, match="make room"):
+        put_all()
+
+
+def test_who_may_write_may_make_room_again(small: Server) -> None:
+    """By every request that frees some, before and after a restart, however small or large the objects are."""
+    client, queue = small.client(), small.client("sqs")
+    client.put_object(Bucket=BUCKET, Key="drops/f/d/_SUCCESS", Body=b"")
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key="parts")["UploadId"]
+    client.upload_part(Bucket=BUCKET, Key="parts", UploadId=upload, PartNumber=1, Body=b"x" * 1000)
+    (message,) = queue.receive_message(QueueUrl=small.queue_url)["Messages"]
+    for size in (100_000, 10_000, 500):
+        fill(client, size)
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix="f/")["Contents"]
+    for item in found[::2]:
+        client.delete_object(Bucket=BUCKET, Key=item["Key"])
+    fill(client, 500)
+    queue.delete_message(QueueUrl=small.queue_url, ReceiptHandle=message["ReceiptHandle"])
+    client.abort_multipart_upload(Bucket=BUCKET, Key="parts", UploadId=upload)
+    fill(client, 500)
+    client = small.restart().client()
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix="f/")["Contents"]
+    keys = [{"Key": item["Key"]} for item in found]
+    assert "Errors" not in client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
+    client.put_object(Bucket=BUCKET, Key="new", Body=os.urandom(max(item["Size"] for item in found)))
