@@ -481,7 +481,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # At once, as what was answered is on the disk: an exception would land where something else is done with it.
+        signal.signal(number, lambda *_: os._exit(0))
     state = options.state.absolute()
     try:
         application = ObjectServer(state, *_keys(state), options.pod_host)

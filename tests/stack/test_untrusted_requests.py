@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import io
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import tracemalloc
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +21,15 @@ from typing import Any
 
 import pytest
 
-from dropforge.stack import connections
+from dropforge.stack import connections, control
 from dropforge.stack.bodies import Spool
 from dropforge.stack.body import BodyError, RequestTimeoutError, read_body
 from dropforge.stack.documents import check_document
+from dropforge.stack.services import LOCAL
+from dropforge.stack.supervisor import port_trouble
 from tests.stack.conftest import Server
 from tests.stack.test_objects import BUCKET, bodies, listing
+from tests.stack.test_supervisor import until
 
 FORM = "Content-Type: multipart/form-data; boundary=x"
 BROKEN_TRANSFERS = [
@@ -256,6 +264,35 @@ class Small:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
         connection.request("GET", "/")
         return connection
+
+
+ENDING = """
+import os, signal, sys, threading
+from dropforge.stack import objects
+begin = threading.Thread.start
+def start(thread):
+    begin(thread)
+    thread.join()
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+threading.Thread.start = start
+objects.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_ends_when_it_is_told_wherever_it_is(tmp_path: Path, number: signal.Signals) -> None:
+    """Told while it accepts a connection, whose thread has ended already."""
+    port = control.choose_ports({}, {})["objects"]
+    command = [sys.executable, "-c", ENDING, number.name, "--state", str(tmp_path), "--port", str(port)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: server.poll() is not None or bool(port_trouble(port, [LOCAL])))
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/-/health", timeout=5)
+        assert server.wait(5) == 0
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture
