@@ -49,6 +49,7 @@ from dropforge.cli import (
 )
 from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import spare_this_machine
+from dropforge.standard_streams import hold_standard_streams
 from dropforge.terminal import Console, Text
 
 # Errors of output, or of a file that was open already: they come without a name.
@@ -104,6 +105,7 @@ app.command("plan")(recipes.plan)
 
 def main() -> None:
     """Run the command; an error that a person can mend is told in one paragraph, without a traceback."""
+    hold_standard_streams()
     spare_this_machine(os.environ)
     try:
         _run()

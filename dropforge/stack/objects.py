@@ -56,6 +56,7 @@ from dropforge.stack.queue_requests import (
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
 from dropforge.stack.turn import Turn
+from dropforge.standard_streams import hold_standard_streams
 
 log = logging.getLogger("dropforge.objects")
 
@@ -479,6 +480,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True, help="port of 127.0.0.1")
     parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
+    hold_standard_streams()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -186,7 +186,9 @@ def take_lock(folder: Path) -> int | None:
 
     :raises OSError: if it cannot be opened.
     """
-    handle = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    opened = os.open(lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    handle = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)  # a child's standard streams would take its number
+    os.close(opened)
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,6 +42,7 @@ from dropforge.stack.state import (
     take_lock,
     write_state,
 )
+from dropforge.standard_streams import hold_standard_streams
 
 log = logging.getLogger("dropforge.supervisor")
 
@@ -456,6 +457,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for name in PORTS:
         parser.add_argument(f"--{name}-port", type=int, required=True)
     options = parser.parse_args(arguments)
+    hold_standard_streams()
     folder = options.state.absolute()
     ports = {name: getattr(options, f"{name}_port") for name in PORTS}
     try:

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 ports = {"objects": 1, "mlflow": 2, "airflow": 3}
 supervise(Path(given["--state"]), ports, [], lock=int(given["--lock"]))
 """
+PYTHON = sys.executable
 ASLEEP = """
 import os, time
 from pathlib import Path
@@ -154,6 +156,29 @@ def test_of_many_that_start_a_stack_one_does(small: Path) -> None:
     said = (small / "logs" / "supervisor.log").read_text()
     assert "another supervisor" not in said
     assert "stopped" not in said
+
+
+STARTED_WITHOUT_STREAMS = """
+import sys
+from pathlib import Path
+from dropforge.stack import control
+sys.executable = sys.argv[2]
+control.start(Path(sys.argv[1]))
+"""
+
+
+def without_streams(*command: str) -> int:
+    """The exit code of a program that is started with its standard streams closed."""
+    started = subprocess.run(command, preexec_fn=lambda: os.closerange(0, 3), check=False, timeout=60)
+    return started.returncode
+
+
+def test_a_stack_that_is_started_without_standard_streams_keeps_its_lock(small: Path) -> None:
+    program = sys.executable
+    assert without_streams(PYTHON, "-c", STARTED_WITHOUT_STREAMS, str(small), program) == 0
+    assert control.wait_ready(small).phase == "ready"
+    assert is_running(small)
+    assert "stopped" not in (small / "logs" / "supervisor.log").read_text()
 
 
 def test_nobody_starts_a_stack_between_the_look_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,3 +40,27 @@ def test_an_error_that_cannot_be_told_is_in_the_exit_code() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", PLAIN], stdout=full, stderr=full, check=False)
     assert done.returncode == 2
+
+
+STREAMS = """
+import os, sys
+from pathlib import Path
+from dropforge.cli import app
+places = lambda: [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+app.app = lambda: Path(sys.argv[1]).write_text("\\n".join(places()))
+app.main()
+"""
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), (2,)], ids=["all", "one"])
+def test_a_command_without_standard_streams_opens_no_file_in_their_place(
+    closed: tuple[int, ...], tmp_path: Path
+) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    seen = tmp_path / "seen"
+    subprocess.run([sys.executable, "-c", STREAMS, str(seen)], preexec_fn=close, check=True)
+    found = seen.read_text().splitlines()
+    assert {found[number] for number in closed} == {os.devnull}
