@@ -20,7 +20,7 @@ from dropforge.stack.databases import Databases
 from dropforge.stack.log_files import open_log, read_end
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.services import PORTS, hosts, source_root
+from dropforge.stack.services import LOCAL, PORTS, hosts, source_root
 from dropforge.stack.state import (
     ServiceState,
     StackState,
@@ -284,14 +284,32 @@ def _free_port(on: tuple[str, ...], taken: set[int]) -> int:
 
 
 def _check_address(host: str) -> None:
+    thing, mend = f"address {host}", "Choose one that `ip address` shows"
     try:
         address = ipaddress.IPv4Address(host)
-        with socket.socket() as probe:
-            probe.bind((str(address), 0))
-    except (ValueError, OSError) as error:
-        raise DropforgeError(
-            f"address {host}", f"it is no IPv4 address of this machine ({error})", "Choose one that `ip address` shows"
-        ) from None
+    except ValueError as error:
+        raise DropforgeError(thing, f"it is no IPv4 address of this machine ({error})", mend) from None
+    kinds = {
+        "it is no address of one machine, but of all of this one's": address.is_unspecified,
+        "it is a group's": address.is_multicast,
+        "it is a whole network's, or no machine's": address.is_reserved or _is_broadcast(host),
+        "it is the one on which the stack listens anyway, and no pod reaches it": host == LOCAL,
+    }
+    for cause in (cause for cause, is_so in kinds.items() if is_so):
+        raise DropforgeError(thing, cause, mend)
+    if trouble := port_trouble(0, (host,)):
+        raise DropforgeError(thing, f"it is no IPv4 address of this machine ({trouble})", mend)
+
+
+def _is_broadcast(host: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except PermissionError:  # unless one says that it is meant
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def _end_leftovers(traces: Traces) -> bool:

@@ -62,6 +62,22 @@ def test_an_address_that_is_not_this_machines_is_refused(tmp_path: Path, address
         control.start(tmp_path / "state", pod_host=address)
 
 
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        ("0.0.0.0", "of all of this one's"),
+        ("224.0.0.1", "a group's"),
+        ("255.255.255.255", "whole network's"),
+        ("127.255.255.255", "whole network's"),
+        ("127.0.0.1", "listens anyway"),
+    ],
+)
+def test_an_address_that_no_pod_can_ask_is_refused_by_name(tmp_path: Path, address: str, cause: str) -> None:
+    with pytest.raises(DropforgeError, match=cause) as error:
+        control.start(tmp_path / "state", pod_host=address)
+    assert error.value.thing == f"address {address}"
+
+
 def dropforge(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "dropforge"), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
