@@ -74,7 +74,17 @@ class Settings:
 
 def default_state() -> Path:
     """The state folder: `DROPFORGE_STATE`, else `.dropforge` in the current folder."""
-    return Path(os.environ.get("DROPFORGE_STATE") or ".dropforge").absolute()
+    return absolute(Path(os.environ.get("DROPFORGE_STATE") or ".dropforge"))
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root on. :raises DropforgeError: if it hangs on a current folder that is not there any more."""
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        raise DropforgeError(
+            "the current folder", "it was removed", f"Change to another, or name {path} from the root on"
+        ) from None
 
 
 def without_login(tracking_uri: str, variable: str = "MLFLOW_TRACKING_URI") -> str:

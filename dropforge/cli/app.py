@@ -106,6 +106,8 @@ app.command("plan")(recipes.plan)
 def main() -> None:
     """Run the command; an error that a person can mend is told in one paragraph, without a traceback."""
     hold_standard_streams()
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]  # on a terminal of no columns rich prints nothing
     spare_this_machine(os.environ)
     try:
         _run()

@@ -12,12 +12,13 @@ import json
 import operator
 import os
 import time
+import unicodedata
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dropforge.errors import DropforgeError
-from dropforge.settings import Settings, is_self_service
+from dropforge.settings import Settings, absolute, is_self_service
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import Secrets, read_json, read_secrets, write_private
@@ -30,7 +31,8 @@ REGION = "us-east-1"
 AIRFLOW_USER = "admin"
 _LARGEST_PID = (1 << 31) - 1
 # Fit for paths in addresses and configuration files without any quoting.
-_BAD_CHARACTERS = set("%$?#\"'\n\\")
+_BAD_CHARACTERS = set("%$?#\"'\\")
+_BAD_KINDS = {"Cc", "Cs"}  # control characters, and what stands for bytes that are no UTF-8
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,9 @@ class StackState:
 
 def check_folder(folder: Path) -> Path:
     """:raises DropforgeError: if the folder's path cannot be used in the addresses that the services take."""
-    folder = folder.absolute()
-    bad = sorted(_BAD_CHARACTERS & set(str(folder)))
+    folder = absolute(folder)
+    signs = set(str(folder))
+    bad = sorted(sign for sign in signs if sign in _BAD_CHARACTERS or unicodedata.category(sign) in _BAD_KINDS)
     if bad:
         raise DropforgeError(
             f"state folder {str(folder)!r}", f"its path contains {bad[0]!r}", "Choose another with `--state`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from dropforge_airflow.triggers import asks
@@ -13,7 +14,8 @@ from dropforge import tracking
 from dropforge.errors import DropforgeError
 from dropforge.rest import Rest, reached
 from dropforge.run import Tracking
-from dropforge.settings import from_env, without_login
+from dropforge.settings import default_state, from_env, without_login
+from dropforge.stack.state import check_folder
 from trainer.report.artifacts import put_artifacts
 from trainer.report.tracking import make_tracker
 
@@ -108,3 +110,21 @@ def test_a_list_of_buckets_that_cannot_work_is_refused(text: str, told: str | No
         return
     with pytest.raises(DropforgeError, match=f"DROPFORGE_DROP_BUCKETS: {re.escape(told)}"):
         from_env(env)
+
+
+@pytest.mark.parametrize("named", [None, "state"])
+def test_a_current_folder_that_was_removed_is_told(
+    named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.delenv("DROPFORGE_STATE", raising=False)
+    if named:
+        monkeypatch.setenv("DROPFORGE_STATE", named)
+    with pytest.raises(DropforgeError, match="the current folder: it was removed"):
+        default_state()
+    with pytest.raises(DropforgeError, match="the current folder: it was removed"):
+        check_folder(Path("state"))
+    assert check_folder(tmp_path) == tmp_path

@@ -91,7 +91,7 @@ def test_ports_for_pods_are_free_on_their_address_too() -> None:
             control.choose_ports({"mlflow": first["mlflow"]}, {}, "127.0.0.2")
 
 
-@pytest.mark.parametrize("name", ["per%cent", "dollar$HOME", "a?b", "a#b"])
+@pytest.mark.parametrize("name", ["per%cent", "dollar$HOME", "a?b", "a#b", "a\rb", "a\x1b", "a\udcff"])
 def test_folders_that_addresses_cannot_name_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DropforgeError, match="--state"):
         check_folder(tmp_path / name)

@@ -64,3 +64,10 @@ def test_a_command_without_standard_streams_opens_no_file_in_their_place(
     subprocess.run([sys.executable, "-c", STREAMS, str(seen)], preexec_fn=close, check=True)
     found = seen.read_text().splitlines()
     assert {found[number] for number in closed} == {os.devnull}
+
+
+@pytest.mark.parametrize("columns", ["0", ""])
+def test_a_terminal_of_no_columns_is_written_to(columns: str) -> None:
+    env = {**os.environ, "COLUMNS": columns}
+    done = subprocess.run([sys.executable, "-c", RICH], env=env, capture_output=True, text=True, check=True)
+    assert "Commands" in done.stdout
