@@ -16,6 +16,7 @@ import re
 import signal
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -487,6 +488,7 @@ def main(arguments: list[str] | None = None) -> None:
         # At once, as what was answered is on the disk: an exception would land where something else is done with it.
         signal.signal(number, lambda *_: os._exit(0))
     state = options.state.absolute()
+    tempfile.tempdir = str(state / "objects")  # where a large form lies, and what is named when it is full
     try:
         application = ObjectServer(state, *_keys(state), options.pod_host)
     except DropforgeError as error:

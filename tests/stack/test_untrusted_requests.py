@@ -188,6 +188,20 @@ def test_a_large_form_arrives_whole(server: Server) -> None:
     assert [item[0] for item in listing(server.client())] == ["user/a"]
 
 
+def test_a_large_form_lies_in_the_state_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    server = Server(tmp_path / "state").start()
+    try:
+        form = multipart([*policy(server), ("key", "user/a")], b"a" * 700_000)
+        assert upload_form(server, form)[0] == 204
+        elsewhere.rmdir()  # a folder is chosen once
+        assert upload_form(server, form)[0] == 204
+    finally:
+        server.kill()
+
+
 def test_a_form_is_held_when_its_policy_allows_it(server: Server) -> None:
     """What nobody signed is refused while most of it has not come."""
     forms = [
