@@ -16,6 +16,7 @@ from dropforge.stack.body import BodyError, check_digests, read_blocks
 
 _DEPTH = 32
 _ELEMENTS = 100_000  # an upload of 10,000 parts, each with its checksums, has fewer
+_CONDITIONS = {"ETag", "LastModifiedTime", "Size"}  # of a key to delete
 _MOST = {"Object": 1000, "Part": 10_000}  # S3's own bounds: keys to delete, parts of an upload
 
 
@@ -62,7 +63,8 @@ def check_document(environ: dict[str, Any], data: bytes, *, of_object: bool = Fa
     """Check a document's checksums and that its XML is one that moto reads in little time.
 
     :param of_object: the checksums in the headers are those of the object that the request completes.
-    :raises BodyError: if a checksum differs, or the XML declares entities, is nested too deep, or lists too much.
+    :raises BodyError: if a checksum differs, or the XML declares entities, is nested too deep, lists too much, or makes
+        conditions that moto would pass over.
     """
     told = {name: value for name, value in environ.items() if not of_object or "_CHECKSUM_" not in name}
     check_digests(told, lambda name: _digest(name, data))
@@ -91,6 +93,7 @@ class _Limits:
     def __init__(self) -> None:
         self._depth, self._elements = 0, 0
         self._counts: Counter[str] = Counter()
+        self._root = ""
 
     def start(self, name: str, _: dict[str, str]) -> None:
         """:raises BodyError: if the element is one too many."""
@@ -101,6 +104,12 @@ class _Limits:
                 f"The document has more than {_ELEMENTS} elements, or they are nested over {_DEPTH} deep",
             )
         kind = name.rpartition(":")[2]
+        if self._depth == 1:
+            self._root = kind
+        if self._root == "Delete" and kind in _CONDITIONS:  # moto would delete whatever the object is
+            raise BodyError(
+                "NotImplemented", f"The embedded stack deletes no list of keys by {kind}; delete one by one"
+            )
         if kind in _MOST:
             self._counts[kind] += 1
             if self._counts[kind] > _MOST[kind]:

@@ -76,7 +76,13 @@ _FIELDS = 64 << 10
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _FAILED = "500 Internal Server Error"
-_STATUS = {"SignatureDoesNotMatch": "403 Forbidden", "MissingContentLength": "411 Length Required"}
+_STATUS = {
+    "SignatureDoesNotMatch": "403 Forbidden",
+    "MissingContentLength": "411 Length Required",
+    "NotImplemented": "501 Not Implemented",
+}
+# Headers of a DELETE, for which S3 has directory buckets only.
+_UNKNOWN_CONDITIONS = {"HTTP_X_AMZ_IF_MATCH_LAST_MODIFIED_TIME", "HTTP_X_AMZ_IF_MATCH_SIZE"}
 _READS = {"GET", "HEAD", "OPTIONS"}
 _DOCUMENTS = {"acl", "tagging", "retention", "legal-hold"}  # sub-resources of a key that a PUT sends as XML
 _NOT_PUT = {"restore", "select", "torrent"}
@@ -442,7 +448,15 @@ def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str,
 
 
 def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> None:
-    """Check the conditions that moto leaves out: on a copy's target and on an upload's completion, and the upload."""
+    """Check the conditions that moto leaves out: on a copy's target and on an upload's completion, and the upload.
+
+    Those that nobody checks are refused: who makes them means not to write without.
+    """
+    if key and (environ.get("HTTP_IF_NONE_MATCH", "*") != "*" or _UNKNOWN_CONDITIONS & environ.keys()):
+        message = (
+            "A write's If-None-Match is `*`, and x-amz-if-match-... is for other buckets than the embedded stack has"
+        )
+        raise ServiceError("501 Not Implemented", "NotImplemented", message)
     found = s3().buckets.get(bucket)
     if not key or found is None:
         return

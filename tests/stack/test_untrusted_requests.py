@@ -16,10 +16,12 @@ import tracemalloc
 import urllib.request
 import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from dropforge.stack import connections, control
 from dropforge.stack.bodies import Spool
@@ -455,6 +457,33 @@ def test_chunks_that_nobody_signed_change_nothing(server: Server) -> None:
     assert client.get_object_tagging(Bucket=BUCKET, Key="k")["TagSet"] == []
     assert "Parts" not in client.list_parts(Bucket=BUCKET, Key="m", UploadId=upload)
     assert "Traceback" not in (server.state / "objects.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ask", "given"),
+    [
+        ("delete_objects", {"Delete": {"Objects": [{"Key": "a", "ETag": '"0"'}]}}),
+        ("delete_objects", {"Delete": {"Objects": [{"Key": "a", "Size": 7}]}}),
+        (
+            "delete_objects",
+            {"Delete": {"Objects": [{"Key": "a", "LastModifiedTime": datetime(2020, 1, 1, tzinfo=UTC)}]}},
+        ),
+        ("delete_object", {"Key": "a", "IfMatchSize": 7}),
+        ("delete_object", {"Key": "a", "IfMatchLastModifiedTime": datetime(2020, 1, 1, tzinfo=UTC)}),
+        ("put_object", {"Key": "a", "IfNoneMatch": '"0"'}),
+        ("copy_object", {"Key": "a", "CopySource": f"{BUCKET}/b", "IfNoneMatch": '"0"'}),
+    ],
+)
+def test_a_write_under_a_condition_that_nobody_checks_changes_nothing(
+    server: Server, ask: str, given: dict[str, Any]
+) -> None:
+    client = server.client()
+    for key in ("a", "b"):
+        client.put_object(Bucket=BUCKET, Key=key, Body=key.encode())
+    with pytest.raises(ClientError) as error:
+        getattr(client, ask)(Bucket=BUCKET, **given)
+    assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 501
+    assert client.get_object(Bucket=BUCKET, Key="a")["Body"].read() == b"a"
 
 
 def test_a_sub_resource_does_not_replace_an_object(server: Server) -> None:
