@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import logging
+import resource
 import select
 import socket
 import threading
@@ -18,7 +19,27 @@ from dropforge.stack.body import RequestTimeoutError
 
 log = logging.getLogger("dropforge.objects")
 
-_MOST = 400  # each takes a thread, and a file too while it is sent an object: 1,024 may be open on most machines
+_FILES = 2048  # as many as are enough for all that is open at once
+
+
+def most_connections(files: int) -> int:
+    """How many connections there may be: each takes a thread, and a file too while it is sent an object."""
+    return min(400, files // 3)
+
+
+def allowed_files() -> int:
+    """How many files this process may have open once it has asked for them."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+
+
+def ask_for_files() -> None:
+    """Raise the limit on open files that this process was started with, where it is low and may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < allowed_files():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed_files(), hard))
+
+
 _PATIENCE = 60_000  # milliseconds
 _HEAD = 64 << 10
 _BLOCK = 64 << 10
@@ -26,11 +47,11 @@ _BLOCK = 64 << 10
 _LONGEST_LINE = 200
 _LINES = 100  # in a minute
 
-_room = threading.BoundedSemaphore(_MOST)
+_room = threading.BoundedSemaphore(most_connections(allowed_files()))
 
 
 class Server(ThreadedWSGIServer):
-    """Accepts no more than `_MOST` connections at once, of all servers of the process; the next wait."""
+    """Accepts no more than `most_connections` at once, of all servers of the process; the next wait."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
         _room.acquire()

@@ -40,7 +40,7 @@ from dropforge.stack import previous_store
 from dropforge.stack.answers import Answer, Environ, ServiceError, text_answer
 from dropforge.stack.bodies import WHOLE, Content, cut
 from dropforge.stack.body import BodyError, read_body, wanted_digests
-from dropforge.stack.connections import Handler, Server
+from dropforge.stack.connections import Handler, Server, ask_for_files
 from dropforge.stack.documents import check_document, no_body, read_document, read_start
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
 from dropforge.stack.moto_requests import NOT_ALLOWED, ask, ask_s3
@@ -496,6 +496,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
     hold_standard_streams()
+    ask_for_files()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,11 +7,13 @@ import contextlib
 import hashlib
 import http.client
 import io
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import urllib.request
 import zlib
@@ -20,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 
@@ -331,6 +334,35 @@ def test_connections_are_bounded(small: Small, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(5):
         socket.create_connection(("127.0.0.1", small.server.port)).close()
     assert small.ask().getresponse().status == 200
+
+
+@pytest.mark.parametrize("hard", [4096, 64])
+def test_connections_that_idle_leave_files_for_who_works(tmp_path: Path, hard: int) -> None:
+    """Where few files may be open: more are asked for, or fewer connections taken."""
+    server = Server(tmp_path / "state", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))).start()
+    idle: list[socket.socket] = []
+    try:
+        works = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        works.connect()
+        idle += [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        works.request("GET", "/-/health")
+        assert works.getresponse().status == 200
+        assert server.process is not None
+        seen = psutil.Process(server.process.pid)
+        time.sleep(0.5)
+        before = sum(seen.cpu_times()[:2])
+        time.sleep(1)
+        assert sum(seen.cpu_times()[:2]) - before < 0.3  # it does not try to accept again and again
+        if hard > 64:
+            server.client().put_object(Bucket=BUCKET, Key="a", Body=b"x" * 1_000_000)
+    finally:
+        for one in idle:
+            one.close()
+        server.kill()
+
+
+def test_connections_are_as_many_as_there_are_files_for() -> None:
+    assert [connections.most_connections(files) for files in (64, 1024, 1200, 1 << 20)] == [21, 341, 400, 400]
 
 
 def test_a_client_that_sends_nothing_is_given_up(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
