@@ -143,7 +143,7 @@ class ObjectServer:
             refusal = self._refusal(error)
             if refusal.code == "InsufficientStorage":
                 log.error("%s", refusal.message)
-            elif refusal.status.startswith("5"):
+            elif refusal.status == _FAILED:
                 failed = environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc()
                 log.error("%s %.200s failed:\n%s", *failed)
             status, headers, body = refusal.answer(json_protocol="HTTP_X_AMZ_TARGET" in environ)
