@@ -46,7 +46,7 @@ def test_a_service_is_judged_and_started_again_as_if_no_clock_had_been_set(
 ) -> None:
     beats: list[float] = []
     service = Service("one", "none", (), {}, ready=lambda since: beats[-1] >= since)
-    found = Supervisor(tmp_path, {}, [service], None, (1, 1), 0)
+    found = Supervisor(tmp_path, {}, [service], None, (1, 1), 0, 0)
     (watched,) = found.watched
     monkeypatch.setattr(found, "_spawn", lambda *_: os.getpid())
     (tmp_path / "logs").mkdir()
