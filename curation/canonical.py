@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from curation import shapes, turns
@@ -132,7 +133,7 @@ def canonical(
         fields = {**folded, **fields}
     unknown: tuple[str, ...] = ()
     seen = pictures
-    if len(given) > len(used):
+    if len(given) > len(used) and not given.keys() <= _expected(used):
         used = _as_written(used, spelled) if spelled else used
         unknown = _unused(given, used, _CONTENT if messages is None else _SAID, text_column.lower())
         seen = pictures or not PICTURES.isdisjoint(given)
@@ -170,7 +171,7 @@ def canonical(
     row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
     if unknown:
         row = row._replace(unknown=unknown)
-    tools = turns.tools_of(fields)
+    tools = turns.tools_of(fields) if len(given) > len(used) else None
     return row if tools is None and not any(besides) else _with(row, besides, tools, messages)
 
 
@@ -236,11 +237,20 @@ def _with_system(
     messages: list[Message], used: tuple[str, ...], fields: Mapping[str, Any]
 ) -> tuple[list[Message], tuple[str, ...]]:
     """What `_messages` gives, with a row's own system message before those that begin with none."""
-    for key in SYSTEM:
+    for key in SYSTEM if len(fields) > len(used) else ():
         if (system := fields.get(key)) and messages[0][0] != "system":
             return [("system", _content(system, "system"), None), *messages], (*used, key)
     return messages, used
 
+
+@lru_cache(64)
+def _expected(used: tuple[str, ...]) -> frozenset[str]:
+    """Fields of a row that has none without a meaning, as most have."""
+    return frozenset({*used, *_NAMES})
+
+
+#: Fields that say whose a row is.
+_NAMES: Final = ("label", "source", *GROUPS)
 
 #: Where each field is called as it is looked for.
 _AS_NAMED: Final[Mapping[str, str]] = {}
@@ -270,7 +280,7 @@ def _unused(given: Mapping[str, Any], used: Sequence[str], content: Container[st
 
 
 #: Fields that would be content, if others were not there; and those beside messages, which tools belong to.
-_CONTENT: Final = FIELDS - {"label", "source", *GROUPS}
+_CONTENT: Final = FIELDS - {*_NAMES}
 _SAID: Final = _CONTENT - {*turns.TOOLS}
 
 

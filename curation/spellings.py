@@ -22,13 +22,13 @@ _LONGEST: Final = 24  # characters of a float
 
 def value_name(value: Any) -> str | None:
     """Return the name of a value; None if it is missing, as NaN is."""
-    if isinstance(value, bytes):
-        value = texts(value)
     if isinstance(value, str):
         # Most are words, which these three tell at once.
         if value[-2:] == ".0" or "e+" in value[-5:] or value in _MISSING:
             return _of_text(value)
         return value
+    if isinstance(value, bytes) and isinstance(text := texts(value), str):
+        return value_name(text)
     if value is None:
         return None
     if isinstance(value, float):

@@ -123,10 +123,13 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         "select cast(coalesce(sum(case when r.text is null then 1 else 0 end), 0) as bigint),"
         f" cast(coalesce(sum(case when r.text is null then 0 else 1 end), 0) as bigint) from {_KEPT}"
     )
+    tables.do(
+        "create table label_rows as select r.label as label, count(*) as held"
+        f" from {_KEPT} where r.label is not null group by r.label"
+    )
     labels = dict(
         tables.all(
-            f"select r.label, count(*) from {_KEPT} where length(r.label) <= {_NAME}"
-            f" group by r.label order by r.label limit {MOST_LABELS}"
+            f"select label, held from label_rows where length(label) <= {_NAME} order by label limit {MOST_LABELS}"
         )
     )
     return Statistics(
@@ -142,10 +145,7 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         ],
         labels=[
             (_shown(name), rows)
-            for name, rows in tables.all(
-                f"select r.label, count(*) from {_KEPT} where r.label is not null"
-                f" group by r.label order by count(*) desc, r.label limit {top}"
-            )
+            for name, rows in tables.all(f"select label, held from label_rows order by held desc, label limit {top}")
         ],
         shapes={"messages": shapes[0], "text": shapes[1]},
         groups=tables.one(f'select count(distinct r.unit) from {_KEPT} where r."group" is not null')[0],
@@ -158,15 +158,12 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         unmet=tables.one("select unmet from unmet")[0],
         suspicious=_suspicious(tables, top),
         repeated=[(_shown(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
-        classes=tables.one(
-            "select count(*), cast(coalesce(sum(length(l.label)), 0) as bigint) from"
-            f" (select distinct r.label as label from {_KEPT} where r.label is not null) l"
-        ),
+        classes=tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows"),
         contested=_contested(tables, files),
         truths=dict(
             tables.all(
-                f"select r.label, count(*) from {_KEPT} where r.label in ('0', '1')"
-                " or lower(r.label) in ('true', 'false') group by r.label order by r.label"
+                "select label, held from label_rows"
+                " where label in ('0', '1') or lower(label) in ('true', 'false') order by label"
             )
         ),
         alike=alike(labels)[:_TOLD],
