@@ -11,8 +11,7 @@ import difflib
 import json
 import math
 import os
-import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,12 @@ from dropforge.recipes.place_rules import fill_sizes, without_sizes
 from dropforge.recipes.rules import SIZES, check_combinations
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.section import help_of
+from dropforge.strict_yaml import DIGITS, UNFIT, load_strict
 from dropforge.text import has_surrogates
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
 _NUMBERS = 10**18
-_DIGITS = 4096  # characters of a whole number; Python writes none of more than 4300 digits
-# What PyYAML raises for values that their tag does not fit: `2001-99-99`, `!!bool x`, `!!float 1:1:...:1.0`.
-_UNFIT = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
-_INT_TAG = "tag:yaml.org,2002:int"
-_NUMBER_TAGS = {_INT_TAG, "tag:yaml.org,2002:float"}
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
@@ -47,45 +42,6 @@ _EITHER = (
 
 class UnfitValueError(RecipeError):
     """A value that no key of any file takes."""
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML without aliases, merges and duplicate keys; numbers are those of JSON and YAML 1.2: `1e-3` is one, and
-    `1:30` is a text."""
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        sexagesimal = tag in _NUMBER_TAGS and ":" in value  # a long one is too large for a float
-        return self.DEFAULT_SCALAR_TAG if sexagesimal else tag
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed")
-        return super().compose_node(parent, index)
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if node.tag == _INT_TAG and len(node.value) > _DIGITS:
-            raise yaml.YAMLError(f"a number of {len(node.value)} characters, line {node.start_mark.line + 1}")
-        try:
-            return super().construct_object(node, deep)
-        except _UNFIT as error:
-            raise yaml.YAMLError(f"{error}, line {node.start_mark.line + 1}") from error
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for one, _ in node.value:
-            key = self.construct_object(one, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.YAMLError(f"a key is no plain value, line {one.start_mark.line + 1}")
-            if key in seen:
-                raise yaml.YAMLError(f"key {str(key)!r:.80} stands twice, line {one.start_mark.line + 1}")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+\Z"), list("-+0123456789")
-)
 
 
 def presets() -> tuple[str, ...]:
@@ -226,7 +182,7 @@ def read_mapping(text: bytes | str, limit: int) -> dict[str, Any]:
         raise RecipeError("recipe", f"it is larger than {limit // 1024} KiB", "A recipe holds settings, not data")
     try:
         values = load_strict(text)
-    except (yaml.YAMLError, RecursionError, *_UNFIT) as error:
+    except (yaml.YAMLError, RecursionError, *UNFIT) as error:
         cause = " ".join(str(error).split())
         raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Mend the line that is named") from None
     if values is None:
@@ -234,11 +190,6 @@ def read_mapping(text: bytes | str, limit: int) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise RecipeError("recipe", "it is not a YAML mapping with text keys", "Begin with `base:`")
     return values
-
-
-def load_strict(text: bytes | str) -> Any:
-    """Whatever strict YAML says. :raises Exception: of many kinds, for what is none; the caller bounds its length."""
-    return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
 
 
 def read_pasted(text: str) -> dict[str, Any]:
@@ -273,7 +224,7 @@ def _no_number(word: str) -> Any:
 
 
 def _whole_number(word: str) -> int:
-    if len(word) > _DIGITS:
+    if len(word) > DIGITS:
         raise ValueError(f"{word:.20}... is a number of {len(word)} digits")
     return int(word)
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from dropforge.hub import is_hub_id
 from dropforge.methods import ADAPTERS
-from dropforge.recipes.load import load_strict
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.compat import versions
@@ -116,6 +115,8 @@ def base_facts(spec: RunSpec, folder: str) -> dict[str, str]:
 def license_of(folder: Path) -> str:
     """The licence that a model's own card names; empty if it has none, one that is no name, or a card that nobody can
     read: what is only said of a base shall not cost a trained model."""
+    from dropforge.strict_yaml import load_strict
+
     try:
         if not (folder / "README.md").is_file():  # reading a pipe has no end
             return ""
