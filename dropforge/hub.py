@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.hub_client import LARGEST_ANSWER, StrangeAnswerError, bound_requests, within
+from dropforge.hub_client import LARGEST_ANSWER, SECONDS, StrangeAnswerError, bound_requests, within
 
-SECONDS: Final = 20  # that the hub may take to answer
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"  # of weights in several files

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
-from urllib.parse import urlsplit
+
+from dropforge.web import origin
 
 SECONDS: Final = 20  # that the hub may be silent
 #: Bytes of an answer that is no file. A hundred thousand names have about ten million.
@@ -70,7 +71,7 @@ def bound_requests(endpoint: str | None = None) -> None:
     from huggingface_hub.utils import _http
 
     if endpoint is not None:
-        _named.add(_origin(endpoint))
+        _named.add(origin(endpoint))
     make: Any = _http._GLOBAL_CLIENT_FACTORY
     if getattr(make, "bound", False):
         return
@@ -99,12 +100,7 @@ def _see_request(request: Any) -> None:
 def _may_have_token(url: str) -> bool:
     from huggingface_hub import constants
 
-    return _origin(url) in {*_named, *map(_origin, (constants.ENDPOINT, *_HOMES))}
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return origin(url) in {*_named, *map(origin, (constants.ENDPOINT, *_HOMES))}
 
 
 def _see(response: Any) -> None:
@@ -113,7 +109,7 @@ def _see(response: Any) -> None:
         return
     headers, head = response.headers, response.request.method == "HEAD"
     check_headers(headers, head=head, final=response.is_success)
-    if _origin(str(response.request.url)) != _origin(_HOME):
+    if origin(str(response.request.url)) != origin(_HOME):
         # What Xet's own client fetches, nobody counts: elsewhere than at home files come by HTTP.
         headers.pop("X-Xet-Hash", None)
     if head:

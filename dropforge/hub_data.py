@@ -17,7 +17,7 @@ import yaml
 from dropforge import hub
 from dropforge.drop import DropFile
 from dropforge.errors import RecipeError
-from dropforge.hub_client import bound_requests, within
+from dropforge.hub_client import SECONDS, bound_requests, within
 from dropforge.recipe_data import Source
 from dropforge.recipes.load import read_mapping
 
@@ -52,7 +52,7 @@ def files_of(source: Source) -> tuple[str, tuple[DropFile, ...]]:
 
         bound_requests()
         api = HfApi()
-        commit = str(api.dataset_info(name, revision=source.revision, timeout=hub.SECONDS).sha)
+        commit = str(api.dataset_info(name, revision=source.revision, timeout=SECONDS).sha)
         if not hub.is_commit(commit):
             raise OSError(f"it names no commit of {name}, but {commit[:60]!r}")
         root = f"{ROOT}{name}@{commit}/"

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -43,6 +44,12 @@ class AbsentError(DeniedError):
 
 class MissingError(DeniedError):
     """There is no such run, model or tag."""
+
+
+#: What asking ends with where no answer comes that can be used.
+UNANSWERED: Final = (OSError, HTTPException, ValueError, RefusedError, DeniedError)
+#: What reading an answer ends with that has not what MLflow's have, or has it of another kind.
+STRANGE: Final = (LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Rest:

@@ -95,6 +95,7 @@ class Airflow:
     def _send(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
         """Status and body of an answer."""
         parts: list[bytes] = []
+        self._sockets = [known for known in self._sockets if known.fileno() >= 0]  # the others are closed
         with Watch(_WHOLE) as watch:
             for known in self._sockets:
                 watch.add(known)

@@ -6,17 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
 from dropforge import tracking
 from dropforge.errors import DropforgeError
-from dropforge.rest import DeniedError, RefusedError
+from dropforge.rest import STRANGE, UNANSWERED
 from dropforge.stack.state import is_running, read_state
 
-#: What reading an answer ends with that has not what MLflow's have, or has it of another kind.
-_STRANGE: Final = (LookupError, TypeError, AttributeError, RecursionError)
 LIMIT: Final = 60.0  # seconds; a service that is restarted is back before
 
 
@@ -73,7 +70,7 @@ def asking_mlflow(tracking_uri: str) -> Iterator[None]:
         raise
     except MlflowException as error:
         raise _no_answer(tracking_uri, error) from error
-    except (ParseError, *_STRANGE) as error:
+    except (ParseError, *STRANGE) as error:
         raise _no_answer(tracking_uri, _no_mlflow(error)) from error
 
 
@@ -87,9 +84,9 @@ def asking_rest(tracking_uri: str) -> Iterator[None]:
         yield
     except DropforgeError:
         raise
-    except (OSError, HTTPException, ValueError, RefusedError, DeniedError) as error:
+    except UNANSWERED as error:
         raise _no_answer(tracking_uri, error) from error
-    except _STRANGE as error:
+    except STRANGE as error:
         raise _no_answer(tracking_uri, _no_mlflow(error)) from error
 
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,7 +26,7 @@ from dropforge.errors import DropforgeError
 from dropforge.layout import check_family
 from dropforge.mlflow_pages import run_page
 from dropforge.recipes.load import merge
-from dropforge.rest import DeniedError, RefusedError
+from dropforge.rest import STRANGE, UNANSWERED
 from dropforge.stopping import Curve
 from dropforge.sweep import Sweep, build_sweep, read_sweep
 from dropforge.terminal import Console, Text
@@ -141,7 +140,7 @@ def look(connection: Connection, family: str, run: str, before: View) -> View:
     try:
         ids = {number: one.mlflow_run for number, one in opened.items()}
         curves: Mapping[int, Curve] = sweep_tracking.curves(connection.settings.tracking_uri, ids, before.metric)
-    except (OSError, ValueError, HTTPException, DeniedError, RefusedError, LookupError, TypeError, AttributeError):
+    except (*UNANSWERED, *STRANGE):
         curves = before.curves
     return View(before.metric, states, opened, curves)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
-import socket
-import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +13,7 @@ from typing import Any
 
 from dropforge.stack import processes
 from dropforge.stack.secrets import read_json
+from dropforge.web import Watch
 
 _TIMEOUT = 3.0  # for each step of an answer
 _WHOLE = 6.0
@@ -34,28 +32,24 @@ def fetch(
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
     connection.connect()
-    hang_up = threading.Timer(_WHOLE, _hang_up, [connection.sock])
-    hang_up.start()
     try:
-        if body is None:
-            connection.request("GET", path, headers=headers or {})
-        else:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
-        answer = connection.getresponse()
-        text = answer.read(_MOST + 1)
-        if len(text) > _MOST:
-            raise OSError(f"it answers with more than {_MOST >> 20} MiB")
-        return answer.status, text
+        with Watch(_WHOLE) as watch:
+            watch.add(connection.sock)
+            if body is None:
+                connection.request("GET", path, headers=headers or {})
+            else:
+                connection.request(
+                    "POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})}
+                )
+            answer = connection.getresponse()
+            text = answer.read(_MOST + 1)
+            if len(text) > _MOST:
+                raise OSError(f"it answers with more than {_MOST >> 20} MiB")
+            return answer.status, text
     except http.client.HTTPException as error:
         raise OSError(str(error)) from error
     finally:
-        hang_up.cancel()
         connection.close()
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it ended just now
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def answers(port: int, path: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from dropforge import hub
 from dropforge.errors import DropforgeError
 from dropforge.hub import StrangeError, UnreachableError
-from dropforge.hub_client import StrangeAnswerError, bound_requests
+from dropforge.hub_client import SECONDS, StrangeAnswerError, bound_requests
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
 from trainer.data.node_cache import NodeCache
 
@@ -114,7 +114,7 @@ def _fetch(model: str, commit: str, endpoint: str | None, weights: bool, into: F
     name = hub.title(model, commit)
     with hub.asking(name):
         bound_requests(endpoint)
-        info = HfApi(endpoint=endpoint).model_info(model, revision=commit, timeout=hub.SECONDS, files_metadata=True)
+        info = HfApi(endpoint=endpoint).model_info(model, revision=commit, timeout=SECONDS, files_metadata=True)
         listed = {item.rfilename: _described(item) for item in info.siblings or ()}
         hub.check_listing({file: known.size for file, known in listed.items()}, name)
     if into is None:
@@ -181,7 +181,7 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
             with hub.asking(name, most=known.size or 0):
                 bound_requests(endpoint)
                 found = hf_hub_download(
-                    model, file, revision=commit, etag_timeout=hub.SECONDS, endpoint=endpoint, local_dir=work
+                    model, file, revision=commit, etag_timeout=SECONDS, endpoint=endpoint, local_dir=work
                 )
                 path = Path(found)
                 hub.check_place(path, home)

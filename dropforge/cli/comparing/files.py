@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPException
 from typing import Final
 from urllib.parse import urlencode
 
 from dropforge.answers import FOLDER, AnswerTable, read_answers
 from dropforge.comparison import Check, ComparedRun, read_checks
-from dropforge.rest import DeniedError, MissingError, RefusedError, Rest
+from dropforge.rest import STRANGE, UNANSWERED, MissingError, Rest
 
 VERDICT: Final = "verdict.md"
 CANDIDATE: Final = f"{FOLDER}candidate.json"
@@ -19,7 +18,6 @@ CHAMPION: Final = f"{FOLDER}champion.json"
 _STEP: Final = re.compile(rf"{FOLDER}step-(\d+)\.json")
 _LARGEST: Final = 32 * 2**20  # bytes of a table of answers
 _LARGEST_VERDICT: Final = 2**20
-_STRANGE: Final = (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError)
 
 Files = tuple[tuple[Check, ...], tuple[str, ...], AnswerTable, AnswerTable]
 
@@ -71,5 +69,5 @@ def _noted(notes: list[str], name: str) -> Iterator[None]:
         yield
     except MissingError:
         notes.append(f"{name} is not there")
-    except (*_STRANGE, RefusedError, DeniedError) as error:
+    except (*UNANSWERED, *STRANGE) as error:
         notes.append(f"{name} cannot be read ({' '.join(str(error).split())[:200]})")

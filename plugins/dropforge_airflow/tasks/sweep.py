@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -17,7 +16,7 @@ from dropforge.mlflow_pages import run_page
 from dropforge.promotion import direction_of
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import merge
-from dropforge.rest import DeniedError, RefusedError
+from dropforge.rest import UNANSWERED
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded
 from dropforge.stopping import behind
@@ -194,7 +193,7 @@ def watch(planned: Planned, ti: Any = None, run_id: str | None = None) -> PokeRe
     store = connection.open_store(settings.bucket)
     try:
         stop_losers(store, settings.tracking_uri, planned, going)
-    except (OSError, ValueError, HTTPException, DeniedError, RefusedError) as error:
+    except UNANSWERED as error:
         log.warning("MLflow does not answer, so no trial is judged now: %s", error)
     for number in sorted(going):
         why = sweeps.stopped(store, planned["family"], planned["by"], number)
