@@ -63,15 +63,14 @@ def beside(message: Mapping[Any, Any]) -> Beside | None:
     for key in _THOUGHTS:
         thought = shapes.texts(message.get(key))
         if "reasoning_content" in found:
-            others += [key] if thought not in (None, "", found["reasoning_content"]) else []
+            if thought not in (None, "", found["reasoning_content"]):
+                others.append(key)
         elif thought is not None and _text(thought, key).strip():
             found["reasoning_content"] = thought
-    others += ["function_call"] if all(message.get(key) for key in _CALLS) else []
-    others += (
-        ["value"]
-        if message.get("content") is not None and message.get("value") not in (None, message["content"])
-        else []
-    )
+    if all(message.get(key) for key in _CALLS):
+        others.append("function_call")
+    if message.get("content") is not None and message.get("value") not in (None, message["content"]):
+        others.append("value")
     flags = [_flag(message[key], key) for key in _FLAGS if message.get(key) is not None]
     if not all(flags):
         found["train"] = False
