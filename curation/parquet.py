@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,7 +182,7 @@ def batch_rows(
     if weight <= max_row_bytes:
         with contextlib.suppress(*_OF_ROWS, MemoryError), bounded(max_row_bytes):
             weight = max(weight, expanded(batch)) if shared else weight
-            rows = _with_plain_times(batch).to_pylist() if weight <= max_row_bytes else None
+            rows = _plain_values(batch).to_pylist() if weight <= max_row_bytes else None
     if rows is None:
         with bounded(max_row_bytes):
             weights = row_sizes(batch) if shared else None
@@ -209,7 +209,7 @@ def _one(row: pa.RecordBatch, size: int, place: int, max_row_bytes: int) -> tupl
         return 0, Fault(place, Reason.TOO_LARGE, f"{size} bytes", b"")
     try:
         with bounded(max_row_bytes):
-            return size, Found(place, _with_plain_times(row).to_pylist()[0], b"")
+            return size, Found(place, _plain_values(row).to_pylist()[0], b"")
     except MemoryError:
         raise
     except UnicodeDecodeError:
@@ -222,26 +222,33 @@ def _lost(row: pa.RecordBatch) -> str:
     """The column of a row that cannot become an object of Python; empty if each of them can."""
     for at, name in enumerate(row.schema.names):
         try:
-            _with_plain_times(row.select([at])).to_pylist()
+            _plain_values(row.select([at])).to_pylist()
         except _OF_ROWS:
             return str(name)
     return ""
 
 
-def _with_plain_times(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times as Python's own can hold them: cut to microseconds, with a zone in UTC. What becomes of others depends on
-    whether pandas and a database of zones are installed.
+def _plain_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Values as Python's own can hold them: times cut to microseconds, with a zone in UTC, and floats of 32 bits by
+    their shortest text, 0.1 and not 0.10000000149011612. What becomes of others depends on whether pandas and a
+    database of zones are installed.
 
     :raises pa.ArrowInvalid: if microseconds cannot count that far: the number would wrap around to another time.
     """
-    plain = pa.schema([pa.field(column.name, _plain(column.type), metadata=column.metadata) for column in batch.schema])
-    if plain.types == batch.schema.types:
-        return batch
-    arrays = [
-        array if array.type == kind else array.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
-        for array, kind in zip(batch.columns, plain.types, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=plain)
+    before = batch.schema
+    for leaf in (_worded, _plain):
+        schema = pa.schema([column.with_type(_mapped(column.type, leaf)) for column in before])
+        if schema.types != batch.schema.types:
+            arrays = [
+                array if array.type == kind else array.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+                for array, kind in zip(batch.columns, schema.types, strict=True)
+            ]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return batch
+
+
+def _worded(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_float32(kind) else kind
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -252,13 +259,20 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if types.is_duration(kind):
         return pa.duration("us")
+    return pa.float64() if types.is_float32(kind) else kind
+
+
+def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with those of its values that are no structs and no lists replaced."""
+    types = pa.types
     if types.is_struct(kind):
-        return pa.struct([kind.field(at).with_type(_plain(kind.field(at).type)) for at in range(kind.num_fields)])
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([field.with_type(_mapped(field.type, leaf)) for field in fields])
     if types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_mapped(kind.value_type, leaf)))
     if types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_plain(kind.value_type)))
-    return kind
+        return pa.large_list(kind.value_field.with_type(_mapped(kind.value_type, leaf)))
+    return leaf(kind)
 
 
 def _cause(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -88,6 +89,19 @@ def test_labels_of_all_types_and_formats_are_one_class(make: Make, rows: Rows) -
     found = rows(make(files, **CLASSES))
     assert sorted({row["label"] for row in found}) == ["0", "1"]
     assert len(found) == 140
+
+
+def test_a_float_of_32_bits_is_the_number_that_was_written(make: Make, rows: Rows) -> None:
+    scores = [0.1, 2.7] * 10
+    narrow = {"score": pa.array(scores, pa.float32()), "tags": pa.array([[0.3]] * 20, pa.list_(pa.float32()))}
+    files = {
+        "a.jsonl": lines(label=scores),
+        "b.parquet": parquet(1, label=pa.array(scores, pa.float32()), **narrow),
+        "c.parquet": parquet(2, label=pa.array([str(score) for score in scores])),
+    }
+    found = rows(make(files, data={"keep_columns": ["score", "tags"]}, **CLASSES))
+    assert Counter(row["label"] for row in found) == {"0.1": 30, "2.7": 30}
+    assert {row["extras"] for row in found} - {None, "{}"} == {f'{{"score":{n},"tags":[0.3]}}' for n in (0.1, 2.7)}
 
 
 def test_groups_and_sources_are_one_too_and_large_numbers_stay_apart(make: Make, rows: Rows) -> None:
