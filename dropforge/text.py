@@ -26,6 +26,13 @@ def has_surrogates(text: str) -> bool:
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
+def why_unstorable(text: str) -> str | None:
+    """What a text holds that PostgreSQL's JSONB, and so an XCom or conf of Airflow, refuses; None if nothing."""
+    if has_surrogates(text):
+        return "half of a character"
+    return "a NUL" if "\0" in text else None
+
+
 def shorten(text: str, most: int) -> str:
     """Return at most `most` characters: the beginning, how much is left out, and the end.
 

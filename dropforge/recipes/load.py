@@ -28,7 +28,7 @@ from dropforge.recipes.rules import SIZES, check_combinations
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.section import help_of
 from dropforge.strict_yaml import DIGITS, UNFIT, load_strict
-from dropforge.text import has_surrogates
+from dropforge.text import escape, why_unstorable
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
@@ -307,8 +307,8 @@ def join(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_values(value: Any, called: str = "recipe key", path: str = "") -> None:
-    """:raises UnfitValueError: for what is no JSON, half a character, or a number without end: no key takes them."""
-    thing = f"{called} `{path}`"
+    """:raises UnfitValueError: for what is no JSON or fits no database, or a number without end: no key takes them."""
+    thing = f"{called} `{escape(path)}`"
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_values(key, called, path)
@@ -316,9 +316,8 @@ def _check_values(value: Any, called: str = "recipe key", path: str = "") -> Non
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_values(inner, called, path)
-    elif isinstance(value, str) and has_surrogates(value):
-        cause = f"{value!r:.60} holds half of a character"
-        raise UnfitValueError(thing, cause, "Write the character itself, as UTF-8")
+    elif isinstance(value, str) and (held := why_unstorable(value)):
+        raise UnfitValueError(thing, f"{value!r:.60} holds {held}", "Write characters that can be shown, as UTF-8")
     elif isinstance(value, int) and abs(value) >= _NUMBERS:
         digits = math.ceil((value.bit_length() - 1) * math.log10(2))  # no text: Python refuses it
         raise UnfitValueError(thing, f"it is a number of about {digits} digits", "Write one of at most 18")

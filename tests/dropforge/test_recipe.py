@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropforge.errors import RecipeError
+from dropforge.cli.submit import parse_change
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.families import parse_family
+from dropforge.placement.teams_file import parse_teams
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe, parse_recipe, presets
 from dropforge.recipes.load import (
@@ -23,14 +26,17 @@ from dropforge.recipes.load import (
     merge,
     put_first_drop_over,
     read_drop_recipe,
+    read_pasted,
     read_yaml,
     resolve,
 )
 from dropforge.recipes.rules import check_startable
+from dropforge.sweep import build_sweep
 
 SCRATCH = "base: {scratch: {}}\n"
 CONFIG = "base: {{scratch: {{config: {{model_type: llama, vocab_size: 400, {}}}}}}}"
 MODEL = "base: {model: x}\n"
+NUL = {"extends": "tiny", "data": {"text_column": "\0"}}
 KUBERNETES = SCRATCH + "compute:\n  backend: kubernetes\n"
 
 
@@ -309,6 +315,9 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "data: {mix: {? 0x" + "f" * 4000 + " : 1}}", r"recipe key `data.mix`: it is a number of about"),
         ('base: {model: "\\ud800"}', r"recipe key `base.model`: .*ud800' holds half of a character"),
         ('"\\udfff": 1', r"holds half of a character"),
+        (SCRATCH + 'data: {prompt_template: "{prompt}\\0 and"}', r"recipe key `data.prompt_template`: .* holds a NUL"),
+        (SCRATCH + 'data: {columns: {text: "a\\0"}}', r"recipe key `data.columns.text`: 'a\\x00' holds a NUL"),
+        (SCRATCH + 'data: {mix: {"a\\0": 1}}', r"recipe key `data.mix`: 'a\\x00' holds a NUL"),
         (SCRATCH + "data: {keep_columns: !!set {a, b}}", r"`data.keep_columns`: it is a set"),
         (SCRATCH + "data: {split_salt: 2026-11-27}", r"`data.split_salt`: it is a date.*quotes"),
         (SCRATCH + "compute: {memory_gb: 1.0e+12}", r"`compute.memory_gb`: input should be less than"),
@@ -320,6 +329,27 @@ def test_a_bad_recipe_is_refused_with_the_mend(text: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text)
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("read", "key"),
+    [
+        (lambda: read_yaml('a: [{b: "\\0"}]'), "recipe key `a.b`"),
+        (lambda: read_pasted('{"a": {"b": "\\u0000"}}'), "recipe key `a.b`"),
+        (lambda: build_recipe(NUL), "recipe key `data.text_column`"),
+        (lambda: parse_change('data.text_column="\\0"'), "option --set"),
+        (
+            lambda: parse_family('recipe: {extends: tiny, data: {columns: {text: "\\0"}}}'),
+            "key `recipe.data.columns.text`",
+        ),
+        (lambda: parse_teams('teams: {"\\0": {}}'), "key `teams`"),
+        (lambda: build_sweep({"recipe": NUL, "space": {"train.seed": [1]}}), "recipe key `data.text_column`"),
+    ],
+    ids=["yaml", "json", "values", "set", "family", "teams", "sweep"],
+)
+def test_a_text_that_no_database_holds_is_refused_however_it_comes(read: Callable[[], object], key: str) -> None:
+    with pytest.raises(DropforgeError, match=f"{re.escape(key)}.* holds a NUL"):
+        read()
 
 
 def test_a_recipe_file_is_read_up_to_its_bound_only(tmp_path: Path) -> None:

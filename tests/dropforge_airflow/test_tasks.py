@@ -235,3 +235,10 @@ def test_a_dataset_that_lost_a_shard_is_stopped_before_training(store: Store) ->
 def test_the_recipes_own_rules_stop_a_dataset(store: Store) -> None:
     with pytest.raises(DataError, match="at least 36"):
         check(store, "fam", dataset(store), load_recipe("tiny", {"curation": {"min_rows": 36}}))
+
+
+def test_what_the_gate_says_of_a_column_fits_an_xcom(store: Store) -> None:
+    measured = {"unknown_keys": {"odd\0key": 3}}
+    recipe = load_recipe("tiny", {"curation": {"unknown_keys": "refuse", "gate": {"override": "a test of names"}}})
+    told = check(store, "fam", dataset(store, measured=measured), recipe)["no unknown keys"]
+    assert told == "`odd\\x00key` (3 rows)"

@@ -180,7 +180,7 @@ def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, s
     mark(store, manifest)
     for rule in passed:
         log.info("%s: %s (wanted: %s)", rule.name, rule.found, rule.wanted)
-    told = {rule.name: rule.found for rule in passed}
+    told = {rule.name: escape(rule.found) for rule in passed}  # names of columns hold what no XCom does
     if failed := overruled(passed):
         log.warning("%s did not pass, and the recipe lets it: %s", ", ".join(failed), recipe.curation.gate.override)
         told["override"] = f"{', '.join(failed)}: {recipe.curation.gate.override}"
