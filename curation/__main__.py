@@ -19,6 +19,7 @@ from curation.shown import shown
 from dropforge.errors import DropforgeError
 from dropforge.recipes import load_recipe
 from dropforge.sources import check_uploaded
+from dropforge.standard_streams import escape_unencodable
 from dropforge.store import FolderStore
 from dropforge.terminal import Console
 
@@ -34,6 +35,7 @@ def main(
     engine: Annotated[str | None, typer.Option(help="embedded, spark or auto, instead of the recipe's.")] = None,
 ) -> None:
     """Make a dataset version of local files and check it."""
+    escape_unencodable()
     try:
         say = partial(_console.print, style="dim", markup=False, highlight=False)
         given = {"workers": workers, "engine": engine}

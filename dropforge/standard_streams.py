@@ -1,8 +1,11 @@
-"""The three streams that every program has, where whoever started it gave it fewer, as some daemons do."""
+"""The three streams that every program has: open, where whoever started it gave it fewer, as some daemons do, and fit
+for any text, whatever the locale."""
 
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 
 
 def hold_standard_streams() -> None:
@@ -13,3 +16,10 @@ def hold_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
             os.set_inheritable(number, True)
+
+
+def escape_unencodable() -> None:
+    """Have what the locale's encoding lacks written as `\\u9879`: names from outside end no command in the telling."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # None, if it is closed, or what somebody put in its place
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -9,10 +9,10 @@ import signal
 import sys
 import threading
 import warnings
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from dropforge.standard_streams import escape_unencodable
 from trainer.commands import doctor, evaluate, export, inspect, plan, run, tokenise
 from trainer.commands.errors import INTERRUPTED, PIPE, TERMINATED, tell
 
@@ -49,14 +49,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code. What a person can mend is told without a traceback."""
+    escape_unencodable()
     arguments = make_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _unraisable
     if not sys.warnoptions:
         warnings.simplefilter("ignore", FutureWarning)  # of libraries to one another
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         code: int = arguments.main(arguments)
         sys.stdout.flush()

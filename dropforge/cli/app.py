@@ -49,7 +49,7 @@ from dropforge.cli import (
 )
 from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import spare_this_machine
-from dropforge.standard_streams import hold_standard_streams
+from dropforge.standard_streams import escape_unencodable, hold_standard_streams
 from dropforge.terminal import Console, Text
 
 # Errors of output, or of a file that was open already: they come without a name.
@@ -106,6 +106,7 @@ app.command("plan")(recipes.plan)
 def main() -> None:
     """Run the command; an error that a person can mend is told in one paragraph, without a traceback."""
     hold_standard_streams()
+    escape_unencodable()
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # on a terminal of no columns rich prints nothing
     spare_this_machine(os.environ)

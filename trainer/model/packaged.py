@@ -76,18 +76,20 @@ class Packaging:
             tokenizer.save_pretrained(folder / "components" / "tokenizer")
             make_readable(folder / "components" / "tokenizer")
         found = mlmodel(self, task, reading(tokenizer, task, self.chat, ends, self.spec), _architecture(folder, prefix))
-        (folder / MLMODEL).write_text(json.dumps(found, indent=1, ensure_ascii=False))
+        (folder / MLMODEL).write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / "code").mkdir()
-        (folder / "code" / f"{_MODULE}.py").write_text(Path(pyfunc_loader.__file__).read_text())
+        (folder / "code" / f"{_MODULE}.py").write_bytes(Path(pyfunc_loader.__file__).read_bytes())
         needed = requirements(prefix=prefix)
         (folder / "requirements.txt").write_text("\n".join(needed) + "\n")
         environment = {"python": platform.python_version(), "dependencies": ["-r requirements.txt"]}
         (folder / "python_env.yaml").write_text(json.dumps(environment, indent=1))
         if self.example is not None:
             frame = _frame(self.example)
-            (folder / "input_example.json").write_text(json.dumps(frame, ensure_ascii=False))
+            (folder / "input_example.json").write_text(json.dumps(frame, ensure_ascii=False), encoding="utf-8")
             serving = {"dataframe_split": frame}
-            (folder / "serving_input_example.json").write_text(json.dumps(serving, ensure_ascii=False))
+            (folder / "serving_input_example.json").write_text(
+                json.dumps(serving, ensure_ascii=False), encoding="utf-8"
+            )
 
 
 def packaging(spec: RunSpec, code: UserCode, base: str) -> Packaging:

@@ -21,7 +21,7 @@ def _load_pyfunc(path: str) -> Reader:  # the name is MLflow's
     import yaml
 
     folder = Path(path)
-    about = yaml.safe_load((folder / "MLmodel").read_text())["metadata"]["dropforge"]
+    about = yaml.safe_load((folder / "MLmodel").read_bytes())["metadata"]["dropforge"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return (Classifier if about["task"] == "classification" else Writer)(folder, about, device)
 

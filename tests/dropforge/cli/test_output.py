@@ -71,3 +71,19 @@ def test_a_terminal_of_no_columns_is_written_to(columns: str) -> None:
     env = {**os.environ, "COLUMNS": columns}
     done = subprocess.run([sys.executable, "-c", RICH], env=env, capture_output=True, text=True, check=True)
     assert "Commands" in done.stdout
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+TELLING = {
+    "dropforge": "from dropforge.cli import app\napp.app = told\napp.main()",
+    "trainer": "from trainer import __main__ as app\napp.plan.main = lambda _: told()\napp.main(['plan', 'x'])",
+}
+
+
+@pytest.mark.parametrize("program", TELLING)
+@pytest.mark.parametrize("locale", [C_LOCALE, {"PYTHONIOENCODING": "latin-1"}], ids=["C", "latin-1"])
+def test_a_name_that_the_locale_cannot_write_is_spelled_out(program: str, locale: dict[str, str]) -> None:
+    told = "from dropforge.terminal import Console\ndef told():\n    Console().print('\\u9879')\n    print('\\u76ee')\n"
+    command = [sys.executable, "-c", f"import sys\n{told}{TELLING[program]}"]
+    done = subprocess.run(command, env={**os.environ, **locale}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["\\u9879", "\\u76ee"]), done.stderr
