@@ -21,6 +21,7 @@ from dropforge.errors import DataError, DropforgeError
 from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store, read_bounded
+from dropforge.text import read_count
 
 VERBS: Final = ("evaluate", "export", "register")
 ASK: Final = "dropforge.ask"
@@ -261,9 +262,9 @@ def _checkpoint(row: Mapping[str, Any]) -> Checkpoint | None:
             model=info["model_id"],
             mlflow_run=info.get("source_run_id", ""),
             run=tags[_RUN],
-            step=int(tags["dropforge.step"]),
-            tokens=int(tags["dropforge.tokens"]),
-            bytes=int(tags["dropforge.bytes"]),
+            step=_amount(tags["dropforge.step"]),
+            tokens=_amount(tags["dropforge.tokens"]),
+            bytes=_amount(tags["dropforge.bytes"]),
             digest=tags["dropforge.digest"],
             uri=tags["dropforge.uri"],
             best="dropforge.best" in tags,
@@ -275,6 +276,13 @@ def _checkpoint(row: Mapping[str, Any]) -> Checkpoint | None:
         )
     except (KeyError, ValueError):
         return None
+
+
+def _amount(tag: str) -> int:
+    """:raises ValueError: for what no checkpoint has: a number of hundreds of digits ends who shows it."""
+    if (found := read_count(tag)) is None:
+        raise ValueError(f"{tag!r:.60} is no amount")
+    return found
 
 
 def _tags(holder: Mapping[str, Any]) -> dict[str, str]:

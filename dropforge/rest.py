@@ -49,7 +49,7 @@ class MissingError(DeniedError):
 #: What asking ends with where no answer comes that can be used.
 UNANSWERED: Final = (OSError, HTTPException, ValueError, RefusedError, DeniedError)
 #: What reading an answer ends with that has not what MLflow's have, or has it of another kind.
-STRANGE: Final = (LookupError, TypeError, AttributeError, RecursionError)
+STRANGE: Final = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Rest:

@@ -33,6 +33,13 @@ def why_unstorable(text: str) -> str | None:
     return "a NUL" if "\0" in text else None
 
 
+def read_count(text: str) -> int | None:
+    """The amount that outside text gives in ASCII digits; None for what is none, or has more than 64 bits."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        return None
+    return found if (found := int(text)) < 1 << 63 else None
+
+
 def shorten(text: str, most: int) -> str:
     """Return at most `most` characters: the beginning, how much is left out, and the end.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dropforge import layout, tracking
 from dropforge.store import Store, read_bounded
-from dropforge.text import escape
+from dropforge.text import escape, read_count
 from dropforge.training_tags import may_set
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def send(store: Store, run: str, tracking_uri: str, run_id: str) -> int:
     if not kept:
         return 0
     mlflow = tracking.client(tracking_uri)
-    newest = int(mlflow.get_run(run_id).data.tags.get(tracking.TAG_ATTEMPT) or 0)
+    newest = read_count(mlflow.get_run(run_id).data.tags.get(tracking.TAG_ATTEMPT, "")) or 0
     sent = 0
     for key in kept:
         found, attempt = json.loads(read_bounded(store, key, _LARGEST)), int(key.rpartition("/")[2].partition("-")[0])

@@ -30,6 +30,7 @@ from dropforge.rest import STRANGE, UNANSWERED
 from dropforge.stopping import Curve
 from dropforge.sweep import Sweep, build_sweep, read_sweep
 from dropforge.terminal import Console, Text
+from dropforge.text import read_count
 
 _TRIAL: Final = "trial"
 _DECISIVE: Final = ("plan", "best", "start", "candidate", "report")  # the tasks that end a sweep if they fail
@@ -197,10 +198,9 @@ def tell_end(connection: Connection, asked: Sweep, family: str, run: str, state:
     console.line()
     if found:
         tags = found[0].data.tags
-        best = tags.get("dropforge.best_trial", "")
-        if best.isdigit():
-            trial = asked.made()[int(best)]
-            console.print(Text(f"The best is trial {best}, {trial.told}: run {tags.get(tracking.TAG_BEST)}"))
+        best, trials = read_count(tags.get("dropforge.best_trial", "")), asked.made()
+        if best is not None and best < len(trials):
+            console.print(Text(f"The best is trial {best}, {trials[best].told}: run {tags.get(tracking.TAG_BEST)}"))
         if version := tags.get(tracking.TAG_VERSION):
             console.print(Text(f"It is version {version} of {family}: {tags.get(tracking.TAG_VERDICT, '')}"))
         info = found[0].info

@@ -25,6 +25,7 @@ from dropforge.cli.watch import ENDED, read_stages
 from dropforge.errors import DropforgeError
 from dropforge.rest import real
 from dropforge.terminal import Console, Text
+from dropforge.text import read_count
 
 _MOMENT = 0.5  # seconds between two looks at processes, where only one picture is wanted
 _SILENT = 60.0  # seconds without a sign of life that are worth a colour
@@ -221,7 +222,7 @@ def figures(metrics: Mapping[str, Point], tags: Mapping[str, str]) -> dict[str, 
         return point.value if point is not None and math.isfinite(point.value) else None
 
     def whole(name: str) -> int | None:
-        return int(tags[name]) if tags.get(name, "").isdecimal() else None
+        return read_count(tags.get(name, ""))
 
     return {
         "step": metrics["train/tokens"].step if "train/tokens" in metrics else None,

@@ -22,9 +22,10 @@ from dropforge.cli.connect import Connection
 from dropforge.cli.history import Course
 from dropforge.cli.patience import Patience, asking_mlflow
 from dropforge.errors import DropforgeError
+from dropforge.scales import mean, share
 from dropforge.stages import JOBS, STAGES
 from dropforge.terminal import Console, Text
-from dropforge.text import shorten
+from dropforge.text import read_count, shorten
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation
@@ -249,9 +250,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = []
     for place in range(width):
         part = finite[place * len(finite) // width : (place + 1) * len(finite) // width]
-        means.append(sum(part) / len(part))
-    low, span = min(means), (max(means) - min(means)) or 1.0
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+        means.append(mean(part))
+    low, high = min(means), max(means)
+    if low == high:
+        return _BARS[0] * width
+    return "".join(_BARS[round(share(value, low, high) * (len(_BARS) - 1))] for value in means)
 
 
 def _tell(view: View, shown: dict[str, str], console: Console) -> None:
@@ -280,4 +283,4 @@ def _stage(name: str, task: dict[str, Any] | None) -> Stage:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None
+    return read_count(text or "")

@@ -230,6 +230,16 @@ def test_other_logged_models_are_no_checkpoints(yard: Yard) -> None:
     assert yard.known() == []
 
 
+@pytest.mark.parametrize("key", ["tokens", "bytes"])
+def test_a_tag_that_is_no_amount_takes_its_row_alone_away(yard: Yard, terminal: Terminal, key: str) -> None:
+    for step, amount in enumerate(["9" * 400, "-1", "\uff11", str(1 << 63)]):
+        yard.add(step, **{key: amount})
+    yard.add(10, **{key: str((1 << 63) - 1)})
+    done = terminal("checkpoints", yard.run)
+    assert done.exit_code == 0, done.exception
+    assert [item.uri for item in yard.known()] == [f"{yard.root}/runs/{yard.run}/checkpoints/step-10"]
+
+
 def test_a_checkpoint_that_is_registered_is_a_version_beside_the_runs_own(yard: Yard) -> None:
     model = yard.add(10)
     uri, exported = yard.rest._base.partition("/api")[0], {"uri": f"{yard.root}/exports/a", "digest": "m"}

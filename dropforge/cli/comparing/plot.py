@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
 from dropforge.cli.comparing.texts import figure
 from dropforge.comparison import Curve, Points, thin
+from dropforge.scales import share
 
 COLOURS: Final = 10  # --c0 to --c9 of the page
 _DASHES: Final = ("", "7 4", "2 3", "9 3 2 3", "14 4")
@@ -16,6 +18,7 @@ _MOST: Final = 300  # points of a line
 _WIDE, _HIGH = 920, 320
 _LEFT, _RIGHT, _TOP, _BASE = 74, 880, 14, 268
 _NAMED: Final = 8  # lines that have their letter at their end
+_LARGEST: Final = sys.float_info.max
 _LINE: Final = 15  # height of a letter
 
 
@@ -36,7 +39,8 @@ def plot(curve: Curve, letters: Sequence[str]) -> str:
         return ""
     low, high = min(values), max(values)
     if low == high:  # a scale needs a height
-        low, high = low - (abs(low) or 1) / 10, high + (abs(high) or 1) / 10
+        room = (abs(low) or 1) / 10
+        low, high = max(-_LARGEST, low - room), min(_LARGEST, high + room)
     first, last = curve.steps
     marks = ticks(low, high)
     low, high = min(low, marks[0]), max(high, marks[-1])
@@ -45,7 +49,7 @@ def plot(curve: Curve, letters: Sequence[str]) -> str:
         return _LEFT + (step - first) / max(1, last - first) * (_RIGHT - _LEFT)
 
     def y(value: float) -> float:
-        return _BASE - (value - low) / (high - low) * (_BASE - _TOP)
+        return _BASE - share(value, low, high) * (_BASE - _TOP)
 
     parts = []
     for mark in marks:
@@ -90,7 +94,9 @@ def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """About five round numbers from one value to the other. :param whole: no fractions."""
     if not high > low:
         return [low]
-    rough = (high - low) / 5
+    rough = high / 5 - low / 5  # the difference of the largest floats is none
+    if rough < sys.float_info.min:  # nothing is between them that has all its digits
+        return [low, high]
     size = 10.0 ** math.floor(math.log10(rough))
     step = next((size * factor for factor in (1, 2, 5) if size * factor >= rough), size * 10)
     if whole:
@@ -123,4 +129,4 @@ def _names(ends: Sequence[tuple[float, float, int, str]]) -> Iterator[str]:
 
 def _short(value: float) -> str:
     """A round number without the zeros behind it."""
-    return f"{round(value):,}" if value == round(value) else f"{value:.4g}"
+    return f"{round(value):,}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"

@@ -10,6 +10,7 @@ from rich.table import Column, Table
 
 from dropforge.cli.comparing.texts import counted, difference, excerpts, figure, visible
 from dropforge.comparison import Comparison, Curve, MetricRow, Points, TextRow
+from dropforge.scales import mean, share
 from dropforge.terminal import Console, Text
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -37,14 +38,13 @@ def sparkline(points: Points, steps: tuple[int, int], scale: tuple[float, float]
     columns: dict[int, list[float]] = {}
     for step, value in points:
         columns.setdefault(round((step - first) / span * (width - 1)), []).append(value)
-    means = {place: sum(values) / len(values) for place, values in columns.items()}
-    finite = {place: mean for place, mean in means.items() if math.isfinite(mean)}
+    means = {place: mean(values) for place, values in columns.items()}
+    finite = {place: value for place, value in means.items() if math.isfinite(value)}
     line = [" "] * width
     for place in range(width):
-        mean = means[place] if place in means else _between(finite, place)
-        if mean is not None:
-            share = (mean - low) / (high - low) if high > low else 0.5
-            line[place] = BARS[min(7, max(0, round(share * 7)))] if math.isfinite(mean) else BROKEN
+        height = means[place] if place in means else _between(finite, place)
+        if height is not None:
+            line[place] = BARS[round(share(height, low, high) * 7)] if math.isfinite(height) else BROKEN
     return "".join(line)
 
 
@@ -169,5 +169,5 @@ def _between(means: Mapping[int, float], place: int) -> float | None:
     after = min((other for other in means if other > place), default=None)
     if before is None or after is None:
         return None
-    share = (place - before) / (after - before)
-    return means[before] + share * (means[after] - means[before])
+    way = (place - before) / (after - before)
+    return (1 - way) * means[before] + way * means[after]  # no difference, which may be no float

@@ -361,3 +361,5 @@ def test_sparklines() -> None:
     assert sparkline([], 5) == ""
     assert sparkline([float("nan"), 1.0], 5) == "▁"
     assert len(sparkline(list(range(1000)), 24)) == 24
+    assert sparkline([-1.7e308, 1.7e308], 2) == "▁█"
+    assert sparkline([1.7e308, 1.7e308, -1.7e308, -1.7e308], 2) == "█▁"

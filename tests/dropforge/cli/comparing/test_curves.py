@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 import xml.etree.ElementTree as ET
+
+import pytest
 
 from dropforge.cli.comparing.plot import plot, ticks
 from dropforge.cli.comparing.terminal import sparkline
@@ -31,6 +35,32 @@ def test_ticks_are_round() -> None:
     assert ticks(0, 3, whole=True) == [0, 1, 2, 3]
     assert ticks(5, 5) == [5]
     assert ticks(11_800, 12_100)[0] == 11_800
+
+
+LARGEST, LEAST = sys.float_info.max, 5e-324
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (-LARGEST, LARGEST),
+        (-1e308, 1e308),
+        (0.0, LEAST),
+        (-LEAST, LEAST),
+        (LARGEST / 2, LARGEST),
+        (1e308, 1.0000001e308),
+    ],
+    ids=["all floats", "large", "least", "around none", "above", "near"],
+)
+def test_the_largest_and_least_floats_are_drawn_at_their_ends(low: float, high: float) -> None:
+    assert sparkline(((0, low), (5, high)), (0, 5), (low, high), 2) == "▁█"
+    assert len(sparkline(((0, low), (5, high)), (0, 5), (low, high), 20).strip()) == 20
+    assert sparkline(((0, high), (1, high), (9, low), (10, low)), (0, 10), (low, high), 2) == "█▁"
+    assert all(math.isfinite(mark) for mark in ticks(low, high))
+    for line in (((0, low), (5, high)), ((0, high), (5, high))):
+        drawn = plot(Curve("x", "", (line,)), ("A",))
+        assert not re.search("nan|inf", drawn.replace("<svg", ""))
+        assert len(drawn) < 10_000
 
 
 def test_a_line_is_torn_where_it_is_not_finite_and_lies_within_the_plot() -> None:
