@@ -9,8 +9,8 @@ prompt + completion...      a user's and an assistant's message; `system` in fro
 text                        text
 ==========================  ==================================================================================
 
-Roles human, gpt and so on become user and assistant; neighbours with the same role become one message. Names of
-fields are compared without case when nothing fits exactly. What cannot be mapped is rejected with a reason, and a field
+Roles human, gpt and so on become user and assistant; neighbours with the same role become one message. A field that
+is not there by its exact name is looked for without case. What cannot be mapped is rejected with a reason, and a field
 that has no meaning beside the others of its row, as a `text` beside messages, is named in `Row.unknown`.
 """
 
@@ -53,6 +53,7 @@ SYSTEM: Final = ("system", "system_prompt")
 #: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
+_GROUPS: Final = frozenset(GROUPS)
 #: Fields beside a conversation that messages may speak of; they are not learned.
 PICTURES: Final = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 _FOR_PICTURES: Final = ("<image>", "<video>", "<audio>")
@@ -120,31 +121,34 @@ def canonical(
     given, spelled = fields, _AS_NAMED
     messages, used = _messages(fields, text_column)
     text = fields.get(text_column) if messages is None else None
-    if messages is None and text is None:
-        # People also write `Question` and ` Answer`.
-        spelled = {name.strip().lower(): name for name in fields if isinstance(name, str)}
-        folded = {name: fields[written] for name, written in spelled.items()}
-        messages, used = _messages(folded, text_column.lower())
-        text = folded.get(text_column.lower()) if messages is None else None
-        if messages is None and text is None:
-            known = fields.keys() if any(value is not None for value in fields.values()) else ()
-            detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
-            raise RejectError(Reason.NO_CONTENT, shapes.rows_within(fields) or detail)
-        fields = {**folded, **fields}
     unknown: tuple[str, ...] = ()
     seen = pictures
-    if len(given) > len(used) and not given.keys() <= _expected(used):
-        used = _as_written(used, spelled) if spelled else used
-        unknown = _unused(given, used, _CONTENT if messages is None else _SAID, text_column.lower())
-        seen = pictures or not PICTURES.isdisjoint(given)
+    odd = len(given) > len(used) and not given.keys() <= _expected(used)
+    if odd or (messages is None and text is None):
+        if spelled := _spelled(given, text_column):
+            fields = {**given, **{name: given[written] for name, written in spelled.items()}}
+            if not spelled.keys() <= _ABOUT:
+                messages, used = _messages(fields, text_column)
+                text = fields.get(text_column) if messages is None else None
+        if messages is None and text is None:
+            known = given.keys() if any(value is not None for value in given.values()) else ()
+            detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
+            raise RejectError(Reason.NO_CONTENT, shapes.rows_within(given) or detail)
+        odd = len(given) > len(used)
+        read = (*used, *_NAMES) if messages is None else (*used, *_ABOUT)
+        unknown = _unused(given, {spelled.get(name, name) for name in read}, text_column)
+        seen = pictures or not PICTURES.isdisjoint(fields)
     touched = 0
     unseen = False
-    label, source = _name(fields.get("label"), "label"), _name(fields.get("source"), "source")
+    label = source = group = None
+    if len(given) > len(used):
+        label, source = _label(fields.get("label"), labels), _name(fields.get("source"), "source")
+        if not _GROUPS.isdisjoint(fields):
+            group, others = _group(fields)
+            unknown += tuple(spelled.get(key, key) for key in others)
     if labels and label is None:
-        missing = fields.get("label") in (None, "")
+        missing = fields.get("label") in (None, "", [], [None], [""])
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
-    groups = [key for key in GROUPS if fields.get(key) is not None]
-    group = next((name for key in groups if (name := _name(fields[key], key)) is not None), None) if groups else None
     if messages is None:
         text = shapes.texts(text)
         if not isinstance(text, str):
@@ -163,15 +167,18 @@ def canonical(
         touched += count
         unseen = unseen or invisible(cleaned)
         harmless.append(cleaned)
-    if seen and _speaks_of_pictures(contents, None if pictures else given):
+    if seen and _speaks_of_pictures(contents, None if pictures else fields):
         raise RejectError(
             Reason.BAD_FIELD,
             "a message has `<image>`, `<video>` or `<audio>` beside a column of them: only text is learned",
         )
     row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
+    tools = None
+    if odd:
+        tools, more = turns.tools_of(fields)
+        unknown += () if more is None else (spelled.get(more, more),)
     if unknown:
         row = row._replace(unknown=unknown)
-    tools = turns.tools_of(fields) if len(given) > len(used) else None
     return row if tools is None and not any(besides) else _with(row, besides, tools, messages)
 
 
@@ -225,8 +232,8 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> tuple[list[Message
 def _pair(fields: Mapping[str, Any], asked: str, answered: str) -> tuple[list[Message], tuple[str, ...]]:
     question, answer = fields[asked], fields[answered]
     more = fields.get("input") if asked == "instruction" else None
-    if more is not None and (more := _content(more, "input")).strip():
-        told = _content(question, asked)
+    if more is not None and (more := _text(more, "input")).strip():
+        told = _text(question, asked)
         question = f"{told}\n\n{more}" if told.strip() else more
     messages = _side(question, asked, "user") + _side(answer, answered, "assistant")
     used = (asked, answered) if more is None else (asked, answered, "input")
@@ -239,7 +246,7 @@ def _with_system(
     """What `_messages` gives, with a row's own system message before those that begin with none."""
     for key in SYSTEM if len(fields) > len(used) else ():
         if (system := fields.get(key)) and messages[0][0] != "system":
-            return [("system", _content(system, "system"), None), *messages], (*used, key)
+            return [("system", *_content(system, "system")), *messages], (*used, key)
     return messages, used
 
 
@@ -251,6 +258,8 @@ def _expected(used: tuple[str, ...]) -> frozenset[str]:
 
 #: Fields that say whose a row is.
 _NAMES: Final = ("label", "source", *GROUPS)
+#: And those beside a conversation that are not content.
+_ABOUT: Final = frozenset({*_NAMES, *turns.TOOLS})
 
 #: Where each field is called as it is looked for.
 _AS_NAMED: Final[Mapping[str, str]] = {}
@@ -262,26 +271,40 @@ def _speaks_of_pictures(contents: Sequence[str], given: Mapping[str, Any] | None
     return has and any(mark in content for content in contents for mark in _FOR_PICTURES)
 
 
-def _as_written(used: Sequence[str], spelled: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(spelled.get(name, name) for name in used)
+def _spelled(given: Mapping[str, Any], text_column: str) -> dict[str, str]:
+    """Known names that no field with a value has exactly, and the first field that is called so in other letters."""
+    found: dict[str, str] = {}
+    text = text_column.strip().lower()
+    for written, value in given.items():
+        if value is None or written in _EXACT or written == text_column or not isinstance(written, str):
+            continue
+        name = written.strip().lower()
+        name = text_column if name == text else name
+        if (name in _EXACT or name == text_column) and given.get(name) is None:
+            found.setdefault(name, written)
+    return found
 
 
-def _unused(given: Mapping[str, Any], used: Sequence[str], content: Container[str], text: str) -> tuple[str, ...]:
-    """Names of fields that hold content and none of what is learned: others of the row have gone before.
+def _unused(given: Mapping[str, Any], read: Container[str], text_column: str) -> tuple[str, ...]:
+    """Names of fields that hold a value and are not read: others of the row have gone before.
 
-    :param content: what they are called, in small letters. :param text: as is the column of texts.
+    :param read: as the row has them.
     """
     found: tuple[str, ...] = ()
-    for name in given:
-        folded = name.strip().lower()
-        if (folded in content or folded == text) and name not in used and given[name]:
+    text = text_column.strip().lower()
+    for name, value in given.items():
+        if (
+            name not in read
+            and value not in _NOTHING
+            and ((folded := name.strip().lower()) in FIELDS or folded == text)
+        ):
             found += (name,)
     return found
 
 
-#: Fields that would be content, if others were not there; and those beside messages, which tools belong to.
-_CONTENT: Final = FIELDS - {*_NAMES}
-_SAID: Final = _CONTENT - {*turns.TOOLS}
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
+#: Fields that mean something by this name, as most are called.
+_EXACT: Final = FIELDS | PICTURES | {"text"}
 
 
 def _side(value: Any, name: str, role: str) -> list[Message]:
@@ -290,7 +313,7 @@ def _side(value: Any, name: str, role: str) -> list[Message]:
         raise RejectError(Reason.BAD_FIELD, told)
     if isinstance(value, list) or (isinstance(value, dict) and shapes.objects(value)):
         return _parse_list(value, name)
-    content = _content(value, name)
+    content = _text(value, name)
     if content.startswith("[") and shapes.may_be_chat(content):
         if told := shapes.repr_of_python(content):
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {told}")
@@ -341,35 +364,36 @@ def _parse_list(value: Any, name: str) -> list[Message]:
 
 def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
     if role == "function_call":
-        return "assistant", "", turns.called(_content(content, "content of a call"))
+        text, parts = _content(content, "content of a call")
+        return "assistant", "", turns.both(turns.called(message, text), parts)
     beside = turns.beside(message)
     if content is None and beside is not None and "tool_calls" in beside.told:
         return role, "", beside
-    return role, _content(content, f"content of {role}"), beside
+    text, parts = _content(content, f"content of {role}")
+    return role, text, turns.both(beside, parts)
 
 
 #: Keys of a message that has a role and a content alone.
 _PLAIN: Final = 2
 
 
-def _content(value: Any, name: str) -> str:
+def _content(value: Any, name: str) -> tuple[str, turns.Beside | None]:
+    """The text of a content, and what its parts say beside theirs, if it has parts."""
     value = shapes.texts(value)
     if isinstance(value, str):
-        return value
+        return value, None
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        kinds = [str(part.get("type") or _kind_of_part(part)) for part in value]
-        if others := sorted(set(kinds) - {"text"}):
-            shown = ", ".join(others)[:80]
-            raise RejectError(Reason.BAD_FIELD, f"{name} has parts of type {shown}, and only text is learned")
-        parts = [part.get("text") for part in value]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(map(str, parts))
+        return turns.of_parts(value, name)
     raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")
 
 
-def _kind_of_part(part: Mapping[Any, Any]) -> str:
-    """What a part without a type is, by what it has."""
-    return next((str(key) for key, value in part.items() if key not in {"type", "text"} and value is not None), "text")
+def _text(value: Any, name: str) -> str:
+    """The text of a field that says nothing beside it."""
+    text, beside = _content(value, name)
+    if beside is not None:
+        keys = ", ".join((*beside.told, *beside.unknown))[:80]
+        raise RejectError(Reason.BAD_FIELD, f"{name} has parts with {keys}, and only text is learned")
+    return text
 
 
 def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
@@ -444,9 +468,35 @@ def _name(value: Any, name: str) -> str | None:
     return text
 
 
+def _label(value: Any, labels: bool) -> str | None:
+    """The name of a label, also where it is a list of one value; any other structure is no class.
+
+    :param labels: whether a class is asked for. :raises RejectError: if it is, and there is none.
+    """
+    if isinstance(value, str):
+        return _name(value, "label")
+    value = shapes.texts(value)
+    if isinstance(value, list) and len(value) < 2 and not any(isinstance(item, list | dict) for item in value):
+        value = value[0] if value else None
+    if labels and isinstance(value, list | dict):
+        several = isinstance(value, list) and len(value) > 1
+        what = f"a list of {len(value):,}" if several else "an object"
+        how = "write one class for each row" if several else "write the value alone"
+        raise RejectError(Reason.BAD_FIELD, f"`label` is {what}, and a class is one text or number: {how}")
+    return _name(value, "label")
+
+
+def _group(fields: Mapping[str, Any]) -> tuple[str | None, list[str]]:
+    """The first group that a row has, and the fields that name another one, which is not looked at."""
+    named = {key: name for key in GROUPS if (name := _name(fields.get(key), key)) is not None}
+    group = next(iter(named.values()), None)
+    return group, [key for key, name in named.items() if name != group]
+
+
 def group_of(fields: Mapping[str, Any]) -> str | None:
     """The group of a row that may be unusable otherwise; its name may be one that a usable row's cannot be."""
-    return next((name for key in GROUPS if (name := value_name(fields.get(key)))), None)
+    spelled = _spelled(fields, "text")
+    return next((name for key in GROUPS if (name := value_name(fields.get(spelled.get(key, key))))), None)
 
 
 def _kind(value: Any) -> str:

@@ -40,6 +40,7 @@ class Columns:
     def wanted(self, text_column: str) -> frozenset[str]:
         """Columns that are read, in small letters."""
         usual = {*FIELDS, text_column} if self._finds else set(_ABOUT)
+        usual -= self._replaced
         return frozenset(name.strip().lower() for name in {*self.wanted_by_name, *usual})
 
     @cached_property
@@ -76,18 +77,25 @@ class Columns:
         return self._known(_Fields(fields))
 
     def _known(self, seen: _Fields) -> dict[str, Any]:
-        known: dict[str, Any] = dict(seen.fields) if self._finds else self._about(seen)
+        known: dict[str, Any] = self._about(seen)
+        if self._finds:
+            known = {key: value for key, value in seen.fields.items() if key.strip().lower() not in self._replaced}
         for name, column in self.names:
-            known.pop(name, None)
             if (value := seen.get(column)) is not None:
                 known[name] = value
         return known
 
     def _about(self, fields: _Fields) -> dict[str, Any]:
         """What says of a row whose it is, where no column is named for it and none of these is content."""
-        used = {*self.wanted_by_name, *(GROUPS if "group" in dict(self.names) else ())}
+        used = {*self.wanted_by_name, *self._replaced}
         found = {name: fields.get(name) for name in _ABOUT if name not in used}
         return {name: value for name, value in found.items() if value is not None}
+
+    @cached_property
+    def _replaced(self) -> frozenset[str]:
+        """Usual names of which the recipe says that other columns hold what they mean."""
+        named = {name for name, _ in self.names}
+        return frozenset(named | {*GROUPS} if "group" in named else named)
 
     @property
     def _finds(self) -> bool:

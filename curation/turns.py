@@ -10,12 +10,14 @@ reasoning_content, reasoning, thinking, thoughts    `reasoning_content`
 weight, train, training, trainable, loss            `train: false` where it is 0 or false; 1 and true are the rule
 ==================================================  ================================================================
 
-A key without a value is not there, at any depth: columns of Parquet give every object all keys of its column.
+A key without a value is not there, at any depth: columns of Parquet give every object all keys of its column. Parts of
+a content may have a flag as messages have, where all of a message's say the same; their other keys are told.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -80,26 +82,93 @@ def beside(message: Mapping[Any, Any]) -> Beside | None:
     return Beside(found, unknown) if found or unknown else None
 
 
-def called(content: str) -> Beside:
-    """The call that a message of ShareGPT's role `function_call` is. :raises RejectError: if it is none."""
-    calls = _given(content, "function_call")
-    calls = calls if isinstance(calls, list) else [calls]
-    return Beside({"tool_calls": [_call(call) for call in calls]}, tuple(f"tool_calls.{key}" for key in _unread(calls)))
+def called(message: Mapping[Any, Any], content: str) -> Beside:
+    """The answer that a message of ShareGPT's role `function_call` is. :raises RejectError: if it calls nothing."""
+    others: tuple[str, ...] = ()
+    if content.strip():
+        others = tuple(key for key in _CALLS if message.get(key))
+        message = {**message, "tool_calls": None, "function_call": content}
+    found = beside(message)
+    if found is None or "tool_calls" not in found.told:
+        raise RejectError(Reason.BAD_MESSAGES, "a tool call has no name")
+    return found._replace(unknown=(*others, *found.unknown))
 
 
-def tools_of(fields: Mapping[str, Any]) -> list[Any] | None:
-    """The tools that a row's conversation may call, as OpenAI's list; None if it has none.
+def both(one: Beside | None, other: Beside | None) -> Beside | None:
+    """What a message and the parts of its content say."""
+    if one is None or other is None:
+        return one or other
+    return Beside({**one.told, **other.told}, (*one.unknown, *other.unknown))
+
+
+def of_parts(parts: list[dict[Any, Any]], name: str) -> tuple[str, Beside | None]:
+    """The text of a content in parts, and what they say beside it. :param name: what is told of the content.
+
+    :raises RejectError: if a part is no text, or only some of them are to be learned.
+    """
+    pictured = {
+        key: None
+        for part in parts
+        for key, value in part.items()
+        if value is not None and _PICTURED.fullmatch(str(key))
+    }
+    kinds = {str(part.get("type") or _kind_of_part(part)): None for part in parts} | pictured
+    if others := sorted(kinds.keys() - {"text"}):
+        shown = ", ".join(map(str, others))[:80]
+        raise RejectError(Reason.BAD_FIELD, f"{name} has parts of type {shown}, and only text is learned")
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise RejectError(Reason.BAD_FIELD, f"{name} is a list, not text")
+    learned = {all(_flag(part[key], key) for key in _FLAGS if part.get(key) is not None) for part in parts}
+    if len(learned) > 1:
+        mend = "is learned whole or not at all: make it several messages"
+        raise RejectError(Reason.BAD_FIELD, f"{name} has parts of weight 0 beside others, and a message {mend}")
+    unknown = {
+        f"content.{key}": None for part in parts for key, value in part.items() if key not in _IN_PARTS and value
+    }
+    told = {} if learned == {True} else {"train": False}
+    return "".join(map(str, texts)), Beside(told, tuple(unknown)) if told or unknown else None
+
+
+#: What makes a part one of another kind, whatever its type says.
+_PICTURED: Final = re.compile(r"(?:input_)?(?:image|video|audio)s?(?:_url)?")
+_IN_PARTS: Final = frozenset({"type", "text", *_FLAGS})
+
+
+def _kind_of_part(part: Mapping[Any, Any]) -> str:
+    """What a part without a type is, by what it has: a text, where it has one."""
+    if part.get("text") is not None:
+        return "text"
+    return next((str(key) for key, value in part.items() if key not in _IN_PARTS and value is not None), "text")
+
+
+def tools_of(fields: Mapping[str, Any]) -> tuple[list[Any] | None, str | None]:
+    """The tools that a row's conversation may call, as OpenAI's list, None if it has none; and the field that holds
+    others, which are not read.
 
     :raises RejectError: if they are no list of objects.
     """
+    found: list[Any] | None = None
     for key in TOOLS:
-        value = fields.get(key)
-        if value is None or not (found := _given(value, key)):
+        if fields.get(key) is None:
             continue
-        if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-            raise RejectError(Reason.BAD_FIELD, f"`{key}` is no list of tools")
-        return [tool if "function" in tool or "name" not in tool else _wrapped(tool) for tool in found]
-    return None
+        if found is None:
+            found = _tools(fields[key], key)
+            continue
+        try:
+            more = _tools(fields[key], key)
+        except RejectError:
+            return found, key
+        return found, None if more in (None, found) else key
+    return found, None
+
+
+def _tools(value: Any, key: str) -> list[Any] | None:
+    if not (found := _given(value, key)):
+        return None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise RejectError(Reason.BAD_FIELD, f"`{key}` is no list of tools")
+    return [tool if "function" in tool or "name" not in tool else _wrapped(tool) for tool in found]
 
 
 def written(value: Any, change: Callable[[str], str], number: Callable[[Any], Any] = lambda value: value) -> str:
@@ -170,15 +239,21 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
-    """Keys of calls that no template is given."""
-    inner = [call["function"] for call in calls if "function" in call]
-    return dict.fromkeys(str(key) for call in (*calls, *inner) for key in call if key not in _IN_CALLS)
+    """Keys of calls that no template is given; what only says again what one that is given says is none."""
+    found: dict[str, None] = {}
+    for call in calls:
+        function = call.get("function", call)
+        given: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
+        said = {"name": function["name"], "id": call.get("id"), **dict.fromkeys(_ARGUMENTS, given)}
+        for part in (call, function):
+            found |= {str(key): None for key in part if key not in _IN_CALLS and part[key] != said.get(key)}
+    return found
 
 
 #: What holds the arguments of a call, by OpenAI, Llama, LangChain and Anthropic; the first one that is there.
 _ARGUMENTS: Final = "arguments", "parameters", "args", "input"
 #: `type` and `index` tell nothing that the list does not.
-_IN_CALLS: Final = frozenset({*_ARGUMENTS, "name", "function", "id", "type", "index"})
+_IN_CALLS: Final = frozenset({"function", "type", "index"})
 
 
 def _wrapped(tool: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import Any
 
@@ -80,7 +81,7 @@ SAID = [{"role": "system", "content": "s"}, *CHAT]
         ({"question": "q", "input": "context", "answer": "a"}, TALK, ("input",)),
         ({"query": "q", "answer": "a", "response": "b", "prompt": None, "input": ""},
          [("user", "q"), ("assistant", "b")], ("answer",)),
-        ({"instruction": "q", "Input": "x", "output": "a"}, TALK, ("Input",)),
+        ({"instruction": "q", "Input": "x", "output": "a"}, [("user", "q\n\nx"), ("assistant", "a")], ()),
         ({"Question": "q", "Answer": "a", "TEXT": "x", "Label": "l"}, TALK, ("TEXT",)),
     ],
 )  # fmt: skip
@@ -98,6 +99,50 @@ def test_no_content_beside_other_content_goes_without_a_word(
 )  # fmt: skip
 def test_an_answer_that_is_json_stays_text(text: str) -> None:
     assert turns({"prompt": "q", "completion": text}) == [("user", "q"), ("assistant", text)]
+
+
+@pytest.mark.parametrize("content", [{"text": "t"}, {"messages": CHAT}, {"prompt": "q", "completion": "a"}])
+def test_a_name_in_other_letters_is_read_where_it_is_not_there_exactly(content: dict[str, Any]) -> None:
+    about = {"label": "l", "source": "s", "group_id": "g", "system": "y", "tools": [{"name": "x"}]}
+    plain = canonical({**content, **about})
+    assert canonical({**content, **{name.upper(): value for name, value in about.items()}}, labels=True) == (
+        plain._replace(unknown=tuple(map(str.upper, plain.unknown)))
+    )
+    assert canonical(
+        {**content, **about, **dict.fromkeys(about), **{f" {n.title()}": v for n, v in about.items()}}
+    ) == (plain._replace(unknown=tuple(f" {name.title()}" for name in plain.unknown)))
+    both = canonical({**content, **about, "Label": "m", "SOURCE": "s", "Group": "g", "Tools": []})
+    assert (both.label, both.source, both.group) == ("l", "s", "g")
+    assert {"Label", "SOURCE"} <= set(both.unknown)
+
+
+def test_of_two_groups_the_first_one_counts_and_the_other_is_told() -> None:
+    row = canonical({"text": "t", "conversation_id": "c", "Group_ID": "h", "group": "g"})
+    assert (row.group, row.unknown) == ("g", ("Group_ID", "conversation_id"))
+    same = canonical({"text": "t", "conversation_id": 7.0, "group": "7", "group_id": float("nan")})
+    assert (same.group, same.unknown) == ("7", ())
+
+
+@pytest.mark.parametrize(
+    ("label", "what"),
+    [
+        ([{"user_id": "u1", "value": "A"}], "`label` is an object, .*: write the value alone"),
+        ({"value": "A"}, "`label` is an object"),
+        (["a", "b"], "`label` is a list of 2, .*: write one class for each row"),
+        ([["a"]], "`label` is an object"),
+        ([], "no `label`"),
+    ],
+)
+def test_a_class_is_one_value(label: object, what: str) -> None:
+    with pytest.raises(RejectError, match=what):
+        canonical({"text": "t", "label": label}, labels=True)
+    assert canonical({"text": "t", "label": label}).label in (None, json.dumps(label))
+
+
+def test_a_list_of_one_label_is_that_label() -> None:
+    assert [canonical({"text": "t", "label": label}, labels=True).label for label in (["pos"], [b"pos"], [1.0])] == [
+        "pos", "pos", "1",
+    ]  # fmt: skip
 
 
 def test_content_beside_a_text_is_told_too() -> None:

@@ -26,6 +26,7 @@ def columns(template: str | None = None, **names: str) -> Columns:
         (columns(prompt="q", completion="a"), {"q": "x", "a": "y", "b": "z"}, {"prompt": "x", "completion": "y"}),
         (columns(label="stars"), {"text": "x", "stars": 3}, {"text": "x", "stars": 3, "label": 3}),
         (columns(label="stars"), {"text": "x", "label": "old"}, {"text": "x"}),
+        (columns(label="stars"), {"text": "x", "Label": "old"}, {"text": "x"}),
         (columns(prompt="q", completion="a", system="s"), {"q": "x", "a": "y"}, {"prompt": "x", "completion": "y"}),
         (columns(text="body"), {"body": "x", "Label": 1, "group_id": "g"}, {"text": "x", "label": 1, "group_id": "g"}),
         (columns(text="body", group="user"), {"body": "x", "group_id": "g"}, {"text": "x"}),
@@ -37,6 +38,12 @@ def columns(template: str | None = None, **names: str) -> Columns:
 )  # fmt: skip
 def test_fields_get_their_known_names(how: Columns, fields: dict[str, Any], known: dict[str, Any]) -> None:
     assert how.apply(fields, 1000) == known
+
+
+def test_a_usual_name_that_another_column_replaces_is_no_column_that_is_read() -> None:
+    assert "label" not in columns(label="stars").wanted("text")
+    assert "label" in columns(label="Label").wanted("text")
+    assert not {"group", "group_id", "conversation_id"} & columns(text="body", group="user").wanted("text")
 
 
 @pytest.mark.parametrize(

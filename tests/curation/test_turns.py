@@ -144,6 +144,58 @@ def test_keys_of_calls_that_mean_nothing_are_told_too() -> None:
     assert canonical(chat(ASK, called, SAID, ANSWER)).unknown == told
 
 
+def test_what_a_call_says_twice_in_other_words_is_told() -> None:
+    def told(**call: Any) -> tuple[str, ...]:
+        return canonical(calling(content=None, tool_calls=[{"name": "look", **call}])).unknown
+
+    assert told(parameters={"a": 1}, args={"b": 2}) == ("messages.tool_calls.args",)
+    assert told(parameters={"a": 1}, args={"a": 1}, type="x", index=3) == ()
+    assert told(function={"name": "look"}, id="c", arguments={"a": 1}) == ("messages.tool_calls.arguments",)
+    assert told(function={"name": "look", "id": "d"}, id="c") == ("messages.tool_calls.id",)
+
+
+def test_of_two_lists_of_tools_the_second_is_told() -> None:
+    other = {"name": "other"}
+    assert canonical(chat(ASK, ANSWER, tools=[TOOL], functions=[other])).unknown == ("functions",)
+    assert canonical(chat(ASK, ANSWER, tools=[TOOL], Functions="none")).unknown == ("Functions",)
+    assert canonical(chat(ASK, ANSWER, tools=[TOOL], functions=[SCHEMA])).unknown == ()
+    assert json.loads(canonical(chat(ASK, ANSWER, tools="[]", functions=[SCHEMA])).tools or "") == [TOOL]
+
+
+@pytest.mark.parametrize("role", ["function_call", "tool_call", "Tool_Calls"])
+def test_a_message_that_is_a_call_says_what_an_answer_that_calls_says(role: str) -> None:
+    more = {"weight": 0, "reasoning": "It hums.", "mask": True, "value": json.dumps(CALL)}
+    row = canonical(chat(ASK, {"role": role, **more}, SAID, ANSWER))
+    assert row == canonical(calling(content=None, tool_calls=[CALL], weight=0, reasoning="It hums.", mask=True))
+    assert (json.loads(row.beside[1])["train"], row.unknown) == (False, ("messages.mask",))
+    twice = {"role": role, "content": json.dumps(CALL), "tool_calls": [{"name": "other"}]}
+    assert canonical(chat(ASK, twice, SAID, ANSWER)).unknown == ("messages.tool_calls",)
+    assert (
+        canonical(chat(ASK, {"role": role, "content": "", "tool_calls": [CALL]}, SAID, ANSWER)).roles[1] == "assistant"
+    )
+
+
+def test_keys_of_parts_are_told_and_a_flag_of_all_is_the_message_s() -> None:
+    def parts(*flags: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": [{"type": "text", "text": "It is on.", **flag} for flag in flags]}
+
+    assert canonical(chat(ASK, parts({"train": True}, {"weight": 1}))).beside == ()
+    assert canonical(chat(ASK, parts({"citations": ["x"], "cache": None}))).unknown == ("messages.content.citations",)
+    assert beside(chat(ASK, parts({"train": False}), ASK, ANSWER))[1] == {"train": False}
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "x"}}]
+    assert canonical(chat(ASK, ANSWER, system=system)).unknown == ("messages.content.cache_control",)
+    for message, cause in (
+        (parts({"train": False}, {}), "parts of weight 0 beside others"),
+        (parts({"weight": 0.5}), "`weight` of a message is 0.5"),
+        (parts({"image_url": {"url": "x"}}), "parts of type image_url"),
+        (parts({"input_audio": "x"}), "parts of type input_audio"),
+    ):
+        with pytest.raises(RejectError, match=cause):
+            canonical(chat(ASK, message))
+    with pytest.raises(RejectError, match=r"input has parts with content\.cache_control"):
+        canonical({"instruction": "do", "input": system, "output": "done"})
+
+
 def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_asked() -> None:
     def question(*messages: dict[str, Any], **fields: Any) -> bytes | None:
         return names(canonical(chat(*messages, **fields)))[3]
