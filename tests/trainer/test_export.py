@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from trainer.data.prompts import make_prompts, stops
 from trainer.data.rows import Row
-from trainer.model.export import as_measured
+from trainer.data.seq2seq import for_seq2seq
+from trainer.model.export import as_measured, as_reads
 from trainer.model.transformers4 import make_readable
 
 from .test_template import CHATML, tokenizer
@@ -36,10 +44,10 @@ ROPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def save(model: Any, folder: Path) -> None:
+def save(model: Any, folder: Path, made: Any = None, new_tokens: int = 24) -> None:
     """As the export does it."""
-    made = tokenizer(CHATML)
-    model.generation_config = as_measured(model, made)
+    made = as_reads(model, made or tokenizer(CHATML))
+    model.generation_config = as_measured(model, made, new_tokens)
     model.save_pretrained(folder)
     made.save_pretrained(folder)
     make_readable(folder)
@@ -75,7 +83,67 @@ def test_what_evaluation_stops_at_the_export_stops_at(tmp_path: Path) -> None:
     [found] = plain.generate(**asked, max_new_tokens=20)
     assert found[len(prompt.ids) :].tolist() == [end]
     told = json.loads((tmp_path / "generation_config.json").read_text())
-    assert not {"do_sample", "temperature", "top_k", "repetition_penalty"} & set(told)
+    assert not {"temperature", "top_k", "repetition_penalty"} & set(told)
+    assert told["do_sample"] is False
+
+
+def bare() -> Any:
+    """A tokenizer without padding, which tidies what it decodes."""
+    made = tokenizer(CHATML)
+    made.pad_token, made.clean_up_tokenization_spaces = None, True
+    return made
+
+
+def llama(made: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "llama", vocab_size=len(made), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=512, eos_token_id=made.eos_token_id,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_an_answer_has_the_length_that_was_measured_and_is_the_same_beside_others(tmp_path: Path) -> None:
+    """Nothing is given but the prompts."""
+    made = bare()
+    model = llama(made)
+    save(model, tmp_path, made)
+    plain, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    told = [ASKED, [{"role": "user", "content": "Is the big green machine on today, tell me?"}]]
+    more = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
+    alone = words.apply_chat_template(told[0], **more)
+    [found] = plain.generate(**alone)
+    answer = found[alone["input_ids"].shape[1] :].tolist()
+    assert len(answer) == 24
+    both = words.apply_chat_template(told, padding=True, **more)
+    assert plain.generate(**both)[0, both["input_ids"].shape[1] :].tolist() == answer
+    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert saved["clean_up_tokenization_spaces"] is False
+    assert (words.padding_side, words.pad_token) == ("left", words.eos_token)
+    assert plain.generation_config.pad_token_id == words.eos_token_id
+    assert plain.config.pad_token_id is None  # or an end token's row would not be learned when it is trained on
+
+
+def test_what_a_base_says_of_a_task_is_not_what_a_pipeline_of_version_4_generates_by(tmp_path: Path) -> None:
+    model = ending()
+    model.config.task_specific_params = {"text-generation": {"do_sample": True, "max_length": 50}}  # GPT-2's own
+    save(model, tmp_path)
+    assert "task_specific_params" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_an_encoder_decoder_pads_on_the_right_and_writes_where_its_halves_differ_in_depth(tmp_path: Path) -> None:
+    made = bare()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "t5", vocab_size=len(made), d_model=16, d_kv=8, d_ff=32, num_heads=2, num_layers=1, num_decoder_layers=3,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=made.eos_token_id,
+    )  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    save(model, tmp_path, for_seq2seq(made), 3)
+    words, plain = AutoTokenizer.from_pretrained(tmp_path), AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert words.padding_side == "right"
+    found = plain.generate(**words(["on?", "Is the big green machine on?"], padding=True, return_tensors="pt"))
+    assert found.shape[1] == 1 + 3
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +173,9 @@ for folder in sys.argv[3:]:
     )
     with torch.no_grad():
         torch.save(model(torch.arange(3, 103)[None]).logits, folder + "/read.pt")
-        answer = model.generate(**asked, max_new_tokens=8)[0].tolist()
+        answer = model.generate(**asked)[0].tolist()
     found[folder] = {
+        "text": words.decode(words("yes , it is n't on .")["input_ids"]),
         "ids": words("Hello <|im_start|>user a  b \\u00e9")["input_ids"],
         "special": sorted(words.all_special_tokens),
         "asked": asked["input_ids"][0].tolist(),
@@ -118,7 +187,8 @@ print(json.dumps(found))
 
 def test_version_4_answers_and_stops_as_the_model_did_that_was_measured(before: Path, tmp_path: Path) -> None:
     """At positions beyond those that a scaled rotation was made for, too."""
-    made, models = tokenizer(CHATML), {"ending": ending()}
+    models = {"ending": ending()}
+    made = as_reads(models["ending"], bare())
     for name, more in ROPES.items():
         config = AutoConfig.for_model(
             name.partition("-")[0], vocab_size=len(made), hidden_size=32, intermediate_size=64,
@@ -126,7 +196,7 @@ def test_version_4_answers_and_stops_as_the_model_did_that_was_measured(before: 
         )  # fmt: skip
         models[name] = AutoModelForCausalLM.from_config(config).eval()
     for name, model in models.items():
-        save(model, tmp_path / name)
+        save(model, tmp_path / name, bare())
     done = subprocess.run(
         [before, "-c", READ, BEFORE, json.dumps(ASKED), *(tmp_path / name for name in models)],
         capture_output=True, text=True,
@@ -141,9 +211,10 @@ def test_version_4_answers_and_stops_as_the_model_did_that_was_measured(before: 
         assert read["asked"] == asked
         with torch.no_grad():
             live = model(ids).logits
-            answer = model.generate(torch.tensor([asked]), max_new_tokens=8)[0].tolist()
+            answer = model.generate(torch.tensor([asked]), max_new_tokens=24)[0].tolist()
             again = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()(ids).logits
         assert torch.equal(again, live), name
         torch.testing.assert_close(torch.load(tmp_path / name / "read.pt"), live, rtol=0, atol=1e-6, msg=name)
         assert read["answer"] == answer, name
+        assert read["text"] == "yes , it is n't on ."
     assert found["ending"]["answer"][len(asked) :] == [made.convert_tokens_to_ids("<|im_end|>")]

@@ -290,11 +290,12 @@ def test_a_tokenizer_that_nobody_could_save_is_refused_before_the_training(
 def test_answers_end_where_they_were_measured_to_end_whoever_loads_the_model(models: dict[str, str]) -> None:
     """The chat template's end, the tokenizer's, and the one that the base had of its own, also behind a prefix."""
     told = {
-        name: json.loads(Path(folder, "MLmodel").read_text())["metadata"]["dropforge"]["ends"]
+        name: json.loads(Path(folder, "MLmodel").read_text())["metadata"]["dropforge"]
         for name, folder in models.items()
     }
-    assert told["classes"] == []
-    assert 77 in told["lora"]
-    assert told["prefix"] == told["lora"]
+    assert told["classes"]["ends"] == []
+    assert 77 in told["lora"]["ends"]
+    assert told["prefix"]["ends"] == told["lora"]["ends"]
     for name in ("full", "lora", "pairs"):
-        assert told[name] == json.loads(Path(models[name], "generation_config.json").read_text())["eos_token_id"]
+        plain = json.loads(Path(models[name], "generation_config.json").read_text())
+        assert (plain["eos_token_id"], plain["max_new_tokens"]) == (told[name]["ends"], told[name]["new_tokens"])

@@ -24,8 +24,9 @@ from trainer.data.batch import Batch
 from trainer.data.prompts import stops
 from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
-from trainer.model.packaged import Packaging
+from trainer.model.packaged import NEW_TOKENS, Packaging
 from trainer.model.prefix import open_model
+from trainer.model.pyfunc_loader import caches
 from trainer.model.quantised import dequantise
 from trainer.model.seq2seq import load_seq2seq
 from trainer.model.transformers4 import make_readable
@@ -85,7 +86,9 @@ def export_model(
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as name:
         folder = Path(name)
         model = built.model
-        writes = None if is_classifier(model) else as_measured(model, tokenizer)
+        new_tokens = NEW_TOKENS if packaging is None else packaging.new_tokens
+        tokenizer = as_reads(model, tokenizer)
+        writes = None if is_classifier(model) else as_measured(model, tokenizer, new_tokens)
         if built.whole is not None:
             for adapter in built.whole.peft_config.values():
                 adapter.base_model_name_or_path, adapter.revision = base, revision
@@ -130,25 +133,42 @@ def export_model(
     )
 
 
-def as_measured(model: Any, tokenizer: Any) -> Any:
-    """How an exported model writes: greedily, and to the end that it was evaluated with. What else its base asked for,
-    as a temperature, was not measured.
+def as_measured(model: Any, tokenizer: Any, new_tokens: int = NEW_TOKENS) -> Any:
+    """How an exported model writes: greedily, to the end and at most the length that it was evaluated with. What else
+    its base asked for, as a temperature, was not measured.
     """
     import transformers
 
     kind: Any = transformers.GenerationConfig
     before = model.generation_config
-    pad = before.pad_token_id
     try:
         ends = list(stops(model, tokenizer))
     except DataError:  # a template that ends no answer, where all of a conversation was learned
         ends = [int(tokenizer.eos_token_id)]
     return kind(
         bos_token_id=before.bos_token_id,
-        pad_token_id=pad if pad is not None and pad >= 0 else tokenizer.pad_token_id,  # -1 of old ones cannot be saved
+        pad_token_id=tokenizer.pad_token_id,  # which is left out of a decoded text; a base's own may be another one
         decoder_start_token_id=before.decoder_start_token_id,
         eos_token_id=ends,
+        max_new_tokens=new_tokens,
+        do_sample=False,  # said, since a pipeline would draw lots otherwise
+        **({} if caches(model.config) else {"use_cache": False}),
     )
+
+
+def as_reads(model: Any, tokenizer: Any) -> Any:
+    """A tokenizer as evaluation uses it: nothing is tidied in an answer, and prompts side by side are padded, on the
+    left where answers go on from them. How a classifier's are padded, `for_labels` says.
+    """
+    said: dict[str, Any] = {"clean_up_tokenization_spaces": False}
+    if not is_classifier(model):
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        said["padding_side"] = "right" if is_seq2seq(model) else "left"
+    for name, value in said.items():
+        setattr(tokenizer, name, value)
+        tokenizer.init_kwargs[name] = value  # what it was not made with is not saved
+    return tokenizer
 
 
 def _upload(folder: Path, store: Store, prefix: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ from trainer.model.transformers4 import make_readable
 
 MLMODEL: Final = "MLmodel"
 _MODULE: Final = "dropforge_pyfunc"
-_NEW_TOKENS: Final = 128  # of an answer, unless the recipe or the caller says otherwise
+NEW_TOKENS: Final = 128  # of an answer, unless the recipe or the caller says otherwise
 _LONGEST: Final = 2000  # characters of the example
 _TEXT: Final = 200  # the same of a text that a model is to continue
 _LICENSE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .:/+_-]{0,98}")
@@ -65,6 +65,12 @@ class Packaging:
     example: Example | None = None
     chat: bool = True
 
+    @property
+    def new_tokens(self) -> int:
+        """The longest answer in tokens, as the evaluation has it written."""
+        generation = (self.spec.recipe.get("evaluate") or {}).get("generation") or {}
+        return int(generation.get("max_new_tokens", NEW_TOKENS))
+
     def write(self, folder: Path, tokenizer: Any, ends: Sequence[int]) -> None:
         """Add the files to a model's folder, which has its weights and its tokenizer.
 
@@ -75,7 +81,9 @@ class Packaging:
         if not prefix:  # where mlflow.transformers looks for it, and nowhere else
             tokenizer.save_pretrained(folder / "components" / "tokenizer")
             make_readable(folder / "components" / "tokenizer")
-        found = mlmodel(self, task, reading(tokenizer, task, self.chat, ends, self.spec), _architecture(folder, prefix))
+        found = mlmodel(
+            self, task, reading(tokenizer, task, self.chat, ends, self.new_tokens), _architecture(folder, prefix)
+        )
         (folder / MLMODEL).write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / "code").mkdir()
         (folder / "code" / f"{_MODULE}.py").write_bytes(Path(pyfunc_loader.__file__).read_bytes())
@@ -145,17 +153,16 @@ def example_of(row: Row) -> Example:
     return Example(prompt[:_LONGEST], system[:_LONGEST])
 
 
-def reading(tokenizer: Any, task: str, chat: bool, ends: Sequence[int], spec: RunSpec) -> dict[str, Any]:
+def reading(tokenizer: Any, task: str, chat: bool, ends: Sequence[int], new_tokens: int) -> dict[str, Any]:
     """How prompts become tokens and where answers end, see `pyfunc_loader.Reader`."""
     ours = is_ours(tokenizer)
-    generation = (spec.recipe.get("evaluate") or {}).get("generation") or {}
     return {
         "task": task,
         "chat": chat,
         "special": task == "sequence-to-sequence" and tokenizer.chat_template == TEMPLATE,
         "begin": [int(tokenizer.bos_token_id)] if ours and task == "causal-lm" else [],
         "ends": list(ends),
-        "new_tokens": int(generation.get("max_new_tokens", _NEW_TOKENS)),
+        "new_tokens": new_tokens,
     }
 
 

@@ -151,12 +151,6 @@ class Writer(Reader):
             )
         return super().load(folder)
 
-    def _caches(self) -> bool:
-        """transformers makes the decoder's cache for as many layers as the encoder has."""
-        config = self.model.config
-        deep = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
-        return deep in (None, getattr(config, "num_hidden_layers", None))
-
     def answer(self, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
         import torch
 
@@ -171,12 +165,18 @@ class Writer(Reader):
             attention_mask=torch.ones_like(asked),
             do_sample=False,
             max_new_tokens=most,
-            use_cache=self._caches(),
+            use_cache=caches(self.model.config),
             eos_token_id=ends or None,
             pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else (ends or [0])[0],
         )[0]
         said = found if self.about["task"] == "sequence-to-sequence" else found[len(ids) :]
         return {"answer": self.tokenizer.decode(said, skip_special_tokens=True)}
+
+
+def caches(config: Any) -> bool:
+    """Whether a model writes with its cache: transformers makes a decoder's for as many layers as the encoder has."""
+    deep = getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None)
+    return deep in (None, getattr(config, "num_hidden_layers", None))
 
 
 def folder_digest(folder: Path) -> str:

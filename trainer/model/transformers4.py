@@ -1,7 +1,8 @@
 """What readers of transformers 4 need in an exported folder, as serving engines still do; version 5 reads past it.
 
 Version 5 writes positions as `rope_parameters`, which version 4 does not know: it takes its defaults instead, without a
-word. Of tokenizers it writes a class and a list of special tokens under names that version 4 refuses.
+word. Of tokenizers it writes a class and a list of special tokens under names that version 4 refuses. What a base's
+config says of generation by task, version 4 puts before what generation_config.json says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 _NEW_CLASS: Final = "TokenizersBackend"
 _OLD_CLASS: Final = "PreTrainedTokenizerFast"  # which version 5 takes for the same
 _INPUTS: Final = ["input_ids", "attention_mask"]  # of the new class
+_PER_TASK: Final = "task_specific_params"  # by which a pipeline of version 4 generates, as GPT-2's by lot
 _BESIDE: Final = {"rope_theta", "partial_rotary_factor"}
 
 
@@ -28,7 +30,7 @@ def make_readable(folder: Path) -> None:
 
 
 def positions(config: dict[str, Any]) -> dict[str, Any]:
-    """A model's config with version 4's names of rotary positions; nested configs too."""
+    """A model's config with version 4's names of rotary positions and nothing to generate by; nested configs too."""
     nested = {
         key: positions(value) for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)
     }
@@ -40,7 +42,8 @@ def positions(config: dict[str, Any]) -> dict[str, Any]:
         added["rope_scaling"] = {key: value for key, value in main.items() if key not in _BESIDE}
     if "rope_theta" in (local := found.get("sliding_attention") or {}):
         added["rope_local_base_freq"] = local["rope_theta"]
-    return {**config, **nested, **added}
+    kept = {key: value for key, value in config.items() if key != _PER_TASK}
+    return {**kept, **nested, **added}
 
 
 def tokenizer(config: dict[str, Any]) -> dict[str, Any]:
