@@ -33,7 +33,7 @@ from curation.gate import check_names, fit
 from curation.limit import first, limited
 from curation.notes import NoUsableRowError, causes, faults, nothing, unknown_keys, warnings
 from curation.own import prepare_own
-from curation.plan import make_rules, readable, tasks
+from curation.plan import make_rules, readable, small, tasks
 from curation.sample import Told, choose_sample
 from curation.schema import Columns, by_format, changes, joined, known, retyped
 from curation.settling import planned, settle
@@ -228,7 +228,7 @@ def step(
     store, tell, workdir = desk.store, desk.tell, desk.workdir
     family = rules.scope == "family"
     earlier = parent.steps if parent else ()
-    files, passed = readable(drop)
+    files, passed = readable(drop, lambda file: small(store, drop, file, workdir / "files"))
     whole = len(files)
     fetched: Callable[[int, int], None] = lambda done, total: tell("fetch", done, total, 0)  # noqa: E731
     files, paths, most, texts = first(store, drop, files, rules, workdir / "files", fetched, desk.limits)

@@ -94,26 +94,44 @@ def _pii(asked: PiiSection | None) -> Pii | None:
     return Pii(tuple(kind for kind in KINDS if kind in asked.kinds), asked.action, asked.key_env, key)
 
 
-def readable(drop: Drop) -> tuple[list[DropFile], dict[str, str]]:
+def readable(drop: Drop, listed: Callable[[DropFile], bytes]) -> tuple[list[DropFile], dict[str, str]]:
     """(files to read in the order of their names' bytes, names that are passed over, each with the reason).
 
     Names with a part that begins with `_` or `.` are other programs' markers, as everywhere around S3.
 
+    :param listed: gives the bytes of a file that lists which others count.
     :raises DataError: if they are a table's, whose log says which rows count, or all of them describe a data set.
     """
     thing = f"drop {drop.family}/{drop.drop}"
     files = sorted(drop.data_files, key=lambda file: file.key.encode())
     table_formats.check(thing, (file.key for file in files))
+    known = {file.key: file for file in files}
+    replaced = table_formats.superseded(thing, known, lambda name: listed(known[name]))
     hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
     passed = dict.fromkeys(hidden, "a name with a leading `_` or `.` is no data")
     described = documents([file.key for file in files if file.key not in passed])
     passed |= dict.fromkeys(described, "its name is that of a data set's documentation, metadata or cache")
+    passed |= {name: why for name, why in replaced.items() if name not in passed}
     left = [file for file in files if file.key not in passed]
     if described and not left:
         shown = ", ".join(described[:3]) + (f" and {len(described) - 3} more" if len(described) > 3 else "")
         cause = f"it holds nothing but documentation or metadata of a data set ({shown})"
         raise DataError(thing, cause, "Upload its rows; a file that holds some takes another name")
     return left, passed
+
+
+def small(store: Store, drop: Drop, file: DropFile, folder: Path) -> bytes:
+    """The bytes of a file that lists others, as the drop recorded them.
+
+    :raises DataError: if it is too large, gone, or not what the drop promised.
+    """
+    if file.size > _LARGEST_LIST:
+        cause = f"it lists files in {file.size:,} bytes, more than {_LARGEST_LIST:,}"
+        raise DataError(f"file {file.key!r} of the drop {drop.prefix}", cause, "Write the table anew, in fewer files")
+    return fetch(store, drop, [file], folder, lambda *_: None)[0].read_bytes()
+
+
+_LARGEST_LIST: Final = 16 << 20  # the state of 100,000 shards has 6 MB
 
 
 def fetch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from dropforge.errors import DataError
@@ -34,9 +34,18 @@ def _of_state(store: Store, root: str, folder: str, found: Collection[str]) -> l
     for name in (STATE, INFO):
         if folder + name not in found:
             raise _broken(f"file {root}{folder}{name}", "it is not there")
-    state = _read(store, root, folder + STATE)
-    listed = state.get("_data_files")
     thing = f"file {root}{folder}{STATE}"
+    within = {key.removeprefix(folder) for key in found if key.startswith(folder)}
+    return [folder + name for name in shards(thing, _read(store, root, folder + STATE), within)]
+
+
+def shards(thing: str, state: Mapping[str, Any], found: Collection[str]) -> list[str]:
+    """Return the names of the Arrow files that hold a data set's rows.
+
+    :param thing: the file with its state, for messages. :param state: what that holds. :param found: names beside it.
+    :raises DataError: if a file is missing, or its rows are not those of its files.
+    """
+    listed = state.get("_data_files")
     if not isinstance(listed, list) or any(not isinstance(item, dict) for item in listed):
         raise _broken(thing, "it lists no files")
     if state.get("_indices_data_files"):
@@ -44,9 +53,9 @@ def _of_state(store: Store, root: str, folder: str, found: Collection[str]) -> l
     names = [item.get("filename") for item in listed]
     for name in names:
         # Only what was listed below the root can be named: no path leads out of it.
-        if not isinstance(name, str) or "/" in name or folder + name not in found:
+        if not isinstance(name, str) or "/" in name or name not in found:
             raise _broken(thing, f"it lists {name!r}, which is not there")
-    return [folder + str(name) for name in names]
+    return [str(name) for name in names]
 
 
 def _read(store: Store, root: str, key: str) -> dict[str, Any]:

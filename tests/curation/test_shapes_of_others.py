@@ -181,6 +181,9 @@ def test_where_a_file_is_a_row_a_bad_file_is_a_bad_row(make: Make, recipe: Calla
         (".hoodie/hoodie.properties", "Hudi.*hudi"),
         ("day=1/0b7a9c1e-35a4-4a0c-9d0e-7f1c2a3b4c5d-0_0-22-29_20260101120000000.parquet", "Hudi.*hudi"),
         ("t/snapshot/snapshot-12", "Paimon.*paimon"),
+        ("t/_spark_metadata/0", "Spark's streaming.*FORMAT"),
+        ("t/delta_0000002_0000002_0000/bucket_00000", "Hive with transactions.*spark.table"),
+        ("t/deletion_vector_0b7a9c1e-35a4-4a0c-9d0e-7f1c2a3b4c5d.bin", "Delta"),
         ("rows.lance/_versions/3.manifest", "Lance.*lance"),
     ],
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from curation.documents import documents
@@ -171,6 +173,77 @@ def test_caches_beside_a_saved_data_set_are_none_of_its_rows() -> None:
 def test_the_state_of_a_saved_data_set_is_none_beside_its_files_alone() -> None:
     names = ["a/state.json", "a/data-00000-of-00001.arrow", "b/state.json", "b/texas.jsonl", "state.json"]
     assert documents(names) == ["a/state.json"]
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(LINES.splitlines(keepends=True)[first:last])
+
+
+def arrow(first: int, last: int) -> bytes:
+    sink = io.BytesIO()
+    found = pa.table({"prompt": [a for a, _ in BOTH[first:last]], "completion": [b for _, b in BOTH[first:last]]})
+    with pa.ipc.new_stream(sink, found.schema) as writer:
+        writer.write_table(found)
+    return sink.getvalue()
+
+
+def state(*names: str, **more: Any) -> bytes:
+    return json.dumps({"_data_files": [{"filename": name} for name in names], **more}).encode()
+
+
+def commit(added: list[str], removed: list[str]) -> bytes:
+    return json.dumps({"added": added, "removed": removed}).encode()
+
+
+OLD, NEW, OPEN_WRITE = "part-00000-tid-1-a-1-c000.json", "part-00000-tid-2-b-1-c000.json", "part-0-tid-3-c-1-c000.json"
+
+
+@pytest.mark.parametrize(
+    ("files", "out"),
+    [
+        (
+            {"t/_started_1": b"", "t/_committed_1": commit([OLD], []), f"t/{OLD}": lines(20, 30),
+             "t/_started_2": b"", "t/_committed_2": commit([NEW], [OLD]), f"t/{NEW}": lines(0, 20),
+             "t/_started_3": b"", f"t/{OPEN_WRITE}": lines(25, 30)},
+            {f"t/{OLD}": "`_committed_2` names it as removed",
+             f"t/{OPEN_WRITE}": "`_started_3` has no `_committed_3`: its write has not ended"},
+        ),
+        (
+            {"state.json": state("data-00000-of-00001.arrow"), "data-00000-of-00001.arrow": arrow(0, 20),
+             "data-00001-of-00002.arrow": arrow(20, 30)},
+            {"data-00001-of-00002.arrow": "`state.json` does not name it: another data set was saved there before"},
+        ),
+        (
+            {"s/dataset_dict.json": b'{"splits": ["train"]}',
+             "s/train/state.json": state("a.arrow"), "s/train/a.arrow": arrow(0, 20),
+             "s/test/state.json": state("a.arrow"), "s/test/a.arrow": arrow(20, 30)},
+            {"s/test/a.arrow":
+             "`dataset_dict.json` does not name its folder: another data set was saved there before"},
+        ),
+    ],
+)  # fmt: skip
+def test_rows_that_a_list_of_files_does_not_count_stay_out_and_are_told(
+    make: Make, store: FolderStore, rows: Rows, files: dict[str, bytes], out: dict[str, str]
+) -> None:
+    made = make(files)
+    assert chats(rows(made)) == dict(BOTH[:20])
+    told = card_lines(card_of(store, made))
+    assert {f"{name}: passed over, because {why}" for name, why in out.items()} <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "cause"),
+    [
+        ("state.json", state("a.arrow", "b.arrow"), "it lists 'b.arrow', which is not there"),
+        ("state.json", state("a.arrow", _indices_data_files=[{"filename": "i.arrow"}]), "chosen from its files by"),
+        ("state.json", b"[", "it is no JSON object"),
+        ("_committed_1", b"", "it is no JSON object"),
+        ("_committed_1", b"x" * ((16 << 20) + 1), "it lists files in 16,777,217 bytes"),
+    ],
+)
+def test_a_list_of_files_that_cannot_be_followed_is_refused(make: Make, name: str, data: bytes, cause: str) -> None:
+    with pytest.raises(DataError, match=f"file '{name}'.*{cause}"):
+        make({"a.arrow": arrow(0, 30), name: data})
 
 
 @pytest.mark.parametrize("text_files", ["auto", "read"])
