@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from curation.dialect import Quotes, is_quoted, said_separator, separator, stands_in_quotes
+from curation.dialect import (
+    Quotes,
+    closes,
+    is_quoted,
+    is_rule,
+    is_spaced,
+    opens,
+    said_separator,
+    separator,
+    stands_in_quotes,
+)
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
 
@@ -79,19 +90,62 @@ class _Feed:
         return first, cause
 
 
+class _Unclosed:
+    """Rows of a file without quotes, held until it is known whether they are parts of a cell that runs over lines."""
+
+    def __init__(self, quotes: Quotes) -> None:
+        self.quotes = quotes
+        #: A row whose last cell opens a quote, and whether the line before was such a part.
+        self.held: Found | Fault | None = None
+        self.inside = False
+
+    def take(self, record: Found | Fault, cells: list[str]) -> Iterator[Record]:
+        """:param record: what a line became. :param cells: of it."""
+        ragged = isinstance(record, Fault) and record.reason == Reason.RAGGED
+        begins = opens(cells[-1])
+        # Of a line that is not ragged the first cell may be the rest of one.
+        part = self.waits or begins if ragged else self.inside and closes(cells[0])
+        if ragged and self.held is not None:
+            self.held = self._part(self.held)
+        yield from self.flush()
+        self.inside = part and ((ragged and not closes(cells[0])) or (begins and len(cells) > 1))
+        if begins and not part:
+            self.held = record
+        else:
+            yield self._part(record) if part else record
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next line says what the one before is."""
+        return self.inside or self.held is not None
+
+    def flush(self) -> Iterator[Record]:
+        if self.held is not None:
+            yield self.held
+            self.held = None
+
+    def _part(self, record: Found | Fault) -> Fault:
+        self.quotes.seen["open"] += 1
+        detail = "a cell opens a quote and runs over lines: `data.quotes: always` reads it"
+        return Fault(record.position, Reason.RAGGED, detail, record.head)
+
+
 def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Iterator[Record]:
     """Records of a CSV file; its first line names the columns, if it is not Excel's `sep=;`.
 
     :param limit: largest record in bytes. :param quotes: how they are read; it counts.
     """
     csv.field_size_limit(2**31 - 1)
-    feed = _Feed(found, limit)
+    feed, unclosed, seen = _Feed(found, limit), _Unclosed(quotes), quotes.seen
     header: _Header | None = None
-    delimiter, said, quoted = ",", None, True
+    delimiter, said, quoted, spaced, named = ",", None, True, False, False
+    before_quote, last, longest = b"", 0, 0
+    known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
     while (item := feed.peek()) is not None:
         if isinstance(item, Fault):
             feed.pop()
+            yield from unclosed.flush()
             yield item
             continue
         if not item.data.strip():
@@ -104,9 +158,15 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         if header is None:
             delimiter = said or separator(item.data)
             quoted = is_quoted(quotes.asked, item.data, delimiter)
+            spaced = quoted and is_spaced(item.data, delimiter)
+            before_quote = delimiter.encode() + b' "'
         if reader is None:
             reader = csv.reader(
-                feed, delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+                feed,
+                delimiter=delimiter,
+                strict=True,
+                quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+                skipinitialspace=spaced,
             )
         try:
             cells = next(reader, None)
@@ -116,40 +176,107 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
             if reason == Reason.BAD_QUOTES and b'\\"' in first.data:
                 cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
+            yield from unclosed.flush()
             yield Fault(first.position, reason, cause[:120], first.data[:HEAD])
             continue
         if cells is None:
             reader = None
             continue
         taken = feed.accept()
-        position, head = taken[0].position, b"\n".join(line.data for line in taken)[:HEAD]
+        position, data = taken[0]
+        head = (data if len(taken) == 1 else b"\n".join(line.data for line in taken))[:HEAD]
         if header is None:
-            columns = [cell.strip() for cell in cells]
-            named = [name for name in columns if name]
-            if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in columns):
-                double = next((name for name, count in Counter(named).items() if count > 1), None)
-                cause = f"column {double[:60]!r} stands twice" if double else "column names repeat or are not UTF-8"
-                yield Fault(position, Reason.BAD_HEADER, cause, head)
+            made = _header(cells, position, head)
+            if isinstance(made, Fault):
+                yield made
                 return
-            least = max(at for at, name in enumerate(columns, 1) if name)
-            header = _Header(columns, least, columns.count(""))
+            header, named = made, True
+            last, longest, known = header.least - 1, header.longest, header.known
             continue
-        quotes.spread += len(taken) > 1
-        quotes.kept += not quoted and b'"' in taken[0].data and any(map(stands_in_quotes, cells))
-        yield _csv_row(header, cells, position, head)
+        # One cell tells of nearly all rows that they are no names of columns.
+        if named or (len(cells) > last and len(cells[last]) <= longest and cells[last].strip().lower() in known):
+            rule, again = named and is_rule(cells), header.again(cells)
+            named = again == header.folded
+            if named or rule:
+                seen["names"] += 1
+                continue
+            if again:
+                yield from unclosed.flush()
+                yield Fault(position, Reason.BAD_HEADER, "the names of columns come again in another order", head)
+                return
+        if len(taken) > 1:
+            seen["spread"] += 1
+            seen["escaped"] += any(line.data.endswith(b"\\") for line in taken[:-1])
+        record = _csv_row(header, cells, position, head)
+        if quoted:
+            if not spaced and before_quote in data:
+                seen["spaced"] += any(cell[:1] == " " and cell.lstrip()[:1] == '"' for cell in cells)
+            yield record
+            continue
+        if b"\\" in data:
+            seen["escaped"] += _ESCAPED.search(data) is not None
+        if b'"' in data:
+            seen["quoted"] += any(map(stands_in_quotes, cells))
+            yield from unclosed.take(record, cells)
+        elif unclosed.waits:
+            yield from unclosed.take(record, cells)
+        else:
+            yield record
+    yield from unclosed.flush()
 
 
 class _Header(NamedTuple):
-    """Names of columns, how many cells a row has at least, and how many columns have no name."""
+    """Names of columns, how many cells a row has at least, and how many columns have no name.
+
+    :param folded: the names as they are compared. :param known: them, each also behind a byte order mark.
+    :param longest: characters of one.
+    """
 
     columns: list[str]
     least: int
     nameless: int
+    folded: list[str]
+    known: frozenset[str]
+    longest: int
+
+    def again(self, cells: list[str]) -> list[str]:
+        """The names of columns as they are compared, where cells are these in any order; empty for any others."""
+        names = _names(cells)
+        return names if sorted(names) == sorted(self.folded) else []
 
 
-def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> Record:
-    columns, least, nameless = header
-    if any(_is_broken(cell) for cell in cells):
+def _header(cells: list[str], position: int, head: bytes) -> _Header | Fault:
+    columns = [cell.strip() for cell in cells]
+    named = [name for name in columns if name]
+    if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in columns):
+        double = next((name for name, count in Counter(named).items() if count > 1), None)
+        cause = f"column {double[:60]!r} stands twice" if double else "column names repeat or are not UTF-8"
+        return Fault(position, Reason.BAD_HEADER, cause, head)
+    least = max(at for at, name in enumerate(columns, 1) if name)
+    folded = _names(cells)
+    known = frozenset(folded) - {""}
+    longest = max(map(len, cells)) + len(_MARK)
+    return _Header(columns, least, columns.count(""), folded, known | {_MARK + name for name in known}, longest)
+
+
+def _names(cells: list[str]) -> list[str]:
+    """Names of columns as they are compared: where files were joined a mark may stand before the first one."""
+    folded = [cell.strip().lower() for cell in cells]
+    if folded[0].startswith(_MARK):  # before which quotes are characters
+        folded[0] = folded[0].removeprefix(_MARK).strip('"')
+    while folded and not folded[-1]:
+        folded.pop()
+    return folded
+
+
+#: A byte order mark of UTF-8, as it is read within a text.
+_MARK: Final = "\ufeff"
+_ESCAPED: Final = re.compile(rb"\\[ntr\\]")
+
+
+def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> Found | Fault:
+    columns, least, nameless, _, _, _ = header
+    if any(map(_is_broken, cells)):
         return Fault(position, Reason.BAD_ENCODING, "a cell is not UTF-8", head)
     # Programs leave empty cells at the end of a row away, or add some.
     if len(cells) != len(columns) and (len(cells) < least or any(cells[len(columns) :])):

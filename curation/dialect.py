@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Container
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 _SEPARATORS: Final = ",\t;|"
 #: Excel's own first line, which says what separates the cells below.
 _SAID: Final = re.compile(rb'"?sep=(.)"?[,;\t|]*\r?', re.IGNORECASE)
 _LONGEST: Final = 4096  # bytes of a line that names columns, where no name of a file says so
+_RULE: Final = re.compile(r":?[-+=]+:?")
 _QUOTED: Final = re.compile(rb'"(?:[^"]|"")*"?')
 
 
@@ -40,6 +42,28 @@ def is_quoted(quotes: str, header: bytes, mark: str) -> bool:
     return all(stands_in_quotes(name.decode("utf-8", "replace")) for name in names)
 
 
+def is_spaced(header: bytes, mark: str) -> bool:
+    """Tell whether a space stands behind all that separates the names of columns, as no program writes by default."""
+    bare, sign = _QUOTED.sub(b"", header), mark.encode()
+    return mark != "\t" and 0 < bare.count(sign) == bare.count(sign + b" ")
+
+
+def is_rule(cells: Sequence[str]) -> bool:
+    """Tell whether a line rules off the names of columns above it, as in Markdown and in SQL's terminals."""
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    return bool(filled) and all(map(_RULE.fullmatch, filled))
+
+
+def opens(cell: str) -> bool:
+    """Tell whether a cell begins with a quotation mark that it does not close."""
+    return cell[:1] == '"' and cell.count('"') % 2 == 1
+
+
+def closes(cell: str) -> bool:
+    """Tell whether a cell ends with a quotation mark that it does not open."""
+    return cell[-1:] == '"' and cell.count('"') % 2 == 1
+
+
 def is_table(body: bytes, names: Container[str]) -> bool:
     """Tell whether a text is a table: its first line names two columns or more that mean something, and the second one
     has what separates them.
@@ -53,7 +77,7 @@ def is_table(body: bytes, names: Container[str]) -> bool:
     mark = said or separator(header)
     if len(header) > _LONGEST or mark.encode() not in header or mark.encode() not in row:
         return False
-    cells = next(csv.reader([header.decode("utf-8", "replace")], delimiter=mark), [])
+    cells = next(csv.reader([header.decode("utf-8", "replace")], delimiter=mark, skipinitialspace=True), [])
     return sum(cell.strip().lower() in names for cell in cells) > 1
 
 
@@ -64,15 +88,26 @@ def stands_in_quotes(cell: str) -> bool:
 
 @dataclass
 class Quotes:
-    """How quotes of a file are read, and what was seen of them.
+    """How quotes of a file are read, and what was seen of how it is written.
 
-    :param asked: `data.quotes` of the recipe. :param spread: records that ran over several lines. :param kept: rows
-        with a cell that stands in quotes, which were read as characters.
+    :param asked: `data.quotes` of the recipe. :param seen: rows or lines by a name of `SEEN`.
     """
 
     asked: str = "auto"
-    spread: int = 0
-    kept: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+#: What a person should know of so many rows or lines of a file.
+SEEN: Final = {
+    "spread": "records run over several lines, within quotes; `data.quotes: never` reads each line as a row",
+    "quoted": "rows have cells in quotes, which were read as characters; `data.quotes: always` takes them off",
+    "open": "lines are parts of cells that open a quote and run over lines: no rows; `data.quotes: always` reads them",
+    "spaced": "rows have cells with a space before their quotes, which were read as characters; "
+    "write none behind what separates cells",
+    "escaped": "rows have `\\n`, `\\t`, `\\r`, `\\\\`, or `\\` before a line end, which were read as letters; if they "
+    "stand for line ends, tabs and backslashes, as PostgreSQL, MySQL and Hive write them, export as CSV with quotes",
+    "names": "lines repeat the names of columns, or are the rule below them, and were left out",
+}
 
 
 def told(head: bytes) -> list[str]:
@@ -81,7 +116,8 @@ def told(head: bytes) -> list[str]:
     first = next(lines, b"")
     said = said_separator(first)
     header = first if said is None else next(lines, b"")
-    names = next(csv.reader([header.decode("utf-8", "replace")], delimiter=said or separator(header)), [])
+    text, mark = header.decode("utf-8", "replace"), said or separator(header)
+    names = next(csv.reader([text], delimiter=mark, skipinitialspace=True), [])
     bare = sum(not name.strip() for name in names)
     if bare < 2:
         return []  # a single one may be pandas' index

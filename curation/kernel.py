@@ -302,8 +302,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
         else:
             yield Canonical(record.position, row)
     report.recoded += fallback.lines if fallback is not None else 0
-    report.spread += quotes.spread
-    report.quoted += quotes.kept
+    report.dialect = dict(+quotes.seen)
     report.columns, report.unlisted = seen.columns(), seen.more
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
+from curation.dialect import SEEN
 from curation.folders import said
 from curation.page import first_of
 from curation.reasons import Filtered, Reason, filtered, mend, quarantined
@@ -30,14 +31,12 @@ def warnings(
 ) -> list[str]:
     """What people should know of their files, beyond the quarantine. :param keys: see `unknown_keys`."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
-    counted: dict[str, Counter[str]] = {
-        f"lines are not UTF-8, and were read as {rules.encoding}": Counter(),
-        "records run over several lines, within quotes; `data.quotes: never` reads each line as a row": Counter(),
-        "rows have cells in quotes, which were read as characters; `data.quotes: always` takes them off": Counter(),
-    }
+    recoded = f"lines are not UTF-8, and were read as {rules.encoding}"
+    counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values())}
     for task, report in reports:
-        for rows, number in zip(counted.values(), (report.recoded, report.spread, report.quoted), strict=True):
-            rows[task.name] += number
+        counted[recoded][task.name] += report.recoded
+        for seen, number in report.dialect.items():
+            counted[SEEN[seen]][task.name] += number
     for what, rows in counted.items():
         told |= {f"{name}: {count:,} {what}": None for name, count in sorted((+rows).items())}
     for name in sorted({task.name for task, report in reports if report.unlisted}):

@@ -156,8 +156,8 @@ class Task:
 class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
     rows that were too short for a shingle, `masked` those whose label, source, group or extras have a mask, `recoded`
-    lines that are not UTF-8 and were read as the recipe says, `spread` records of CSV that run over several lines, and
-    `quoted` rows that are read without quotes and have cells in some; `counts` is what the stages counted, `columns`
+    lines that are not UTF-8 and were read as the recipe says, `dialect` what was seen of how CSV is written
+    (`curation.dialect`); `counts` is what the stages counted, `columns`
     what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
     which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here."""
 
@@ -171,9 +171,8 @@ class Report:
     short: int = 0
     masked: int = 0
     recoded: int = 0
-    spread: int = 0
-    quoted: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     columns: Counted = field(default_factory=dict)
     unlisted: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
+    dialect: dict[str, int] = field(default_factory=dict)

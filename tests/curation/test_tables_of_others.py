@@ -14,6 +14,7 @@ import pytest
 from curation.documents import documents
 from curation.folders import said
 from curation.gate import checks
+from curation.notes import NoUsableRowError
 from curation.told import card_lines
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
@@ -109,14 +110,104 @@ def test_csv_without_quotes_reads_each_line_as_a_row(make: Make, rows: Rows) -> 
     assert chats(rows(made)) == dict(OPEN)
 
 
-def test_a_tsv_whose_records_run_over_lines_loses_no_row_in_silence(
-    make: Make, recipe: Callable[..., Recipe], rows: Rows
-) -> None:
+def test_a_tsv_whose_records_run_over_lines_loses_no_row_in_silence(make: Make, rows: Rows) -> None:
     pairs = [(f'"question\nof {n}"', f'"answer, {n}"') for n in range(20)]
-    made = make({"a.tsv": table(*pairs)}, "d1")
-    assert made.counts["ragged"] == 20
-    assert any(check.name == "few rows quarantined" and not check.ok for check in checks(made, recipe()))
+    with pytest.raises(NoUsableRowError, match=r"a cell opens a quote.*`data.quotes: always` reads it \(40 rows"):
+        make({"a.tsv": table(*pairs)}, "d1")
     assert len(rows(make({"a.tsv": table(*pairs)}, "d2", data={"quotes": "always"}))) == 20
+
+
+PART = "a.tsv: {} lines are parts of cells that open a quote and run over lines: no rows; `data.quotes: always` reads"
+
+
+@pytest.mark.parametrize(
+    ("spread", "lines"),
+    [
+        (('What is "it"?', '"One.\n\nTwo, ""so"" to say.\nThree."'), 3),
+        (('"What\nis it?"', "This."), 2),
+        (('"What\nis\nit?"', '"This\nand that."'), 4),
+        (("What?", '"One.\n""Two"""'), 2),
+    ],
+)
+def test_lines_of_a_cell_whose_quotes_are_not_read_are_no_rows(
+    make: Make, rows: Rows, store: FolderStore, spread: tuple[str, str], lines: int
+) -> None:
+    data = table(*BOTH[:10], spread, *BOTH[10:20], ("an inch", '"5'), *BOTH[20:], ("x", '"'))
+    made = make({"a.tsv": data}, "d1")
+    assert chats(rows(made)) == {**dict(BOTH), "an inch": '"5', "x": '"'}
+    assert made.counts["ragged"] == lines
+    assert any(line.startswith(PART.format(lines)) for line in card_lines(card_of(store, made)))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("again", "mark"),
+    [
+        ("prompt,completion", ","),
+        ("Prompt,Completion", ","),
+        ('"prompt","completion"', ","),
+        ("\ufeffprompt,completion", ","),
+        ('\ufeff"prompt","completion"', ","),
+        ("prompt\tcompletion", "\t"),
+        ("prompt,completion\n---------,-----------", ","),
+    ],
+)
+def test_names_of_columns_that_come_again_are_no_row(
+    make: Make, rows: Rows, store: FolderStore, again: str, mark: str, end: str
+) -> None:
+    pairs = [(f'"{asked}"', f'"{answer}"') if mark == "," else (asked, answer) for asked, answer in BOTH]
+    data = table(*pairs[:20], mark=mark) + f"{again}\n".encode() + table(*pairs[20:], mark=mark).split(b"\n", 1)[1]
+    made = make({"a.csv": data.replace(b"\n", end.encode())})
+    assert chats(rows(made)) == dict(BOTH)
+    assert made.counts["input"] == 30
+    told = f"a.csv: {1 + again.count('---,')} lines repeat the names of columns, or are the rule below them, and"
+    assert any(line.startswith(told) for line in card_lines(card_of(store, made)))
+
+
+def test_the_rule_of_a_markdown_table_is_no_row_and_one_below_other_rows_is(make: Make, rows: Rows) -> None:
+    body = "".join(f"| {asked} | {answer} |\n" for asked, answer in [*BOTH, ("---", "---")])
+    made = make({"a.md": f"| prompt | completion |\n|:---|---:|\n{body}".encode()})
+    assert made.counts["input"] == 31
+
+
+def test_names_of_columns_in_another_order_end_the_file(make: Make, recipe: Callable[..., Recipe]) -> None:
+    swapped = table(*((answer, asked) for asked, answer in BOTH[20:]), header=("completion", "prompt"))
+    made = make({"a.tsv": table(*BOTH[:25]) + swapped})
+    assert made.counts["bad_header"] == 1
+    assert made.counts["input"] == 26
+    assert any(not check.ok and "bad_header" in check.found for check in checks(made, recipe()))
+
+
+@pytest.mark.parametrize(
+    ("header", "read"),
+    [
+        ("prompt, completion", True),
+        ('"prompt", "completion"', True),
+        ("prompt,completion", False),
+    ],
+)
+def test_a_space_before_quotes_is_none_of_a_cell_where_the_names_have_one_and_told_elsewhere(
+    make: Make, rows: Rows, store: FolderStore, header: str, read: bool
+) -> None:
+    body = "".join(f'"{asked}", "{answer.replace(",", ", " if read else "")}"\n' for asked, answer in BOTH)
+    made = make({"a.csv": f'{header}\n{body}"He said, ""yes"", twice","a, ""b"""\n'.encode()})
+    found = chats(rows(made))
+    assert found.pop('He said, "yes", twice') == 'a, "b"'
+    assert all(answer.startswith(' "') != read for answer in found.values())
+    told = "a.csv: 30 rows have cells with a space before their quotes, which were read as characters"
+    assert any(line.startswith(told) for line in card_lines(card_of(store, made))) != read
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), [("a.tsv", "one\\ntwo"), ("a.tsv", "C:\\\\dir"), ("a.tsv", "a\\tb"), ("a.csv", '"one\\\ntwo"')]
+)
+def test_escapes_that_are_read_as_letters_are_told(
+    make: Make, rows: Rows, store: FolderStore, name: str, cell: str
+) -> None:
+    mark = "\t" if name == "a.tsv" else "|"
+    made = make({name: table(*BOTH, ("what", cell), ("an s", "a\\s"), mark=mark)})
+    assert chats(rows(made))["what"] == cell.strip('"')
+    assert any(line.startswith(f"{name}: 1 rows have `\\n`") for line in card_lines(card_of(store, made)))
 
 
 def test_rows_of_a_hostile_tsv_stay_rows(make: Make, rows: Rows) -> None:
