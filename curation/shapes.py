@@ -10,6 +10,12 @@ from curation.nesting import parse_text
 from curation.reasons import RejectError
 
 _LINES: Final = "write one row per line, with pandas `to_json(path, orient='records', lines=True)`"
+_GEMINI: Final = (
+    "it is a conversation as Gemini takes it: write `contents` as `messages`, with the text of `parts` as `content`, "
+    "and the system instruction as `system`"
+)
+_LABELS: Final = "it is a task of Label Studio: export it as JSON_MIN or CSV, and name its columns in `data.columns`"
+_SQUAD: Final = "holds answers as SQuAD has them: write one of its texts as `answer`"
 _ASK: Final = "to learn the better answer, write it as `completion`, or as the last of `messages`"
 #: Keys of an object that is no row, and what to do about it.
 _OTHERS: Final = {
@@ -18,6 +24,10 @@ _OTHERS: Final = {
     ("columns", "index", "data"): f"it is a table as pandas writes it with orient='split': {_LINES}",
     ("custom_id", "body"): "it is a request of OpenAI's batches: write the `messages` of its body with the answer",
     ("custom_id", "response"): "it is an answer of OpenAI's batches: write it behind the `messages` of its request",
+    ("data", "annotations"): _LABELS,
+    ("data", "completions"): _LABELS,
+    ("question", "answers"): f"`answers` {_SQUAD}",
+    ("role", "parts"): "it is one message of Gemini: write all of a conversation as the list `messages` of one row",
     ("role", "content"): "it is one message: write all of a conversation as the list `messages` of one row",
     ("from", "value"): "it is one message: write all of a conversation as the list `conversations` of one row",
 }
@@ -44,12 +54,19 @@ def rows_within(fields: Mapping[Any, Any]) -> str | None:
         return f"{len(fields):,} objects stand under their numbers: {_LINES}"
     for name, value in fields.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            return f"{len(value):,} objects stand under the key `{str(name)[:60]}`: write each as a line of its own"
+            if {"role", "parts"} <= value[0].keys():
+                return _GEMINI
+            many = f"{len(value):,} objects stand under the key `{str(name)[:60]}`"
+            return f"{many}: if these are the rows, write each as a line of its own"
     return None
 
 
 def column(value: Any, name: str) -> str | None:
-    """What to do about a field that holds all values of a column; None if it holds something else."""
+    """What to do about a field that holds all values of a column, or several answers; None for anything else."""
+    if isinstance(value, str):
+        return None
+    if isinstance(value, dict) and {"text", "answer_start"} <= value.keys():
+        return f"`{name[:60]}` {_SQUAD}"
     numbered = isinstance(value, dict) and value and all(str(key).isdecimal() for key in value)
     listed = isinstance(value, list) and value and all(isinstance(item, str) for item in value)
     if not numbered and not listed:

@@ -228,6 +228,10 @@ def _call(call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        kind = call.get("type") if isinstance(call, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            cause = f"a tool call is of type {kind[:40]!r}, and only those of functions are read: write it as one"
+            raise RejectError(Reason.BAD_MESSAGES, cause)
         raise RejectError(Reason.BAD_MESSAGES, "a tool call has no name")
     arguments: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
     if isinstance(arguments, str):
