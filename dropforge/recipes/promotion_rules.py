@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from dropforge import holdout
 from dropforge.errors import RecipeError
 from dropforge.promotion import LEAST_ROWS
 from dropforge.recipe import Recipe
+from dropforge.recipe_data import Data, Role, placeholders
 from dropforge.slices import OWN
 
 WHOLE: Final = ("model/", "cost/", holdout.PREFIX)  # metrics of no rows of the drop's
@@ -41,6 +42,14 @@ def _check_slices(recipe: Recipe) -> None:
                 f"no column {part.by!r} is kept with the rows",
                 f"Name it in `data.keep_columns`, or cut by {' or '.join(f'`{name}`' for name in OWN)}",
             )
+        reader = _read_by(recipe.data, part.by) if part.by not in OWN and kept == "all" else None
+        if reader is not None:
+            raise RecipeError(
+                f"recipe key `{reader}`",
+                f"the column {part.by!r} is read for its meaning, so that `data.keep_columns: all` does not keep it,"
+                f" and `promote.slices[{number}].by` is {part.by!r}",
+                f"Leave it out, or name {part.by!r} in `data.keep_columns`, which keeps it whatever it is read for",
+            )
         if part.by in {other.by for other in slices[:number]}:
             raise RecipeError(f"{key}.by`", f"rows are cut by {part.by!r} twice", "Give it one entry with all guards")
         whole = next((guard.metric for guard in part.guards if guard.metric.startswith(WHOLE)), None)
@@ -52,6 +61,14 @@ def _check_slices(recipe: Recipe) -> None:
                 f"{part.min_rows} are more than the {recipe.evaluate.max_rows} rows of `evaluate.max_rows`",
                 "Lower it, or raise `evaluate.max_rows`",
             )
+
+
+def _read_by(data: Data, column: str) -> str | None:
+    """The key for whose sake a column is read for its meaning, by its name without case; None if there is none."""
+    readers = [(f"data.columns.{role}", name) for role, name in (data.columns or {}).items()]
+    readers += [("data.prompt_template", name) for name in placeholders(data.prompt_template or "")]
+    readers += [("data.text_column", data.text_column), *(("data.keep_columns", str(role)) for role in get_args(Role))]
+    return next((key for key, name in readers if name.strip().lower() == column.strip().lower()), None)
 
 
 def _check_holdout(recipe: Recipe) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dropforge import tracking
 from dropforge.errors import RecipeError
 from dropforge.promotion import Policy, Verdict, decide, policy_of
-from dropforge.recipes.load import build_recipe, merge, read_yaml, resolve
+from dropforge.recipes.drop_rules import Authority
+from dropforge.recipes.load import build_recipe, merge, put_drop_over, read_yaml, resolve
 from dropforge.run import RunSpec
 from dropforge.slices import NONE, REST, Cut, cut, kept_value, metric_name, named
 
@@ -193,3 +194,27 @@ def test_size_and_speed_are_held_against_the_champion_whatever_the_tokenizers() 
 def test_kept_columns_name_slices() -> None:
     build(json.dumps({"data": {"keep_columns": ["lang"]}, "promote": {"slices": [{"by": "lang"}, {"by": "label"}]}}))
     build(json.dumps({"data": {"keep_columns": "all"}, "promote": {"slices": [{"by": "lang"}]}}))
+
+
+@pytest.mark.parametrize(
+    ("by", "data", "key"),
+    [
+        ("topic", "{keep_columns: all, columns: {source: topic}}", "data.columns.source"),
+        ("topic", "{keep_columns: all, columns: {source: ' TOPIC '}}", "data.columns.source"),
+        ("topic", '{keep_columns: all, prompt_template: "{topic}: {x}"}', "data.prompt_template"),
+        ("topic", "{keep_columns: all, text_column: topic}", "data.text_column"),
+        ("group", "{keep_columns: all}", "data.keep_columns"),
+    ],
+    ids=["column", "case", "template", "text", "usual name"],
+)
+def test_no_drop_switches_the_family_s_slices_off(by: str, data: str, key: str) -> None:
+    family = f"data: {{keep_columns: [{by}]}}\npromote: {{slices: [{{by: {by}}}]}}"
+    under = merge(resolve({"extends": "tiny"}), read_yaml(family))
+    authority = Authority("family support", "its file may change it")
+    told = re.escape(f"recipe key `{key}`: the column {by!r} is read") + f".*`promote.slices.0..by` is {by!r}"
+    with pytest.raises(RecipeError, match=told):
+        build_recipe(put_drop_over(under, read_yaml(f"data: {data}"), authority))
+    # What is named is kept whatever it is read for.
+    build_recipe(
+        put_drop_over(under, read_yaml(f"data: {data.replace('keep_columns: all', 'license: MIT')}"), authority)
+    )
