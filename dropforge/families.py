@@ -66,6 +66,8 @@ class Family(Section):
 
         if len(cron.split()) != 5 or not croniter.is_valid(cron):
             raise ValueError("it is no cron expression of five fields")
+        if re.search(r"\bR", cron, re.IGNORECASE):
+            raise ValueError("`R` is another time whenever it is looked at")
         try:
             croniter(cron, datetime.now(UTC)).get_next()
         except CroniterBadDateError as error:  # the 31st of April

@@ -298,7 +298,7 @@ class Curation(Section):
     """Keys of rows and of messages that mean nothing here and that `data.keep_columns` does not keep: card, terminal
     and log tell them, or with `refuse` they stop the run too."""
     gate: Gate = Gate()
-    memory: str = Field(default="512MB", pattern=r"^[1-9]\d{0,5}[MG]B$")
+    memory: str = Field(default="512MB", pattern=r"^[1-9][0-9]{0,5}[MG]B$")
     """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""
     workers: int = Field(default=0, ge=0, le=4096)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""

@@ -11,7 +11,7 @@ from dropforge.section import Section
 from dropforge.volumes import USER, Volume, nearest
 
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-_MEMORY = r"^[1-9]\d{0,5}[mg]$"
+_MEMORY = r"^[1-9][0-9]{0,5}[mg]$"
 
 
 class Toleration(Section):
@@ -40,7 +40,7 @@ class SparkCluster(Section):
     """Tasks at a time in each pod."""
     memory: str = Field(default="2g", pattern=_MEMORY)
     """Java's heap in each pod, as `512m` or `2g`; Python's share comes on top."""
-    cpu_request: str | None = Field(default=None, pattern=r"^[1-9]\d{0,5}m?$")
+    cpu_request: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,5}m?$")
     """What each pod asks of its node, as `500m`; null is `cores`."""
     node_selector: dict[Annotated[str, Field(min_length=1, max_length=316)], Annotated[str, Field(max_length=63)]] = (
         Field(default_factory=dict, max_length=50)

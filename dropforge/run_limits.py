@@ -20,7 +20,7 @@ from dropforge.settings import split
 
 VARIABLE: Final = "DROPFORGE_LIMITS"
 _THING: Final = f"environment variable {VARIABLE}"
-_NUMBER: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)?")
+_NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(kB|MB|GB|TB)?")
 _UNITS: Final = {None: 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _EXAMPLE: Final = "nodes=4 gpus=32 bytes=50GB"
 

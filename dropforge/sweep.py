@@ -26,6 +26,8 @@ from dropforge.section import Section, help_of
 MOST_TRIALS: Final = 100
 _MOST_VALUES: Final = 100  # of one key
 _DIGITS: Final = 4  # of a number that is drawn: a learning rate says no more, and people read it
+_LARGEST: Final = 1e300  # so that the distance of two ends is a number too
+_LARGEST_WHOLE: Final = 1e18  # as in a recipe
 _ROUNDS: Final = 50  # of draws, for as many different ones as are asked for
 _SECTIONS: Final = ("base", "train")
 Model = TypeVar("Model", bound=BaseModel)
@@ -61,6 +63,9 @@ class Range(Section):
             )
         if self.whole and not (self.low.is_integer() and self.high.is_integer()):
             raise ValueError("whole numbers are asked for, and its ends are none: make `from` and `to` whole")
+        if max(abs(self.low), abs(self.high)) >= (_LARGEST_WHOLE if self.whole else _LARGEST):
+            most = f"{18 if self.whole else 300} digits"
+            raise ValueError(f"an end of it has more than {most}: bring it nearer to 0")
         return self
 
     def at(self, share: float) -> float | int:

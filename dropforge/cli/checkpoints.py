@@ -51,7 +51,8 @@ def checkpoints(
 
 def _show(run: str, found: Sequence[kept.Checkpoint]) -> None:
     if not found:
-        console.print(f"MLflow shows no checkpoint of {run} yet. The first one comes after `train.checkpoint_every`.")
+        told = f"MLflow shows no checkpoint of {run} yet. The first one comes after `train.checkpoint_every`."
+        console.print(Text(told))
         return
     names = ("step", "tokens", "eval loss", "MB", "kept")
     table = Table(

@@ -19,7 +19,7 @@ from dropforge.cli.watch import View, find_mlflow_run, follow
 from dropforge.drop import Drop, read_drop
 from dropforge.samples import write_sample
 from dropforge.stack.state import check_folder
-from dropforge.terminal import Console
+from dropforge.terminal import Console, Text
 
 FAMILY = "python-help"
 console = Console()
@@ -82,12 +82,12 @@ def _summary(connection: Connection, dag_run: str, view: View) -> bool:
     stack = running_stack(connection.stack, "Start it again with `dropforge up`")
     holds = champion is not None and champion.version == version
     table = Table.grid(padding=(0, 2))
-    rows = [
+    rows: list[tuple[str, str | Text]] = [
         ("model", f"{FAMILY} version {version}" if version else "none was registered"),
         ("alias", "champion" if holds else f"champion stays at version {champion.version}" if champion else "-"),
         ("eval loss", f"{view.evals[0]:.3f} before, {view.evals[-1]:.3f} after" if view.evals else "-"),
-        ("attempts", tags.get(tracking.TAG_ATTEMPT, "-") + (f", {view.note}" if view.note else "")),
-        ("verdict", tags.get(tracking.TAG_VERDICT, "-")),
+        ("attempts", Text(tags.get(tracking.TAG_ATTEMPT, "-") + (f", {view.note}" if view.note else ""))),
+        ("verdict", Text(tags.get(tracking.TAG_VERDICT, "-"))),
         ("Airflow", f"{stack.settings.airflow_url}   {login_text(*stack.login, stack.folder, console)}"),
         ("MLflow", f"{stack.settings.tracking_uri}   {login_text(*stack.mlflow_login, stack.folder, console)}"),
         ("", f"/#/experiments/{run.info.experiment_id}/runs/{run_id}" if run else ""),

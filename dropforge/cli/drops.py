@@ -54,7 +54,8 @@ def drop_command(
     console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
     known = _known(connection, found)
     if known is not None and not again:
-        console.print(f"The same data was dropped before; {known}. Nothing is trained twice: use --again to insist.")
+        told = f"The same data was dropped before; {known}. Nothing is trained twice: use --again to insist."
+        console.print(Text(told))
     run = start_again(connection, found) if known is not None and again else None
     if watch:
         dag_run = run or wait_for_run(connection, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.patience import asking_mlflow
 from dropforge.errors import DataError, DropforgeError
 from dropforge.store import Store
-from dropforge.terminal import Console
+from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -59,18 +60,13 @@ def forget(
     if found.unsure:
         told = ", ".join(f"{version.family}/{version.digest[:12]}" for version in found.unsure)
         why = "Shards, ledgers or keys of masks are gone, or other rules named the row otherwise"
-        console.print(f"{why}, so that nobody can tell of: {told}", highlight=False)
+        console.print(Text(f"{why}, so that nobody can tell of: {told}"))
     try:
         sure, perhaps = _models(store, uri, found)  # again: a run may have ended meanwhile
     except DropforgeError as error:
         mend = f"{error.mend.rstrip('.')}; then type the command again, which lists the models and changes nothing"
         raise DropforgeError(error.thing, f"the rows are forgotten, and {error.cause}", mend) from error
-    for model in sure:
-        console.print(f"Trained on them: {model.name} version {model.version} (run {model.run_id})", highlight=False)
-    for model in perhaps:
-        console.print(f"May know them: {model.name} version {model.version} (run {model.run_id})", highlight=False)
-    if not sure and not perhaps:
-        console.print("No registered model was trained on them.")
+    _tell_models(sure, perhaps)
 
 
 def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion]]:
@@ -85,6 +81,14 @@ def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], li
     sure = lineage.knowing(digests, specs, versions)
     more = lineage.knowing(digests | {version.digest for version in found.unsure}, specs, versions)
     return sure, [version for version in more if version not in sure]
+
+
+def _tell_models(sure: Sequence[ModelVersion], perhaps: Sequence[ModelVersion]) -> None:
+    for told, models in (("Trained on them", sure), ("May know them", perhaps)):
+        for model in models:  # as plain text: names from outside may look like markup
+            console.print(Text(f"{told}: {model.name} version {model.version} (run {model.run_id})"))
+    if not sure and not perhaps:
+        console.print("No registered model was trained on them.")
 
 
 def _say(line: str) -> None:

@@ -198,7 +198,7 @@ def _stay(folder: Path, console: Console) -> None:
             state = read_state(folder)
             for name, service in (state.services if state else {}).items():
                 if said.get(name, "healthy") != service.status and service.status not in {"done", "stopped"}:
-                    console.print(f"{name}: {service.status} {service.message}", style=_STYLES.get(service.status, ""))
+                    console.print(Text(f"{name}: {service.status} {service.message}", _STYLES.get(service.status, "")))
                 said[name] = service.status if service.status != "done" else "healthy"
             signal.sigtimedwait([], 1.0)
     except KeyboardInterrupt:

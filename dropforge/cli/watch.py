@@ -263,7 +263,7 @@ def _tell(view: View, shown: dict[str, str], console: Console) -> None:
         word = f"{stage.state} try {stage.attempt}" if stage.attempt > 1 else stage.state
         if stage.state and shown.get(stage.name) != word:
             shown[stage.name] = word
-            console.print(f"{stage.name}: {word}" + (f": {stage.cause}" if stage.cause else ""), highlight=False)
+            console.print(Text(f"{stage.name}: {word}" + (f": {stage.cause}" if stage.cause else "")))
     quarter = str((view.step or 0) * 4 // view.steps) if view.steps else ""
     if view.losses and shown.get("quarter") != quarter:
         shown["quarter"] = quarter

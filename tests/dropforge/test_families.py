@@ -56,6 +56,8 @@ def test_rules_of_intake_need_no_calendar() -> None:
         ("recipe: {}", "keys `recipe`, `cron` and `intake`: all are missing. Give one of them"),
         ("recipe: {train: {max_steps: 3}}", "key `recipe`: it extends no preset"),
         ("intake: {rate: 1 per day}\nstart: champion", "key `start`: it is of the recipe. Give `recipe` too"),
+        ("cron: R * * * *\nrecipe: {extends: tiny}", "key `cron`: `R` is another time whenever it is looked at"),
+        ("cron: 0 r(1-5) * MAR *\nrecipe: {extends: tiny}", "key `cron`: `R` is another time"),
         ("cron: 61 * * * *\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         ("recipe: {extends: 0x" + "f" * 5000 + "}", "a number of 5002 characters, line 1"),
         ("recipe: {extends: 0x" + "f" * 4000 + "}", "key `recipe.extends`: it is a number of about 4817 digits"),

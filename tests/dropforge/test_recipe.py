@@ -319,6 +319,7 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + 'data: {columns: {text: "a\\0"}}', r"recipe key `data.columns.text`: 'a\\x00' holds a NUL"),
         (SCRATCH + 'data: {mix: {"a\\0": 1}}', r"recipe key `data.mix`: 'a\\x00' holds a NUL"),
         (SCRATCH + "data: {keep_columns: !!set {a, b}}", r"`data.keep_columns`: it is a set"),
+        (SCRATCH + "curation: {spark: {driver_memory: 1\uff11g}}", r"`curation.spark.driver_memory`: "),
         (SCRATCH + "data: {split_salt: 2026-11-27}", r"`data.split_salt`: it is a date.*quotes"),
         (SCRATCH + "compute: {memory_gb: 1.0e+12}", r"`compute.memory_gb`: input should be less than"),
         (SCRATCH + "compute: {retries: 1000000000}", r"`compute.retries`: input should be less than"),

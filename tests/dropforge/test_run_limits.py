@@ -22,6 +22,7 @@ def test_limits_are_words_of_the_environment() -> None:
         ("nodes", "'nodes' gives no number. Write it as nodes=4"),
         ("nodes=-1", "gives no number"),
         ("nodes=nan", "gives no number"),
+        ("nodes=\uff11", "gives no number"),
         ("nodes=4GB", "gives no number"),
         ("bytes=50GiB", "gives no number"),
         ("nodes=" + "9" * 5000, "gives no number"),

@@ -81,6 +81,16 @@ def test_trials_are_different_and_no_more_than_asked_for(number: int, seeds: int
 
 
 REFUSED = [
+    (
+        {"space": {"train.max_steps": {"from": -1.0e308, "to": 1.0e308, "int": True, "steps": 3}}},
+        "sweep key `space.train.max_steps`: an end of it has more than 18 digits",
+        "Bring it nearer to 0",
+    ),
+    (
+        {"space": {"train.learning_rate": {"from": -1.0e308, "to": 1.0e308, "steps": 3}}},
+        "sweep key `space.train.learning_rate`: an end of it has more than 300 digits",
+        "Bring it nearer to 0",
+    ),
     ({"spacee": {}}, "sweep key `spacee`", "Did you mean `space`?"),
     ({"train": {"epochs": 1}}, "sweep key `train`", "Did you mean `trials`?"),
     ({"early_stop": {"after": 2}}, "sweep key `early_stop.after`", "Did you mean `early_stop.after_trials`?"),

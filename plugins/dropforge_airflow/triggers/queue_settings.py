@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from dropforge.text import read_count
+
 _DAY = 24 * 60 * 60
 _VISIBLE = 10  # seconds in which a batch of messages is in the inbox even if S3 is slow
 _TRIES = 5  # an outage of S3 takes a try each time the message comes again
@@ -48,8 +50,7 @@ def queue_troubles(
 
 
 def _number(attributes: Mapping[str, str], name: str) -> int | None:
-    text = attributes.get(name, "")
-    return int(text) if text.isdigit() else None
+    return read_count(attributes.get(name, ""))
 
 
 def _tries(attributes: Mapping[str, str]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,14 @@ def registered(
     mlflow.create_model_version(
         family, source="s3://bucket/model", tags={tracking.TAG_RUN: run, tracking.TAG_DATASET: digest}, run_id=None
     )
+
+
+def test_a_model_s_name_is_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forget, "console", Console(width=300))
+    model: Any = SimpleNamespace(name="team[/x]", version="1", run_id="[red]r")
+    forget._tell_models([model], [model])
+    named = "team[/x] version 1 (run [red]r)"
+    assert capsys.readouterr().out.splitlines() == [f"Trained on them: {named}", f"May know them: {named}"]
 
 
 def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
