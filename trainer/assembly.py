@@ -15,6 +15,7 @@ from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.plan import Plan
 from trainer.data.proof import Proof, prove
+from trainer.data.template import UNWRITTEN
 from trainer.data.tokenizer import SPECIAL, token_ids
 from trainer.data.tokens import occurring
 from trainer.gang import Gang
@@ -340,7 +341,7 @@ def describe(
     for key, text in (
         ("without_targets", "rows teach nothing and are left out"),
         ("refused_by_template", "of them are refused by the chat template"),
-        ("unwritten_thoughts", "rows have thoughts that the chat template leaves out, so they are not learned"),
+        *UNWRITTEN.items(),
         ("cut_conversations", "conversations are longer than a row and are cut"),
         ("cut_targets", "targets are cut off with them"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,21 @@ def test_a_template_of_the_model_s_own_writes_its_special_tokens_itself() -> Non
     assert tokenizer.decode(parts(data, 0)[0]) == "<|bos|>the cat<|eos|>"
     assert data.facts["refused_by_template"] == 1
     assert data.facts["left_out"][0]["reason"].startswith("the chat template refuses it")
+
+
+def test_what_is_left_out_of_a_pair_is_told_and_an_answer_that_calls_is_refused() -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    pair = talk(("user", "the cat"), ("assistant", "a bird"))
+    data = read(
+        [
+            replace(pair, beside=({"name": "Bob"}, {"reasoning_content": "the tree"})),
+            replace(pair, beside=({}, {"tool_calls": [call]})),
+        ]
+    )
+    assert (data.facts["unwritten_names"], data.facts["unwritten_thoughts"]) == (1, 1)
+    assert [item["reason"] for item in data.facts["left_out"]] == [
+        "its answer calls tools, and the target of an encoder-decoder is text alone"
+    ]
 
 
 @pytest.mark.parametrize(("asked", "said"), [(40, 2), (2, 40), (40, 40), (9, 9)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 import curation
 from dropforge.drop import read_drop
@@ -14,8 +16,9 @@ from dropforge.recipes import load_recipe
 from dropforge.store import FolderStore
 from trainer.commands.segments import sample_of_row
 from trainer.data.chat import OwnEncoder, TemplateEncoder, documents, make_encoder
-from trainer.data.prompts import held_out, make_prompts
+from trainer.data.prompts import end_tokens, held_out, make_prompts
 from trainer.data.rows import Row, read_rows
+from trainer.data.template import UNWRITTEN
 from trainer.data.tokenizer import core, wrap_tokenizer
 
 from .test_template import CHATML, DATA, MARKED, QWEN_3, tokenizer
@@ -103,15 +106,90 @@ def test_an_answer_of_weight_0_is_context_and_never_a_target(template: str, loss
     assert document.spelled == len("right" if loss_on == "answers" else "abright")
 
 
-def test_thoughts_are_learned_where_the_template_writes_them_and_told_where_not() -> None:
+def test_thoughts_are_learned_where_the_template_writes_them() -> None:
     made = tokenizer(TOOLS)
     assert parts(TemplateEncoder(made, "answers"), made, THINKING)[0] == ["<think>hm</think>wrong<|im_end|>"]
-    for template, unwritten in ((TOOLS, 0), (CHATML, 1)):
-        facts: dict[str, Any] = {}
-        list(documents(TemplateEncoder(tokenizer(template), "answers"), [THINKING, FLAGGED], 512, facts))
-        assert facts["unwritten_thoughts"] == unwritten
-    list(documents(OwnEncoder(core(made), "answers"), [THINKING], 512, own := {}))
-    assert own["unwritten_thoughts"] == 1
+
+
+NAMED = Row(b"k" * 16, PAIRS[:2], None, beside=({"name": "Bob"}, {"name": "Eve"}))
+BRIEF = Row(b"k" * 16, (("system", "be brief"), *PAIRS[:2]), None)
+LATER = Row(b"k" * 16, (*PAIRS[:2], ("system", "be brief"), *PAIRS[2:]), None)
+RESULT = Row(b"k" * 16, (*PAIRS[:2], ("tool", "on"), PAIRS[3]), None)
+CHATS = CHATML.replace("{{ '<|im_start|>'", "{% if m.role in ('user', 'assistant') %}{{ '<|im_start|>'", 1).replace(
+    "}}{% endfor %}", "}}{% endif %}{% endfor %}", 1
+)
+FIRST_SYSTEM = CHATML.replace(
+    "{{ '<|im_start|>'", "{% if loop.first or m.role != 'system' %}{{ '<|im_start|>'", 1
+).replace("}}{% endfor %}", "}}{% endif %}{% endfor %}", 1)
+SPEAKERS = CHATML.replace("m['content'] +", "(m.name + ': ' if m.name else '') + m['content'] +", 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "unwritten"),
+    [
+        (CHATML, {"thoughts": 1, "names": 1}),
+        (TOOLS, {"names": 1}),
+        (CHATS, {"thoughts": 1, "names": 1, "system": 2, "results": 1}),
+        (FIRST_SYSTEM, {"thoughts": 1, "names": 1, "system": 1}),
+        (SPEAKERS, {"thoughts": 1}),
+        (None, {"thoughts": 1, "names": 1}),
+    ],
+)
+def test_what_a_template_leaves_out_is_counted_by_its_kind(template: str | None, unwritten: dict[str, int]) -> None:
+    """Of a tokenizer of ours too; and rows that a template refuses are counted as refused alone."""
+    encoder = OwnEncoder(core(tokenizer(None)), "answers") if template is None else None
+    encoder = encoder or TemplateEncoder(tokenizer(template), "answers")
+    facts: dict[str, Any] = {}
+    list(documents(encoder, [THINKING, FLAGGED, NAMED, BRIEF, LATER, RESULT], 512, facts))
+    assert {name: facts[name] for name in UNWRITTEN} == {
+        name: unwritten.get(name.removeprefix("unwritten_"), 0) for name in UNWRITTEN
+    }
+    assert not facts["refused_by_template"]
+
+
+ONE_CALL = TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+CALLS_ALONE = TOOLS.replace("{{ m.content }}", "{{ m.content if not m.tool_calls else '' }}")
+NO_ARGUMENTS = TOOLS.replace("call.function.name + call.function.arguments | tojson", "call.function.name")
+TWICE = replace(CALLING, beside=({}, {"tool_calls": [CALL, CALL]}, {}, {}))
+SAYING = replace(CALLING, messages=(TALK[0], ("assistant", "Let me look."), *TALK[2:]))
+
+
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize(
+    ("template", "row", "cause"),
+    [
+        (ONE_CALL, TWICE, "all tool calls"),
+        (CALLS_ALONE, SAYING, "beside its tool calls"),
+        (NO_ARGUMENTS, CALLING, "no tool calls"),
+    ],
+)
+def test_a_template_that_leaves_out_a_part_of_an_answer_refuses_its_rows(
+    template: str, row: Row, cause: str, loss_on: str
+) -> None:
+    made = tokenizer(template)
+    [found] = TemplateEncoder(made, loss_on).encode([row])
+    assert cause in str(found)
+    [plain] = TemplateEncoder(tokenizer(TOOLS), loss_on).encode([row])
+    assert not isinstance(plain, str)
+    if template != NO_ARGUMENTS:  # and no others
+        assert not isinstance(TemplateEncoder(made, loss_on).encode([CALLING])[0], str)
+
+
+def test_rows_with_tools_are_written_by_the_template_for_tools(tmp_path: Path) -> None:
+    """As transformers itself takes it; both are exported, and both ends end an answer."""
+    made = tokenizer(
+        {"default": CHATML, "tool_use": TOOLS.replace("<|im_end|>\\n' }}{% endfor %}", "<|end|>' }}{% endfor %}")}
+    )
+    learned, _ = parts(TemplateEncoder(made, "answers"), made, CALLING)
+    assert learned == [f"{SHOWN}<|end|>", "It is on.<|end|>"]
+    assert parts(TemplateEncoder(made, "answers"), made, THINKING)[0] == ["wrong<|im_end|>"]
+    [prompt] = make_prompts(made, [CALLING], 1)
+    head = Row(b"k", CALLING.messages, None, beside=CALLING.beside).until(3).turns
+    assert prompt.text == made.apply_chat_template(head, tools=[TOOL], tokenize=False, add_generation_prompt=True)
+    ends = {made.convert_tokens_to_ids(token) for token in ("<|end|>", "<|im_end|>")}
+    assert ends <= set(end_tokens(made))
+    made.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template == made.chat_template
 
 
 def test_what_is_held_out_is_the_last_answer_that_is_learned_and_says_something() -> None:

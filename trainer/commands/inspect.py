@@ -112,6 +112,7 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     from trainer.data.labels import labelled_documents
     from trainer.data.rows import load_manifest
     from trainer.data.seq2seq import pairs
+    from trainer.data.template import UNWRITTEN
     from trainer.data.tokens import collect
     from trainer.data.user_code import user_code
 
@@ -155,6 +156,7 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         else:
             tokens = collect(documents(make_encoder(tokenizer, subject.loss_on), rows, length, counts), counts)
         for key, text in (
+            *UNWRITTEN.items(),
             ("cut_conversations", "of the conversations are longer than a row, so they are cut"),
             ("unrolled_conversations", "of the conversations are unrolled, a document for each answer"),
             ("split_texts", "of the texts are longer than a row, so they are split"),

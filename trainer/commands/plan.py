@@ -335,11 +335,14 @@ def _own(code: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    from trainer.data.template import UNWRITTEN
+
     train, packing, step, model = facts["train"], facts["packing"], facts["step"], facts["model"]
     notes = [
         f"{train[key]:,} {text}"
         for key, text in (
             ("without_targets", "rows teach nothing and are left out"),
+            *UNWRITTEN.items(),
             ("cut_conversations", "conversations are longer than a row and are cut"),
             ("split_texts", "texts are longer than a row and are split"),
             ("cut_rows", "rows are longer than a row of the model and are cut"),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dropforge.errors import DataError
 from trainer.data.rows import Row
-from trainer.data.template import ChatTemplate, Rendered, UnusableChatError, check_work
+from trainer.data.template import UNWRITTEN, ChatTemplate, Rendered, UnusableChatError, check_work
 from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours, no_panic
 
 _BATCH: Final = 512
@@ -75,7 +75,9 @@ class Encoder(Protocol):
             found.append(reasons[0] if reasons else [item for item in items if not isinstance(item, str)])
         return found
 
-    def shows_thoughts(self, row: Row) -> bool: ...
+    def unwritten(self, row: Row) -> frozenset[str]:
+        """What a row says that is left out of its tokens, by names of `UNWRITTEN`."""
+        ...
 
 
 def make_encoder(tokenizer: Any, loss_on: str) -> Encoder:
@@ -119,9 +121,9 @@ class OwnEncoder(Encoder):
     def _tokenise(self, parts: list[str]) -> list[Any]:
         return list(self.tokenizer.encode_batch_fast(parts, add_special_tokens=False))
 
-    def shows_thoughts(self, _: Row) -> bool:
-        """None are written."""
-        return False
+    def unwritten(self, row: Row) -> frozenset[str]:
+        """Nothing is written but roles and contents."""
+        return unwritten_beside(row.beside)
 
     def prompt(self, before: Row) -> list[int]:
         """The tokens of a conversation up to where its next answer begins, as the training has them."""
@@ -215,12 +217,8 @@ class TemplateEncoder(Encoder):
         except UnusableChatError as error:
             return [str(error)]
 
-    def shows_thoughts(self, row: Row) -> bool:
-        """Whether the template writes what answers of a row think."""
-        try:
-            return self.template.shows_thoughts(row.turns, row.tools)
-        except UnusableChatError:
-            return False
+    def unwritten(self, row: Row) -> frozenset[str]:
+        return frozenset() if row.messages is None else self.template.unwritten(row.turns, row.tools)
 
     @no_panic()
     def _tokenise(self, texts: list[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:
@@ -268,6 +266,7 @@ def _spanned(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]
     return np.flatnonzero(inside).tolist(), int(merged)
 
 
+_BESIDE: Final = {"reasoning_content": "unwritten_thoughts", "name": "unwritten_names"}
 _TOOLS: Final = "a tokenizer that was trained here writes no tool calls: take a base whose chat template does"
 
 
@@ -284,7 +283,7 @@ COUNTS: Final = (
     "merged_at_border",
     "without_targets",
     "refused_by_template",
-    "unwritten_thoughts",
+    *UNWRITTEN,
 )
 
 
@@ -297,8 +296,8 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
     :param facts: gains the counts `rows, documents, tokens, targets, target_bytes` (UTF-8 bytes of the rows' own text
         that the targets stand for), `split_texts, cut_conversations, cut_targets` (targets that were cut off),
         `unrolled_conversations, merged_at_border, without_targets` (rows that teach nothing) and, of those,
-        `refused_by_template`; `unwritten_thoughts` (rows whose thoughts the chat template leaves out); and under
-        `left_out` the first few that teach nothing, with the reason.
+        `refused_by_template`; those of `UNWRITTEN` (rows of which the chat template leaves out something); and
+        under `left_out` the first few that teach nothing, with the reason.
     """
     for key in COUNTS:
         facts.setdefault(key, 0)
@@ -313,7 +312,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
                 facts["refused_by_template"] += 1
                 continue
             if not place:
-                facts["unwritten_thoughts"] += row.thinks and not encoder.shows_thoughts(row)
+                count_unwritten(encoder.unwritten(row), facts)
             facts["unrolled_conversations"] += place == 1
             facts["merged_at_border"] += item.merged
             for document in _cut(row, index, item, length, facts):
@@ -339,6 +338,17 @@ def in_batches(items: Iterable[Item], texts: Callable[[Item], Sequence[str]]) ->
         held += size
     if batch:
         yield batch
+
+
+def unwritten_beside(messages: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """What messages say beside their contents, where those alone are written, by names of `UNWRITTEN`."""
+    return frozenset(name for message in messages for key, name in _BESIDE.items() if key in message)
+
+
+def count_unwritten(names: Iterable[str], facts: dict[str, Any]) -> None:
+    """Count a row under all that its chat template leaves out of it. :param names: of `UNWRITTEN`."""
+    for name in names:
+        facts[name] += 1
 
 
 def leave_out(row: Row, reason: str, facts: dict[str, Any]) -> None:

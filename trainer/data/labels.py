@@ -16,7 +16,7 @@ import numpy as np
 from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS
 from dropforge.errors import DataError, RecipeError
 from dropforge.store import MissingObjectError, Store
-from trainer.data.chat import COUNTS, Document, in_batches, leave_out
+from trainer.data.chat import COUNTS, Document, count_unwritten, in_batches, leave_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
 from trainer.data.tokenizer import no_panic
@@ -131,7 +131,8 @@ def labelled_documents(
         facts.setdefault(key, 0)
     each: dict[str, int] = facts.setdefault("labels", dict.fromkeys(labels, 0))
     facts.setdefault("left_out", [])
-    for index, row, found in _Reader(tokenizer, length).each(rows):
+    reader = _Reader(tokenizer, length)
+    for index, row, found in reader.each(rows):
         facts["rows"] += 1
         if row.label is None:
             leave_out(row, "it has no label", facts)
@@ -144,6 +145,7 @@ def labelled_documents(
         elif not len(found.ids):
             leave_out(row, "it has no token", facts)
         else:
+            count_unwritten(reader.unwritten(row), facts)
             facts["documents"] += 1
             facts["tokens"] += len(found.ids)
             facts["targets"] += 1
@@ -197,6 +199,10 @@ class _Reader:
             return self.template.whole(row.turns, row.tools)
         except UnusableChatError as error:
             return _Refused(error)
+
+    def unwritten(self, row: Row) -> frozenset[str]:
+        """See `Encoder.unwritten`; asked once a row has its text."""
+        return frozenset() if self.template is None else self.template.unwritten(row.turns, row.tools)
 
     @no_panic()
     def _tokenise(self, texts: list[str], special: bool) -> list[_Read]:

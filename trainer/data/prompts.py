@@ -78,8 +78,8 @@ def end_tokens(tokenizer: Any) -> tuple[int, ...]:
         return (vocabulary[EOS], vocabulary[END])
     encoder = make_encoder(tokenizer, "answers")
     assert isinstance(encoder, TemplateEncoder)
-    turn = int(tokenizer.convert_tokens_to_ids(encoder.template.end))
-    return tuple(dict.fromkeys((int(tokenizer.eos_token_id), turn)))
+    turns = (int(tokenizer.convert_tokens_to_ids(end)) for end in encoder.template.every_end)
+    return tuple(dict.fromkeys((int(tokenizer.eos_token_id), *turns)))
 
 
 def stops(model: Any, tokenizer: Any) -> tuple[int, ...]:

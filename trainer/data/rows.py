@@ -64,11 +64,6 @@ class Row:
         """Whether it has tools, or calls some."""
         return bool(self.tools) or any("tool_calls" in more for more in self.beside)
 
-    @property
-    def thinks(self) -> bool:
-        """Whether an answer has thoughts."""
-        return any("reasoning_content" in more for more in self.beside)
-
     def until(self, turn: int) -> Row:
         """The conversation before a message."""
         assert self.messages is not None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainer.data.chat import COUNTS, Document, in_batches, leave_out
+from trainer.data.chat import COUNTS, Document, count_unwritten, in_batches, leave_out, unwritten_beside
 from trainer.data.prompts import held_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
@@ -108,6 +108,7 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
         if not source:
             leave_out(row, "its prompt has no token", facts)
             continue
+        count_unwritten(reader.unwritten(row), facts)
         lost = len(found.target) - len(target)
         facts["documents"] += 1
         facts["tokens"] += len(source) + len(target)
@@ -123,6 +124,11 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
 
 
 _REFUSED: Final = "the chat template refuses it"
+
+
+def _answer(row: Row, before: Row) -> dict[str, Any]:
+    """The message behind those before it."""
+    return row.turns[len(before.messages or ())]
 
 
 class _Reader:
@@ -151,10 +157,19 @@ class _Reader:
         if parts is None:
             kind = "a text" if row.text is not None else "a conversation"
             return f"it is {kind} without an answer, which would be the target"
+        if "tool_calls" in _answer(row, parts[0]):
+            return "its answer calls tools, and the target of an encoder-decoder is text alone"
         try:
             return self.sources.text(parts[0]), parts[1]
         except UnusableChatError as error:
             return str(error)
+
+    def unwritten(self, row: Row) -> frozenset[str]:
+        """What a row with a pair says that is left out of it, by names of `UNWRITTEN`."""
+        parts = held_out(row)
+        assert parts is not None
+        source = self.sources.template.unwritten(parts[0].turns, parts[0].tools)
+        return source | unwritten_beside([_answer(row, parts[0])])
 
     @no_panic()
     def _targets(self, answers: list[str]) -> list[list[int]]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 from dropforge.errors import DataError
@@ -34,6 +35,7 @@ _RENDERED: Final = 1 << 28  # characters, if all of it were rendered for each an
 _UNROLLED: Final = 1 << 26  # characters of the texts that it becomes
 
 Tools = Sequence[Any]
+_TOOL_USE: Final = "tool_use"
 
 
 class UnusableChatError(Exception):
@@ -60,6 +62,107 @@ def _size(message: Message) -> int:
     """UTF-8 bytes of what an answer says, its calls included."""
     calls = json.dumps(message["tool_calls"], ensure_ascii=False) if "tool_calls" in message else ""
     return len(f"{message['content']}{calls}".encode())
+
+
+#: What a row may say that a template leaves out, and what is told of how many rows it is.
+UNWRITTEN: Final = {
+    "unwritten_thoughts": "rows have thoughts that the chat template leaves out, so they are not learned",
+    "unwritten_system": "rows have system messages that the chat template leaves out, so they are learned without",
+    "unwritten_results": "rows have results of tools that the chat template leaves out, so they are learned without",
+    "unwritten_names": "rows have names of who speaks that the chat template leaves out, so they are learned without",
+}
+_ROLES: Final = ("system", "user", "assistant", "tool")
+_COUNTED: Final = {
+    "thoughts": "unwritten_thoughts",
+    "system": "unwritten_system",
+    "later system": "unwritten_system",
+    "results": "unwritten_results",
+    **{f"names of {role}": "unwritten_names" for role in _ROLES},
+}
+_REFUSED: Final = {
+    "tools": "the chat template takes no tools, and the row has some",
+    "calls": "the chat template writes no tool calls, and the row has some",
+    "several calls": "the chat template does not write all tool calls of an answer, and the row has several in one",
+    "content": "the chat template leaves out what an answer says beside its tool calls, and the row has such an answer",
+}
+
+
+def _kinds(messages: list[Message], tools: Tools) -> set[str]:
+    """What a conversation has that a template may leave out: keys of `_COUNTED` and `_REFUSED`."""
+    found = {"tools"} if tools else set()
+    for turn, message in enumerate(messages):
+        role = message["role"]
+        if role == "system":
+            found.add("later system" if turn else "system")
+        elif role == "tool":
+            found.add("results")
+        if len(message) == 2:  # as most: a role and a content
+            continue
+        if message.get("tool_calls"):
+            found |= {"calls"} | ({"several calls"} if len(message["tool_calls"]) > 1 else set())
+            found |= {"content"} if message["content"].strip() else set()
+        if message.get("name"):
+            found.add(f"names of {role}")
+        if "reasoning_content" in message:
+            found.add("thoughts")
+    return found
+
+
+def _message(role: str, content: str, **beside: Any) -> Message:
+    return {"role": role, "content": content, **beside}
+
+
+def _call(number: int) -> dict[str, Any]:
+    function = {"name": f"DROPFORGECALL{number}", "arguments": {"unit": f"DROPFORGEVALUE{number}"}}
+    return {"type": "function", "function": function, "id": f"dropforg{number}"}  # Mistral's ids have 9 letters
+
+
+_TOLD: Final = "DROPFORGETOLD"  # what a probe looks for
+_ASK: Final = _message("user", _QUESTION)
+_SAY: Final = _message("assistant", _ANSWER)
+_TOOLS: Final = (
+    {
+        "type": "function",
+        "function": {
+            "name": "DROPFORGETOOL",
+            "description": "It looks.",
+            "parameters": {"type": "object", "properties": {"unit": {"type": "string", "description": "A unit."}}},
+        },
+    },
+)
+
+
+def _calling(content: str, *numbers: int) -> list[list[Message]]:
+    """A conversation with calls in its middle, and one that ends with them."""
+    head = [_ASK, _message("assistant", content, tool_calls=[_call(number) for number in numbers])]
+    results = [_message("tool", "on", tool_call_id=f"dropforg{number}") for number in numbers]
+    return [[*head, *results, _SAY], head]
+
+
+_RESULT: Final = _message("tool", _TOLD, tool_call_id="dropforg1")
+_PROBES: Final[dict[str, list[list[Message]]]] = {
+    "tools": [[_ASK, _SAY], [_ASK]],
+    "calls": _calling("", 1),
+    "several calls": _calling("", 1, 2),
+    "content": _calling(_TOLD, 1),
+    "thoughts": [[_ASK, _message("assistant", _ANSWER, reasoning_content=_TOLD)]],
+    "system": [[_message("system", _TOLD), _ASK, _SAY]],
+    "later system": [
+        [_ASK, _SAY, _message("system", _TOLD), _ASK, _SAY],
+        [_ASK, _message("system", _TOLD), _SAY],
+    ],
+    "results": [[*_calling("", 1)[1], _RESULT, _SAY], [_ASK, _RESULT, _SAY], [_ASK, _SAY, _RESULT, _SAY]],
+    "names of system": [[_message("system", "Be brief.", name=_TOLD), _ASK, _SAY]],
+    "names of user": [[_message("user", _QUESTION, name=_TOLD), _SAY]],
+    "names of assistant": [[_ASK, _message("assistant", _ANSWER, name=_TOLD)]],
+    "names of tool": [[*_calling("", 1)[1], {**_RESULT, "content": "on", "name": _TOLD}, _SAY]],
+}
+_WORDS: Final = {
+    **dict.fromkeys(_PROBES, (_TOLD,)),
+    "tools": ("DROPFORGETOOL",),
+    "calls": ("DROPFORGECALL1", "DROPFORGEVALUE1"),
+    "several calls": ("DROPFORGECALL1", "DROPFORGEVALUE1", "DROPFORGECALL2", "DROPFORGEVALUE2"),
+}
 
 
 @dataclass(frozen=True)
@@ -97,13 +200,19 @@ class _Place:
 
 
 class ChatTemplate:
-    """A tokenizer's chat template. :raises DataError: if it has several and none is the default."""
+    """A tokenizer's chat template; of named ones `default`, or `tool_use` where there are tools, as transformers takes
+    them.
 
-    def __init__(self, tokenizer: Any) -> None:
+    :param named: which of them. :raises DataError: if it has several and none is the default.
+    """
+
+    def __init__(self, tokenizer: Any, named: str = "default") -> None:
         self.name = f"chat template of {tokenizer.name_or_path or 'the base model'}"
         template = tokenizer.chat_template or plain_template(tokenizer)
-        if isinstance(template, dict):
-            template = template.get("default")
+        several = template if isinstance(template, dict) else {}
+        self.with_tools = ChatTemplate(tokenizer, _TOOL_USE) if named != _TOOL_USE and _TOOL_USE in several else self
+        if several:
+            template = several.get(named)
         if not isinstance(template, str):
             raise DataError(self.name, "there are several and none is `default`", "Save one `chat_template`")
         self.template = template
@@ -153,36 +262,66 @@ class ChatTemplate:
         stem = self._turn.closing[: self._turn.end]
         return next(token for token in self.ends if stem.endswith(token))
 
+    @property
+    def every_end(self) -> tuple[str, ...]:
+        """The end tokens behind answers, without tools and with them. :raises DataError: if there is none."""
+        found = [self.end]
+        with suppress(DataError):  # rows with tools will tell, if there are some
+            found.append(self.with_tools.end)
+        return tuple(found)
+
     def prompt(self, messages: list[Message], tools: Tools = ()) -> str:
         """The text of a conversation up to where its next answer begins, as for a model that is in use.
 
         :raises UnusableChatError: if the template refuses it.
         """
-        self._check_tools(messages, tools)
-        return self._render(messages, tools, prompt=True)[0]
+        used = self._of(tools)
+        used._check(messages, tools)
+        return used._render(messages, tools, prompt=True)[0]
 
     def whole(self, messages: list[Message], tools: Tools = ()) -> str:
         """The text of a conversation. :raises UnusableChatError: if the template refuses it."""
-        self._check_tools(messages, tools)
-        return self._text(messages, tools)
+        used = self._of(tools)
+        used._check(messages, tools)
+        return used._text(messages, tools)
 
-    def _check_tools(self, messages: list[Message], tools: Tools) -> None:
-        """:raises UnusableChatError: if the template leaves out tools or their calls, which are to be learned."""
-        if not tools and not any("tool_calls" in message for message in messages):
-            return
-        text = self._text(messages, tools)
-        if tools and text == self._text(messages):
-            raise UnusableChatError("the chat template takes no tools, and the row has some")
-        plain = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
-        if plain != messages and text == self._text(plain, tools):
-            raise UnusableChatError("the chat template writes no tool calls, and the row has some")
+    def unwritten(self, messages: list[Message], tools: Tools = ()) -> frozenset[str]:
+        """What a conversation says and the template leaves out, by names of `UNWRITTEN`."""
+        return frozenset(_COUNTED[kind] for kind in self._of(tools)._lost(messages, tools) if kind in _COUNTED)
 
-    def shows_thoughts(self, messages: list[Message], tools: Tools = ()) -> bool:
-        """Whether the template writes what the last answer's `reasoning_content` says."""
-        last = max(turn for turn, message in enumerate(messages) if "reasoning_content" in message)
-        head = messages[: last + 1]
-        plain = [*head[:-1], {key: value for key, value in head[-1].items() if key != "reasoning_content"}]
-        return self._text(head, tools) != self._text(plain, tools)
+    def _of(self, tools: Tools) -> ChatTemplate:
+        """The one that a conversation with such tools is written by."""
+        return self.with_tools if tools else self
+
+    def _check(self, messages: list[Message], tools: Tools) -> None:
+        """:raises UnusableChatError: if the template leaves out what is to be learned, or tools."""
+        lost = self._lost(messages, tools)
+        for kind, cause in _REFUSED.items():
+            if kind in lost:
+                raise UnusableChatError(cause)
+
+    def _lost(self, messages: list[Message], tools: Tools) -> set[str]:
+        found = _kinds(messages, tools)
+        return found & self._hidden(bool(tools)) if found else found
+
+    @cache  # noqa: B019 - a template is kept as long as its data are read
+    def _hidden(self, tools: bool) -> frozenset[str]:
+        """Kinds of `_kinds` that the template leaves out, as small conversations show that have one each.
+
+        :param tools: whether a conversation has tools, for which templates are often written apart.
+        """
+
+        def shown(kind: str) -> bool:
+            return any(self._shows(probe, _WORDS[kind], _TOOLS if tools else ()) for probe in _PROBES[kind])
+
+        return frozenset(kind for kind in _PROBES if (tools or kind != "tools") and not shown(kind))
+
+    def _shows(self, probe: list[Message], words: Sequence[str], tools: Tools) -> bool:
+        try:
+            text = self._text(probe, tools)
+        except UnusableChatError:  # as it will refuse the rows
+            return False
+        return all(word in text for word in words)
 
     def answers(
         self, messages: list[Message], tools: Tools = (), silent: Collection[int] = frozenset()
@@ -196,11 +335,13 @@ class ChatTemplate:
             too long.
         :raises DataError: if the template trains no end of turn.
         """
+        if (used := self._of(tools)) is not self:
+            return used.answers(messages, tools, silent)
         answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         turns = [turn for turn in answers if turn not in silent]
         said = sum(_size(messages[turn]) for turn in turns)
         check_work(messages, tools, len(answers) if self.marked else len(turns))
-        self._check_tools(messages, tools)
+        self._check(messages, tools)
         text, spans = self._render(messages, tools, marks=self.marked)
         if self.marked and len(turns) == len(answers):
             return [Rendered(text, spans, said)]
@@ -225,7 +366,7 @@ class ChatTemplate:
 
     def span(self, text: str, messages: list[Message], turn: int, tools: Tools = ()) -> tuple[int, int] | None:
         """Characters of `text` that answer `turn` adds to its prompt; None if the text does not begin with both."""
-        found = self._place(text, messages, turn, tools)
+        found = self._of(tools)._place(text, messages, turn, tools)
         return (found.low, found.high) if found is not None and found.whole else None
 
     def _place(self, text: str, messages: list[Message], turn: int, tools: Tools) -> _Place | None:

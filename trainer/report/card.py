@@ -11,6 +11,7 @@ from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from dropforge.shape import config_of, shape_of_config
 from dropforge.wheel import ANSWERS, FIGURES, GROUPS, ROWS
+from trainer.data.template import UNWRITTEN
 
 NAME: Final = "model/README.md"
 _METRICS: Final = (
@@ -228,6 +229,7 @@ def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
     ]
     for key, words in (
         ("without_targets", "Rows that teach nothing, left out"),
+        *((key, f"Rows with {text.removeprefix('rows have ')}") for key, text in UNWRITTEN.items()),
         ("cut_conversations", "Conversations cut to the length of a row"),
         ("split_texts", "Texts split into several rows"),
         ("cut_rows", "Rows cut to what the model reads"),
