@@ -30,6 +30,8 @@ from curation.reasons import Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
+from curation.shapes import is_repr
+from curation.spellings import LONGEST_UNSET, is_unset
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import TornError
@@ -45,6 +47,7 @@ _CUT: Final = 100
 _QUOTING: Final = frozenset({Reason.DUPLICATE_FIELD, Reason.UNKNOWN_ROLE})
 _NAME: Final = 60
 _MOST_NAMES: Final = 100
+_OTHERS: Final = "others"
 _NO_MEMORY: Final = "there is not enough memory for what the row becomes"
 Scrub = Callable[[str], str]
 
@@ -159,6 +162,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         report.rows += 1
         for name in item.row.unknown:
             _count(report.unknown, name)
+        _look(item.row, report)
         report.neutralised += item.row.neutralised > 0
         report.invisible += item.row.invisible
         yield named
@@ -191,10 +195,23 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
 
 
 def _count(counts: dict[str, int], name: str) -> None:
-    """Names come from outside: only the first ones are told apart."""
+    """Names come from outside: only the first ones are told apart; the others are counted together."""
     shown = _printable(name[:_NAME])
-    if shown in counts or len(counts) < _MOST_NAMES:
-        counts[shown] = counts.get(shown, 0) + 1
+    shown = shown if shown in counts or len(counts) < _MOST_NAMES else _OTHERS
+    counts[shown] = counts.get(shown, 0) + 1
+
+
+def _look(row: Row, report: Report) -> None:
+    """Count a row that says what programs write for a missing value, or answers as Python shows a list."""
+    roles, texts = (row.roles, row.contents) if row.text is None else (("assistant",), (row.text,))
+    # Most are neither, which length and last character tell at once.
+    near = [at for at, text in enumerate(texts) if len(text) <= LONGEST_UNSET or text[-1] in "]})\n"]
+    if not near:
+        return
+    unset = {texts[at].strip() for at in near if roles[at] in {"user", "assistant"} and is_unset(texts[at])}
+    for spelling in unset:
+        report.unset[spelling] = report.unset.get(spelling, 0) + 1
+    report.shown += any(roles[at] == "assistant" and is_repr(texts[at]) for at in near)
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:

@@ -32,9 +32,11 @@ def warnings(
     """What people should know of their files, beyond the quarantine. :param keys: see `unknown_keys`."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
     recoded = f"lines are not UTF-8, and were read as {rules.encoding}"
-    counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values())}
+    python = "rows answer with a list or object as Python shows it; if that is not meant, write the text alone"
+    counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values(), python)}
     for task, report in reports:
         counted[recoded][task.name] += report.recoded
+        counted[python][task.name] += report.shown
         for seen, number in report.dialect.items():
             counted[SEEN[seen]][task.name] += number
     for what, rows in counted.items():
@@ -47,6 +49,12 @@ def warnings(
     columns = {name for _, report in reports for name in report.columns}
     told |= dict.fromkeys(said([file.key for file in files], columns))
     lines = first_of(list(told), _WARNINGS, "warnings about files")
+    unset: Counter[str] = Counter()
+    for _, report in reports:
+        unset.update(report.unset)
+    if unset:
+        spelled = ", ".join(f"`{text}` ({rows:,} rows)" for text, rows in sorted(unset.items())[:_KEYS])
+        lines.insert(0, f"Learned, though programs write so what is missing: {spelled}; leave out rows where it is")
     if keys:
         shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
         lines.append(f"Keys that mean nothing here and are not learned: {shown}")
@@ -55,7 +63,7 @@ def warnings(
 
 def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:
     """Keys of rows and of their messages that mean nothing here, or nothing beside others, and are not kept, with the
-    number of rows that have them: the most frequent ones."""
+    number of rows that have them: the most frequent ones, and how often there are others."""
     counts: Counter[str] = Counter()
     kept = {name.strip().lower() for name in rules.keep_columns or ()}
     read = rules.columns.wanted(rules.text_column) | kept
@@ -66,7 +74,10 @@ def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[s
         for name, kinds in report.columns.items():
             if name.strip().lower() not in read:
                 counts[name] += sum(rows for kind, rows in kinds.items() if kind != "null")
-    return dict(sorted((+counts).items(), key=lambda item: (-item[1], item[0]))[:_KEYS])
+    found = sorted((+counts).items(), key=lambda item: (-item[1], item[0]))
+    if more := found[_KEYS:]:
+        found = [*found[:_KEYS], (f"and {len(more):,} more keys", sum(rows for _, rows in more))]
+    return dict(found)
 
 
 _KEYS: Final = 20

@@ -32,6 +32,8 @@ _OTHERS: Final = {
     ("from", "value"): "it is one message: write all of a conversation as the list `conversations` of one row",
 }
 _ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|system)["']""")
+#: A single quote behind the first brackets, which JSON has not.
+_SHOWN: Final = re.compile(r"\s*(?:array\(\s*)?[\[{]\s*(?:array\(\s*)?(?:[\[{(]\s*)?b?'")
 _REPR: Final = re.compile(r"\s*(?:array\(\s*)?\[?\s*\{\s*'")
 
 
@@ -79,6 +81,11 @@ def column(value: Any, name: str) -> str | None:
 def repr_of_python(text: str) -> str | None:
     """What to do about a text that `str` of Python made of a list; None for any other."""
     return "is text as Python shows a list, not JSON: write it with `json.dumps`" if _REPR.match(text) else None
+
+
+def is_repr(text: str) -> bool:
+    """Tell whether Python shows a list, an object or an array of NumPy's with texts so, and JSON writes none so."""
+    return text.rstrip()[-1:] in {"]", "}", ")"} and _SHOWN.match(text) is not None
 
 
 def may_be_chat(text: str) -> bool:

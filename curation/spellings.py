@@ -75,8 +75,8 @@ def mixed_truths(rows: Mapping[str, int]) -> dict[str, int]:
 
 
 def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return labels that differ in case, outer spaces or the way a number is written alone, with their rows: one value
-    or several, nobody can tell for sure. :param rows: of each label."""
+    """Return labels that differ in case, outer spaces, the way a number is written or brackets of a list of one alone,
+    with their rows: one value or several, nobody can tell for sure. :param rows: of each label."""
     found: dict[str, dict[str, int]] = {}
     for label, count in rows.items():
         found.setdefault(_folded(label), {})[label] = count
@@ -85,15 +85,29 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
 
 def unset(rows: Mapping[str, int]) -> dict[str, int]:
     """Return labels that programs write for a missing value, with their rows. :param rows: of each label."""
-    return {label: count for label, count in rows.items() if label.strip().lower() in _UNSET}
+    return {label: count for label, count in rows.items() if is_unset(label)}
 
 
-#: Of pandas, SQL, Hive, R, Excel and Python, in small letters.
-_UNSET: Final = frozenset({"\\n", "null", "none", "na", "n/a", "#n/a"})
+def is_unset(text: str) -> bool:
+    """Return whether programs write the text for a missing value."""
+    return len(text) <= LONGEST_UNSET and text.strip().lower() in _UNSET
+
+
+#: Of pandas, SQL, Hive, R, Excel, Python and JavaScript, in small letters.
+_UNSET: Final = frozenset(
+    {
+        *("\\n", "null", "none", "na", "n/a", "<na>", "nan", "-nan", "nat", "undefined"),
+        *("#n/a", "#n/a n/a", "#na", "#ref!", "#name?", "#value!", "#div/0!", "#num!", "#null!"),
+    }
+)
+#: Characters of the longest one, with a few spaces around.
+LONGEST_UNSET: Final = max(map(len, _UNSET)) + 4
 
 
 def _folded(label: str) -> str:
     text = unicodedata.normalize("NFKC", label).strip().casefold()
+    if text[:2] in {"['", '["'} and text[-2:] in {"']", '"]'}:
+        text = text[2:-2].strip()
     try:
         number = float(text.replace(",", ".")) if len(text) <= _LONGEST else math.nan
     except ValueError:

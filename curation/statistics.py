@@ -40,6 +40,7 @@ class Statistics:
         reordering characters; copies count.
     :param truths: labels that may be truth values, with their rows.
     :param alike: labels that may be one value. :param unset: labels that may be a missing one.
+    :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
     """
@@ -66,6 +67,7 @@ class Statistics:
     classes: tuple[int, int] = (0, 0)
     alike: list[dict[str, int]] = field(default_factory=list)
     unset: dict[str, int] = field(default_factory=dict)
+    alike_names: dict[str, list[dict[str, int]]] = field(default_factory=dict)
 
 
 def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
@@ -80,6 +82,8 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
     if mixed := mixed_truths(statistics.truths):
         lines.append(f"labels: truth values are spelled in several ways: {_counted(mixed)}")
     lines += [f"labels: one value, or several? {_counted(group)}" for group in statistics.alike]
+    for name, values in statistics.alike_names.items():
+        lines += [f"{name}: one value, or several? {_counted(group)}" for group in values]
     if statistics.unset:
         lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
     wrong = sum(rows for label, rows in statistics.truths.items() if label.lower() == "false")
@@ -168,7 +172,17 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         ),
         alike=alike(labels)[:_TOLD],
         unset=unset(labels),
+        alike_names={f"{name}s": alike(_names(tables, name))[:_TOLD] for name in ("source", "group")},
     )
+
+
+def _names(tables: Tables, column: str) -> dict[str, int]:
+    """Rows of each source or group; none if there are more than can be compared here."""
+    found = tables.all(
+        f'select r."{column}", count(*) from {_KEPT} where length(r."{column}") <= {_NAME}'
+        f' group by r."{column}" order by r."{column}" limit {MOST_LABELS + 1}'
+    )
+    return dict(found) if len(found) <= MOST_LABELS else {}
 
 
 def _suspicious(tables: Tables, top: int) -> list[tuple[str, int, int, int]]:

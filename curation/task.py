@@ -159,7 +159,9 @@ class Report:
     lines that are not UTF-8 and were read as the recipe says, `dialect` what was seen of how CSV is written
     (`curation.dialect`); `counts` is what the stages counted, `columns`
     what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
-    which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here."""
+    which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here;
+    `unset` in how many rows a text, prompt or answer is what programs write for a missing value, by its spelling, and
+    `shown` in how many an answer is a list or object as Python shows it."""
 
     file: int
     records: int = 0
@@ -176,3 +178,5 @@ class Report:
     unlisted: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
     dialect: dict[str, int] = field(default_factory=dict)
+    unset: dict[str, int] = field(default_factory=dict)
+    shown: int = 0

@@ -49,6 +49,16 @@ def test_only_the_most_frequent_columns_are_compared_and_the_first_lines_kept() 
     assert lines[0] == "JSON column `c0_0` is only in 0.jsonl"
 
 
+def test_keys_beyond_the_most_frequent_ones_are_counted_together() -> None:
+    rules: Any = SimpleNamespace(
+        columns=SimpleNamespace(wanted=lambda _: frozenset()), text_column="text", keep_columns=None
+    )
+    task: Any = SimpleNamespace(name="a.jsonl")
+    report = Report(0, unknown={f"key {n:02}": 30 - n for n in range(24)})
+    found = unknown_keys([(task, report)], rules)
+    assert list(found.items())[19:] == [("key 19", 11), ("and 4 more keys", 10 + 9 + 8 + 7)]
+
+
 def test_where_a_column_is_not_names_two_files_and_counts_the_others() -> None:
     files = [(f"{n}.jsonl", "jsonl", {"a": {"string": 1}, **({"b": {"string": 1}} if n > 3 else {})}) for n in range(9)]
     assert changes(files) == ["JSON column `b` is not in 0.jsonl, 1.jsonl and 2 more files"]

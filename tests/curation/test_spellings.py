@@ -171,6 +171,40 @@ def test_labels_that_may_be_one_or_none_are_told(make: Make, store: FolderStore)
     assert alike({"true": 1, "True": 1, "a": 1, "b": 2, "nan": 1, "inf": 1}) == []
 
 
+def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderStore) -> None:
+    labels = ['["a"]', "['a']", "a"] * 10
+    values = ["s", "S", "7", "7.00", "07", "t"]
+    made = make({"a.jsonl": lines(group=values * 5, source=values * 5, label=labels)})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "one value" in line]
+    alike = ["07 (5 rows), 7 (5 rows), 7.00 (5 rows)", "S (5 rows), s (5 rows)"]
+    assert told == [
+        "labels: one value, or several? [\"a\"] (10 rows), ['a'] (10 rows), a (10 rows)",
+        *(f"{name}: one value, or several? {group}" for name in ("sources", "groups") for group in alike),
+    ]
+
+
+def test_missing_values_and_lists_of_python_s_that_are_learned_are_told(make: Make, store: FolderStore) -> None:
+    answers = [
+        "NA",
+        " nan",
+        "#REF!",
+        "[1, 2]",
+        '{"a": 1}',
+        "Nanking",
+        "['a', \"b\"]",
+        "{'a': array([1])}",
+        "array(['a'])",
+    ]
+    pairs = [{"prompt": f"p {n}", "completion": answer} for n, answer in enumerate(answers * 3)]
+    pairs += [{"prompt": f"q {n}", "completion": "['a'] is a list"} for n in range(20)]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, pairs)).encode(), "b.jsonl": lines(text=["null", "some text"])})
+    told = json.loads(store.get(made.files["card_json"]))["warnings"]
+    missing = "`#REF!` (3 rows), `NA` (3 rows), `nan` (3 rows), `null` (1 rows)"
+    assert f"Learned, though programs write so what is missing: {missing}; leave out rows where it is" in told
+    [shown] = [line for line in told if "Python" in line]
+    assert shown.startswith("a.jsonl: 9 rows answer with a list or object as Python shows it")
+
+
 def test_answers_that_are_marked_as_wrong_are_told(make: Make, store: FolderStore) -> None:
     """As TRL's KTO has them."""
     rows = [{"prompt": f"p {n}", "completion": "c", "label": n % 3 == 0} for n in range(30)]
