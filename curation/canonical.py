@@ -135,8 +135,9 @@ def canonical(
             detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
             raise RejectError(Reason.NO_CONTENT, shapes.rows_within(given) or detail)
         odd = len(given) > len(used)
-        read = (*used, *_NAMES) if messages is None else (*used, *_ABOUT)
-        unknown = _unused(given, {spelled.get(name, name) for name in read}, text_column)
+        read = _expected(used, messages is not None)
+        read = frozenset(spelled.get(name, name) for name in read) if spelled else read
+        unknown = _unused(given, read, text_column)
         seen = pictures or not PICTURES.isdisjoint(fields)
     touched = 0
     unseen = False
@@ -251,9 +252,9 @@ def _with_system(
 
 
 @lru_cache(64)
-def _expected(used: tuple[str, ...]) -> frozenset[str]:
-    """Fields of a row that has none without a meaning, as most have."""
-    return frozenset({*used, *_NAMES})
+def _expected(used: tuple[str, ...], tools: bool = False) -> frozenset[str]:
+    """Fields of a row that has none without a meaning, as most have. :param tools: whether it may have some."""
+    return frozenset({*used, *(_ABOUT if tools else _NAMES)})
 
 
 #: Fields that say whose a row is.
@@ -279,6 +280,8 @@ def _spelled(given: Mapping[str, Any], text_column: str) -> dict[str, str]:
         if value is None or written in _EXACT or written == text_column or not isinstance(written, str):
             continue
         name = written.strip().lower()
+        if name == written and name != text:
+            continue
         name = text_column if name == text else name
         if (name in _EXACT or name == text_column) and given.get(name) is None:
             found.setdefault(name, written)
