@@ -296,11 +296,9 @@ def _unused(given: Mapping[str, Any], read: Container[str], text_column: str) ->
     found: tuple[str, ...] = ()
     text = text_column.strip().lower()
     for name, value in given.items():
-        if (
-            name not in read
-            and value not in _NOTHING
-            and ((folded := name.strip().lower()) in FIELDS or folded == text)
-        ):
+        if name in read:
+            continue
+        if ((folded := name.strip().lower()) in FIELDS or folded == text) and value not in _NOTHING:
             found += (name,)
     return found
 
