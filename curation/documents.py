@@ -12,10 +12,17 @@ from typing import Final
 from curation.formats import Format, kind_by_name
 
 _NAMES: Final = re.compile(
-    r"(readme|(un)?licen[sc]e|copying|notice|changelog|citation|authors|contributors|contributing|code[_-]of[_-]conduct"
+    r"(readme|(un)?licen[sc]e|copying|copyright|notice|terms[_-]of[_-](use|service)|(md5|b2|sha\d+|check)sums?|changelog|citation|authors|contributors|contributing|code[_-]of[_-]conduct"
     r"|data(set)?[_-]?(card|sheet))([._-].*)?",
     re.IGNORECASE,
 )
+#: Names that are those of documentation in capitals alone: `history.txt` may be a text on history.
+_CAPITALS: Final = re.compile(
+    r"(HISTORY|CHANGES|NEWS|RELEASES?|RELEASE[_-]NOTES|TERMS|DISCLAIMER|PATENTS|SECURITY|CREDITS|THANKS|ACKNOWLEDGE?MENTS"
+    r"|INSTALL|TODO|VERSION|MANIFEST|MAINTAINERS|CODEOWNERS)(\.(?i:md|rst|txt|in))?"
+)
+#: Sums and signatures of the file that such a name begins with.
+_SIGNED: Final = re.compile(r".+\.(md5|sha1|sha256|sha512|md5sum|sha256sum|asc|sig)", re.IGNORECASE)
 #: What Hugging Face's datasets, Croissant, Frictionless and Kaggle write about the files beside it.
 _METADATA: Final = frozenset(
     {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "croissant.json", "datapackage.json"}
@@ -40,7 +47,8 @@ def documents(names: Collection[str]) -> list[str]:
     for name in names:
         path = PurePosixPath(name)
         says = path.name.lower()
-        described = may_be_text(name) and _NAMES.fullmatch(says)
+        named = _NAMES.fullmatch(says) or _CAPITALS.fullmatch(path.name) or _SIGNED.fullmatch(says)
+        described = may_be_text(name) and named
         cached = path.parent in stated and _CACHE.fullmatch(path.name)
         if described or says in _METADATA or (says == _STATE and path.parent in saved) or cached:
             found.append(name)

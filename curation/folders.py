@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Container, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
+from curation.documents import may_be_text
+from curation.formats import kind_by_name
+
 _SHOWN: Final = 3
-_KEPT: Final = re.compile(r"(^|[^a-z])(test|valid|validation|val|dev|eval|holdout|heldout)([^a-z]|$)", re.IGNORECASE)
-_TRAIN: Final = re.compile(r"(^|[^a-z])train([^a-z]|$)", re.IGNORECASE)
+_KEPT: Final = re.compile(
+    r"(^|[^a-z])(tests?|testing|valid|validation|validate|val|dev|devel|development|eval|evals|evaluation|benchmark"
+    r"|hold[-_ ]?out|held[-_ ]?out|unseen)([^a-z]|$)",
+    re.IGNORECASE,
+)
+_TRAIN: Final = re.compile(r"(^|[^a-z])(train|training|trn)([^a-z]|$)", re.IGNORECASE)
+#: What people and programs add to the name of a file that they keep beside a newer one.
+_COPY: Final = re.compile(
+    r"\.(bak|backup|orig|old|save|copy)\d*$|[ _]\(\d+\)(?=\.|$)|( - |[-_. ])(copy|backup|old)(?=\.|$)"
+    r"|^copy (\(\d+\) )?of |\.~\d+~$",
+    re.IGNORECASE,
+)
+#: Programs, settings and lists of packages, by the ends or the whole of their names.
+_CODE: Final = re.compile(
+    r".*\.(py|pyi|ipynb|sh|bash|bat|ps1|r|js|ts|java|c|cpp|h|go|rs|sql|ya?ml|toml|ini|cfg|conf|lock|xml|css)"
+    r"|(make|docker)file|requirements.*\.txt|environment\.ya?ml",
+    re.IGNORECASE,
+)
+_TEXT: Final = re.compile(r"(\.txt)?(\.gz|\.zst)?$", re.IGNORECASE)
+#: Ends of files of which each line stands beside one of another file: languages, and the two sides of a task.
+_SIDE: Final = re.compile(r"[a-z]{2}([-_][a-z]{2,4})?|src|tgt|trg|source|target|ref|hyp", re.IGNORECASE)
 
 
 def said(names: Sequence[str], columns: Container[str]) -> list[str]:
-    """Return a line for each column whose values are names of folders, as Spark and Hive partition tables, and one for
-    files that are called as those that nobody trains on.
+    """Return a line for each column whose values are names of folders, as Spark and Hive partition tables, and one each
+    for files that are called as those that nobody trains on, as copies, as programs, and as sides of pairs, and for
+    folders that may be labels.
 
     :param names: of the files that are read, with their folders. :param columns: that rows have.
     """
@@ -29,9 +53,64 @@ def said(names: Sequence[str], columns: Container[str]) -> list[str]:
         for column, found in values.items()
     ]
     kept = [name for name in names if _KEPT.search(name) and not _TRAIN.search(name)]
-    if kept and any(map(_TRAIN.search, names)):
-        lines.append(f"{_first(kept)}: named as rows that are kept for tests, and learned as all others are")
+    if len(kept) < len(names):
+        lines += _line(kept, "named as rows that are kept for tests, and learned as all others are")
+    lines += _line(_copies(names), "named as copies of files beside them, and learned as all others are")
+    texts = [name for name in names if may_be_text(name)]
+    code = [name for name in texts if _CODE.fullmatch(PurePosixPath(name).name)]
+    if len(code) < len(texts):
+        lines += _line(code, "named as programs or settings, and learned as texts beside the others")
+    sides = _sides([name for name in texts if name not in set(code)])
+    lines += _line(
+        sides, "named as sides of which each line belongs to one of the other, and read as texts: write pairs"
+    )
+    if "label" not in columns:
+        lines += _line(
+            _labels([name for name in texts if kind_by_name(name) == "text"]),
+            "folders of texts, whose names no row has: if they are labels, write them there",
+        )
     return lines
+
+
+def _line(found: Sequence[str], what: str) -> list[str]:
+    return [f"{_first(found)}: {what}"] if found else []
+
+
+def _copies(names: Sequence[str]) -> list[str]:
+    """Files that are called as copies of others that are there."""
+    there = set(names)
+    found = []
+    for name in names:
+        path = PurePosixPath(name)
+        bare = _COPY.sub("", path.name)
+        if bare not in {path.name, ""} and str(path.with_name(bare)) in there:
+            found.append(name)
+    return found
+
+
+def _sides(names: Sequence[str]) -> list[str]:
+    """Files of one name that end as two languages or two sides do, also before `.txt`."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        bare = _TEXT.sub("", name)
+        stem, dot, side = bare.rpartition(".")
+        if not dot:  # `source.txt` beside `target.txt`
+            folder, slash, side = bare.rpartition("/")
+            stem = folder + slash
+        if _SIDE.fullmatch(side) and (dot or bare != name):
+            found.setdefault(f"{stem}{dot}", []).append(name)
+    return [name for group in found.values() if len(group) > 1 for name in group]
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Folders beside each other that hold texts, several each, and whose names say more than a number or a part."""
+    inside = Counter(PurePosixPath(name).parent for name in names)
+    beside: dict[PurePosixPath, list[str]] = {}
+    for folder, held in inside.items():
+        said = _KEPT.search(folder.name) or _TRAIN.search(folder.name) or "=" in folder.name
+        if held > 1 and folder.name and not said and not any(map(str.isdigit, folder.name)):
+            beside.setdefault(folder.parent, []).append(folder.name)
+    return sorted({name for group in beside.values() if len(group) > 1 for name in group})
 
 
 def _first(found: Sequence[str]) -> str:

@@ -234,7 +234,8 @@ PROSE = b"A paragraph of a page.\n\nAnother paragraph of it.\n"
     ["README.md", "readme", "Readme.rst", "README_zh-CN.md", "README.md.gz", "docs/README.txt", "LICENSE",
      "LICENCE.txt",
      "LICENSE-MIT", "NOTICE", "CHANGELOG.md", "CITATION.cff", "citation.bib", "AUTHORS", "CONTRIBUTING.md",
-     "CODE_OF_CONDUCT.md", "dataset_card.md", "DATASHEET.pdf", "data/train/dataset_info.json", "dataset_infos.json",
+     "CODE_OF_CONDUCT.md", "SHA256SUMS", "md5sums.txt", "train.jsonl.sha256", "COPYRIGHT", "TERMS_OF_USE.txt",
+     "HISTORY.md", "dataset_card.md", "DATASHEET.pdf", "data/train/dataset_info.json", "dataset_infos.json",
      "croissant.json", "datapackage.json", "dataset_dict.json"],
 )  # fmt: skip
 def test_documentation_and_metadata_are_no_rows_and_are_told(
@@ -250,7 +251,8 @@ def test_documentation_and_metadata_are_no_rows_and_are_told(
 @pytest.mark.parametrize(
     "name",
     ["readme.jsonl", "README_questions.csv", "license.parquet", "licenses.txt", "notices.txt", "state.json",
-     "a/info.json", "authority.txt", "unreadme.md", "changelogs.ndjson.gz"],
+     "a/info.json", "authority.txt", "unreadme.md", "changelogs.ndjson.gz",
+     "history.txt", "security.md", "news.txt", "copyrights.txt", "HISTORY.jsonl", "HISTORY_of_Rome.txt"],
 )  # fmt: skip
 def test_names_that_only_look_like_documentation_hold_rows(name: str) -> None:
     assert documents([name]) == []
@@ -420,13 +422,50 @@ def test_columns_that_are_folders_are_told_where_no_row_has_them(make: Make, sto
         ),
         (("data/train-0.jsonl", "data/validation-0.jsonl"), "data/validation-0.jsonl: named"),
         (("my_train/a.jsonl", "my_dev/a.jsonl"), "my_dev/a.jsonl: named"),
-        (("a.jsonl", "test.jsonl"), ""),
+        (("data.jsonl", "test.jsonl"), "test.jsonl: named"),
+        (("training.jsonl", "testing.jsonl"), "testing.jsonl: named"),
+        (("train.jsonl", "evaluation.jsonl"), "evaluation.jsonl: named"),
+        (("train.csv", "held-out/a.csv", "tests/b.csv"), "held-out/a.csv, tests/b.csv: named"),
+        (("test.jsonl",), ""),
+        (("test-1.jsonl", "test-2.jsonl"), ""),
         (("train.jsonl", "latest.jsonl"), ""),
         (("train_test.jsonl", "train.jsonl"), ""),
     ],
 )
 def test_rows_that_are_called_as_those_of_a_test_are_told(names: tuple[str, ...], told: str) -> None:
     assert "".join(said(names, ()))[: len(told) or None] == told
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("train.jsonl", "train.jsonl.bak", "train.jsonl.orig", "train (1).jsonl"),
+         "train.jsonl.bak, train.jsonl.orig, train (1).jsonl: named as copies"),
+        (("a/b.csv", "a/b_copy.csv", "a/b - Copy.csv", "a/Copy of b.csv", "a/b.old.csv"),
+         "a/b_copy.csv, a/b - Copy.csv, a/Copy of b.csv and 1 more: named as copies"),
+        (("a.csv.bak", "a (1).csv", "b.csv", "hardcopy.csv"), ""),
+        (("train.en", "train.de"), "train.en, train.de: named as sides"),
+        (("a.pt-BR.txt.gz", "a.zh_Hans.txt.gz"), "a.pt-BR.txt.gz, a.zh_Hans.txt.gz: named as sides"),
+        (("source.txt", "target.txt", "c.txt"), "source.txt, target.txt: named as sides"),
+        (("a.src", "b.tgt", "train.en", "en.jsonl", "de.jsonl"), ""),
+        (("neg/1.txt", "neg/2.txt", "train/pos/1.txt", "pos/1.txt", "pos/2.txt"), "neg, pos: folders of texts"),
+        (("train/neg/1.txt", "train/neg/2.txt", "train/pos/1.md", "train/pos/2.txt"), "neg, pos: folders"),
+        (("2026/1.txt", "2026/2.txt", "part-1/1.txt", "part-1/2.txt", "x/1.txt", "x/2.txt"), ""),
+        (("pos/1.txt", "neg/1.txt"), ""),
+        (("pos/1.jsonl", "pos/2.jsonl", "neg/1.jsonl", "neg/2.jsonl"), ""),
+        (("corpus.txt", "load.py", "dataset.yaml", "Makefile", "requirements.txt"),
+         "load.py, dataset.yaml, Makefile and 1 more: named as programs or settings"),
+        (("a.py", "lib/b.py", "Makefile"), ""),
+    ],
+)  # fmt: skip
+def test_what_names_say_and_no_row_does_is_told(names: tuple[str, ...], found: str) -> None:
+    (*others, told) = ["", *said(names, {"text"})]
+    assert not any(others)
+    assert told[: len(found) or None] == found
+
+
+def test_folders_are_no_labels_where_rows_have_some() -> None:
+    assert said([f"{name}/{n}.txt" for name in ("neg", "pos") for n in range(3)], {"text", "label"}) == []
 
 
 def test_a_pointer_of_git_lfs_is_no_text(make: Make, recipe: Callable[..., Recipe]) -> None:
