@@ -20,6 +20,7 @@ from dropforge import layout, ledger
 from dropforge.dataset import SPLITS, Manifest, Step
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError, DropforgeError
+from dropforge.json_objects import UnreadableError, read_object
 from dropforge.store import MissingObjectError, Store
 
 #: What the rules of a version say beyond the recipe.
@@ -60,18 +61,18 @@ def read_head(store: Store, family: str) -> Head | None:
             if info is None:
                 return None
             try:
-                with store.open(key, info.etag) as stream:
-                    values = json.loads(stream.read())
+                values = read_object(store, key, etag=info.etag)
                 break
             except DropforgeError:  # it may have moved meanwhile
                 now = store.stat(key)
                 if now is not None and now.etag == info.etag:
                     raise
         manifest = read(store, family, values["digest"])
-        return Head(manifest, values["recipe"], info.etag)
+        return Head(manifest, dict(values["recipe"]), info.etag)
     except (ValueError, KeyError, TypeError) as error:
         mend = "Restore it from the bucket's versions; it names the newest version with `curation.scope: family`"
-        raise DataError(f"object {key}", f"it cannot be read ({error!r})", mend) from error
+        cause = error.cause if isinstance(error, UnreadableError) else f"it cannot be read ({error!r})"
+        raise DataError(f"object {key}", cause, mend) from error
 
 
 def read(store: Store, family: str, digest: str) -> Manifest:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 from curation.reasons import Reason, RejectError
-
-DEEPEST: Final = 100
+from dropforge.json_objects import DEEPEST, depth
 
 
 def too_deep() -> RejectError:
@@ -24,7 +23,7 @@ def check_depth(value: Any, brackets: int) -> None:
     :param brackets: that open in its text: counting them is quicker than looking at the value.
     :raises RejectError: if it is.
     """
-    if brackets > DEEPEST and _depth(value) > DEEPEST:
+    if brackets > DEEPEST and depth(value) > DEEPEST:
         raise too_deep()
 
 
@@ -38,7 +37,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_decode: Final = json.JSONDecoder(object_pairs_hook=unique).decode
+_decode = json.JSONDecoder(object_pairs_hook=unique).decode
 
 
 def parse_text(text: str) -> Any:
@@ -52,13 +51,3 @@ def parse_text(text: str) -> Any:
         raise too_deep() from None
     check_depth(value, text.count("{") + text.count("["))
     return value
-
-
-def _depth(value: Any) -> int:
-    """How deeply lists and objects are nested, level by level."""
-    depth, level = 0, [value]
-    while level:
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [part for parts in inner for part in parts]
-        depth += bool(inner)
-    return depth

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from curation.nesting import DEEPEST
+from dropforge.json_objects import DEEPEST
 
 #: What it may raise to open, read and unfold a stranger's table, besides `MemoryError`, which is a kind of its own.
 #: Arrow's dates, times and zones are more than Python's (`OverflowError`, `KeyError`).

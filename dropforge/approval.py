@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from dropforge import layout
+from dropforge.json_objects import read_as, typed
 from dropforge.promotion import Check, Verdict
 from dropforge.store import MissingObjectError, Store
 
 NAME = "approved"
+_MEND: Final = "Delete it, and answer again"
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,16 @@ class Answer:
 
 def read(store: Store, run: str, pair: Pair) -> Answer | None:
     """The last answer for this candidate and champion; None if there is none."""
+
+    def answer(kept: Mapping[str, Any]) -> Answer | None:
+        if (kept["candidate"], kept["champion"]) != (pair.candidate, pair.champion):
+            return None  # a key holds a part of the digest only
+        return typed(Answer(kept["promote"], kept["by"], str(kept["at"])))
+
     try:
-        kept = json.loads(store.get(layout.approval_key(run, pair.candidate, pair.champion)))
+        return read_as(store, layout.approval_key(run, pair.candidate, pair.champion), answer, _MEND)
     except MissingObjectError:
         return None
-    if (kept["candidate"], kept["champion"]) != (pair.candidate, pair.champion):
-        return None  # a key holds a part of the digest only
-    return Answer(bool(kept["promote"]), kept["by"], str(kept["at"]))
 
 
 def write(store: Store, run: str, pair: Pair, answer: Answer) -> None:

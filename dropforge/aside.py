@@ -8,12 +8,13 @@ read when a training begins. Standard library only: the trainer reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from dropforge.errors import DataError
+from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, read_object
 from dropforge.store import MissingObjectError, Store
 
 KEY: Final = "checkpoints/aside.json"
@@ -38,10 +39,10 @@ def sealed(store: Store) -> list[Sealed]:
         if name or not dash or not key.endswith(_MANIFEST) or not number.isdecimal():
             continue
         try:
-            values = json.loads(store.get(key))
+            values = read_object(store, key, most=MOST_MANIFEST)
             loss = values.get("eval_loss")
             found.append(Sealed(int(number), str(values["check"]), None if loss is None else float(loss)))
-        except (MissingObjectError, ValueError, KeyError, TypeError, AttributeError):
+        except UNREADABLE:
             continue  # deleted meanwhile, or broken: the trainer passes over it, too
     return sorted(found, key=lambda item: item.step)
 
@@ -73,13 +74,13 @@ def set_aside(store: Store, there: Sequence[Sealed], step: int) -> list[Sealed]:
     return newer
 
 
-def known(store: Store, fetch: Callable[[str], bytes] | None = None) -> frozenset[str]:
+def known(store: Store) -> frozenset[str]:
     """Check sums of the manifests that are set aside; none where nothing is.
 
-    :param fetch: how a key is read, if not by the store itself. :raises DataError: if it cannot be understood.
+    :raises DataError: if it cannot be understood.
     """
     try:
-        found = json.loads((fetch or store.get)(KEY))["aside"]
+        found = read_object(store, KEY)["aside"]
         if not isinstance(found, dict):
             raise ValueError("`aside` is no object")
         return frozenset(str(check) for check in found)

@@ -9,7 +9,6 @@ ask away. Only REST is spoken here: mlflow takes seconds to import, and asks are
 from __future__ import annotations
 
 import difflib
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dropforge import layout
-from dropforge.errors import DataError, DropforgeError
+from dropforge.errors import DataError
+from dropforge.json_objects import MOST_MANIFEST, read_object
 from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec
-from dropforge.store import MissingObjectError, Store, read_bounded
+from dropforge.store import MissingObjectError, Store
 from dropforge.text import read_count
 
 VERBS: Final = ("evaluate", "export", "register")
@@ -31,7 +31,6 @@ NOTE: Final = "mlflow.note.content"
 NOTE_LINE: Final = "\n\n---\n\n"  # what stands below it in a description is not the trainer's
 _RUN: Final = "dropforge.run"
 _PAGE: Final = 50
-_LARGEST: Final = 64 << 20  # bytes of a file in a run's folder, where pods write
 _MODELS_OF: Final = 500  # experiments in one search
 
 
@@ -112,13 +111,14 @@ def is_ours(row: Mapping[str, Any], store: Store) -> bool:
     """Whether an MLflow run is of a run in our bucket: several installations may share one MLflow.
 
     :param row: the run, as MLflow gives it. :param store: the bucket.
+    :raises UnreadableError: if the bucket has it, and its `run.json` cannot be read.
     """
     run = _tags(row["data"]).get(_RUN, "")
     if not layout.is_run(run):
         return False
     try:
-        spec = RunSpec.from_json(read_bounded(store, layout.run_key(run), _LARGEST))
-    except (MissingObjectError, DropforgeError):
+        spec = RunSpec.read(store, layout.run_key(run))
+    except MissingObjectError:
         return False
     return spec.tracking is not None and spec.tracking.run_id == row["info"]["run_id"]
 
@@ -168,14 +168,15 @@ def check(order: Order, store: Store, root: str) -> RunSpec:
     if not layout.is_run(item.run):
         raise BadAskError(f"{item.run!r} is no run")
     try:
-        spec = RunSpec.from_json(read_bounded(store, layout.run_key(item.run), _LARGEST))
+        spec = RunSpec.read(store, layout.run_key(item.run))
         own = spec.checkpoints_root
         if item.uri != f"{own}/{where}" or spec.root != f"{root}/{layout.run_prefix(item.run)}".rstrip("/"):
             raise BadAskError(f"its address {item.uri} is not one of run {item.run} in {root}")
         if spec.tracking is None or spec.tracking.run_id != item.mlflow_run:
             raise BadAskError(f"run {item.run} has another MLflow run than this one")
         if own == spec.root:
-            seal = json.loads(read_bounded(store, f"{layout.run_prefix(item.run)}{where}/manifest.json", _LARGEST))
+            key = f"{layout.run_prefix(item.run)}{where}/manifest.json"
+            seal = read_object(store, key, "Choose another checkpoint", most=MOST_MANIFEST)
             if seal.get("digest") != item.digest:
                 raise BadAskError(f"{item.uri} holds other bytes by now than this one's")
     except MissingObjectError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dropforge import layout
 from dropforge.approval import said
+from dropforge.json_objects import read_as, typed
 from dropforge.store import MissingObjectError, Store
 
 
@@ -30,11 +31,14 @@ class Word:
 
 def read(store: Store, run: str) -> Word | None:
     """The last word; None if there is none."""
+
+    def word(kept: Mapping[str, Any]) -> Word:
+        return typed(Word(kept["start"], kept["by"], str(kept["at"])))
+
     try:
-        kept = json.loads(store.get(layout.confirmation_key(run)))
+        return read_as(store, layout.confirmation_key(run), word, "Delete it, and answer again")
     except MissingObjectError:
         return None
-    return Word(bool(kept["start"]), kept["by"], str(kept["at"]))
 
 
 def write(store: Store, run: str, word: Word, plan: Mapping[str, Any]) -> None:

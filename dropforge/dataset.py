@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from dropforge.errors import DataError
+from dropforge.json_objects import parse_object
 
 SCHEMA: Final = 1
 SPLITS: Final = ("train", "eval")
@@ -105,7 +106,7 @@ class Manifest:
     def from_json(cls, data: bytes) -> Manifest:
         """:raises DataError: if the text is not a manifest of this schema."""
         try:
-            values = json.loads(data)
+            values = parse_object(data, "dataset manifest")
             if values["schema"] != SCHEMA:
                 raise DataError(
                     "dataset manifest",

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from dropforge import layout
 from dropforge.costs import Hours, Rates, Tariff
+from dropforge.json_objects import read_as, typed
 from dropforge.placement.pods import ahead
 from dropforge.recipe import Compute
 from dropforge.store import Store
@@ -67,15 +69,19 @@ def keep(store: Store, run: str, gang: Gang) -> None:
     store.put(layout.gang_key(run, gang.uid), json.dumps(asdict(gang), indent=1).encode())
 
 
-def read(data: bytes) -> Gang:
+def _read(values: Mapping[str, Any]) -> Gang:
     """A gang as it was kept. What a newer version has added is passed over: versions meet while one is rolled out."""
     known = {field.name for field in fields(Gang)}
-    return Gang(**{name: value for name, value in json.loads(data).items() if name in known})
+    return typed(Gang(**{name: value for name, value in values.items() if name in known}))
 
 
 def kept(store: Store, run: str) -> list[Gang]:
-    """All gangs of the run, in the order in which they began."""
-    found = [read(store.get(info.key)) for info in store.list(layout.gangs_prefix(run))]
+    """All gangs of the run, in the order in which they began.
+
+    :raises UnreadableError: if one cannot be read: without it too few hours would be counted.
+    """
+    mend = "Restore it from the bucket's versions, or delete it: what this job has used is not counted then"
+    found = [read_as(store, info.key, _read, mend) for info in store.list(layout.gangs_prefix(run))]
     return sorted(found, key=lambda gang: (gang.created or gang.started or 0.0, gang.number))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from dropforge import layout, ledger, sources
 from dropforge.drop import Drop
 from dropforge.intake_rules import Known, Waiting
+from dropforge.json_objects import UNREADABLE, read_as, read_object
 from dropforge.recipe_data import Source
 from dropforge.store import MissingObjectError, Store
 
@@ -71,7 +72,7 @@ def leave(store: Store, batch: Drop) -> None:
 def batch_recipe(store: Store, family: str, drop_id: str) -> dict[str, Any] | None:
     """The recipe of a batch, with the preset that it extends; None for any other entry."""
     try:
-        return dict(json.loads(store.get(layout.batch_key(family, drop_id)))["recipe"])
+        return read_as(store, layout.batch_key(family, drop_id), lambda note: dict(note["recipe"]))
     except MissingObjectError:
         return None
 
@@ -94,11 +95,12 @@ def superseded(store: Store) -> Iterator[Superseded]:
     for info in store.list(layout.SUPERSEDED):
         family, drop_id = layout.family_and_id(layout.SUPERSEDED, info.key)
         try:
-            note = json.loads(store.get(info.key))
+            note = read_object(store, info.key)
             found = Superseded(family, str(note["drop"]), drop_id, str(note["reason"]), _time(note.get("at")))
-        except (MissingObjectError, ValueError, KeyError, TypeError):
+            because = ledger.superseded_because(store, family, drop_id)
+        except UNREADABLE:
             continue
-        if ledger.superseded_because(store, family, drop_id) is not None:
+        if because is not None:
             yield found
 
 
@@ -135,7 +137,7 @@ def read_state(store: Store, family: str) -> State:
     if info is None:
         return State()
     try:
-        values = json.loads(store.get(key))
+        values = read_object(store, key)
         announced = {str(one): _time(at) for one, at in dict(values["announced"]).items()}
         newest = values.get("newest")
         until = _time(values["until"]) if values.get("until") else None
@@ -144,7 +146,7 @@ def read_state(store: Store, family: str) -> State:
         )
     except MissingObjectError:
         return State()
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return State(etag=info.etag)
 
 

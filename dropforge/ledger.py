@@ -10,11 +10,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from dropforge import layout
 from dropforge.drop import Drop
+from dropforge.json_objects import UnreadableError, read_as, read_object
 from dropforge.store import MissingObjectError, Store
+
+_MEND: Final = "Restore it from the bucket's versions, or delete it if no run has the drop"
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,15 @@ def claim(
 
     Asking twice with the same owner gives the same claim, so a retried task goes on. With `again`, a new counter
     is taken although the drop was trained on before. :param note: is kept with the claim.
+    :raises UnreadableError: if a claim of the drop cannot be read.
     """
     counter = 0
     for info in store.list(layout.claims_prefix(family, drop_id)):
-        taken = json.loads(store.get(info.key))
+        taken = read_as(store, info.key, _taken, _MEND)
         if taken["owner"] == owner:
             store.delete(layout.pending_key(family, drop_id))
             return Claim(family, drop_id, taken["counter"], owner, str(taken.get("at") or ""))
-        counter = max(counter, int(taken["counter"]))
+        counter = max(counter, taken["counter"])
     while counter == 0 or again:
         counter += 1
         body = _stamp({**(note or {}), "owner": owner, "counter": counter})
@@ -118,10 +122,15 @@ def claim(
     return None
 
 
+def _taken(values: dict[str, Any]) -> dict[str, Any]:
+    """What a claim says, with its owner; the counter counts of those that have one."""
+    return {**values, "owner": str(values["owner"]), "counter": int(values.get("counter", 1))}
+
+
 def _claimed(store: Store, family: str, drop_id: str, counter: int = 1) -> dict[str, Any] | None:
-    """What a claim says; None if there is none."""
+    """What a claim says; None if there is none. :raises UnreadableError: if it cannot be read."""
     try:
-        return dict(json.loads(store.get(layout.claim_key(family, drop_id, counter))))
+        return read_as(store, layout.claim_key(family, drop_id, counter), _taken, _MEND)
     except MissingObjectError:
         return None
 
@@ -148,8 +157,8 @@ def superseded_because(store: Store, family: str, drop_id: str) -> str | None:
 def held(store: Store, family: str, drop_id: str) -> str | None:
     """Why the drop still waits, by its family's rules of intake; None if it does not, or they do not say."""
     try:
-        why = json.loads(store.get(layout.pending_key(family, drop_id))).get("held")
-    except (MissingObjectError, ValueError, AttributeError):
+        why = read_object(store, layout.pending_key(family, drop_id)).get("held")
+    except (MissingObjectError, UnreadableError):
         return None
     return None if why is None else str(why)
 

@@ -26,7 +26,7 @@ def runs(store: Store) -> dict[str, RunSpec]:
     for info in store.list("runs/"):
         if info.key.count("/") == 2 and info.key.endswith("/run.json"):
             with suppress(DropforgeError):
-                found[info.key.split("/")[1]] = RunSpec.from_json(store.get(info.key))
+                found[info.key.split("/")[1]] = RunSpec.read(store, info.key)
     return found
 
 

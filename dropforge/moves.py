@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from dropforge import layout
 from dropforge.errors import DropforgeError
+from dropforge.json_objects import UnreadableError, read_as
 from dropforge.store import MissingObjectError, Store
 
 STALE: Final = 600.0  # more than MLflow's client takes to give up
 _PAUSE: Final = 0.2
+_MEND: Final = "If nobody moves the family's aliases now, delete it"
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def moving(
     """Hold the family's aliases; waits for others.
 
     :param owner: who moves; the same one again needs not wait for itself.
-    :raises DropforgeError: if others hold them for twice as long as anybody should.
+    :raises DropforgeError: if others hold them for twice as long as anybody should, or it cannot be read who does.
     """
     key, until = layout.move_key(family), clock() + 2 * STALE
     while (holder := _take(store, key, owner, clock())) != owner:
@@ -46,9 +48,10 @@ def moving(
     try:
         yield
     finally:
-        found = _held(store, key)
-        if found is not None and found[0] == owner:
-            store.delete(key)
+        with suppress(UnreadableError):  # no more ours; whoever comes next is told
+            found = _held(store, key)
+            if found is not None and found[0] == owner:
+                store.delete(key)
 
 
 def _take(store: Store, key: str, owner: str, now: float) -> str:
@@ -66,7 +69,6 @@ def _take(store: Store, key: str, owner: str, now: float) -> str:
 
 def _held(store: Store, key: str) -> tuple[str, float] | None:
     try:
-        found = json.loads(store.get(key))
-        return str(found["owner"]), float(found["at"])
+        return read_as(store, key, lambda found: (str(found["owner"]), float(found["at"])), _MEND)
     except MissingObjectError:
         return None

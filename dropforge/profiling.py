@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from dropforge.json_objects import parse_object
+
 MOST: Final = 50  # steps; traces of more are too large to be opened
 _SPAN: Final = re.compile(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
 
@@ -49,8 +51,7 @@ def request(steps: int) -> bytes:
 
 def read_request(data: bytes) -> int:
     """Steps that such an object asks for. :raises ValueError: if it asks for none that can be."""
-    body = json.loads(data)
-    steps = body.get("steps") if isinstance(body, dict) else None
+    steps = parse_object(data, "the request for a profile").get("steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST:
         raise ValueError(f"`steps` must be a number from 1 to {MOST}")
     return steps

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dropforge import layout, ledger
 from dropforge.dataset import Manifest
 from dropforge.errors import DropforgeError
+from dropforge.json_objects import UNREADABLE, UnreadableError, read_as, read_object, typed
 from dropforge.retraining import Ended, Trained
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store
@@ -36,8 +37,8 @@ def begin(store: Store, family: str, run: str) -> None:
 def begun(store: Store, family: str) -> str | None:
     """The fine-tune run that the calendar started last."""
     try:
-        return str(json.loads(store.get(layout.retrain_key(family)))["run"])
-    except (MissingObjectError, ValueError, KeyError, TypeError):
+        return str(read_object(store, layout.retrain_key(family))["run"])
+    except UNREADABLE:
         return None
 
 
@@ -52,8 +53,8 @@ def ended(store: Store, family: str) -> tuple[Ended, ...]:
     times = store.times(layout.retrains_prefix(family))
     found: list[Ended] = []
     for key in sorted(times, key=lambda key: times[key], reverse=True)[:_KEPT]:
-        with suppress(MissingObjectError, ValueError, TypeError):
-            found.append(Ended(**json.loads(store.get(key))))
+        with suppress(MissingObjectError, UnreadableError):
+            found.append(read_as(store, key, lambda values: typed(Ended(**values))))
     return tuple(found)
 
 
@@ -63,7 +64,7 @@ def trained(store: Store, champion: Champion) -> Trained:
     if not layout.is_run(champion.run):
         return unknown
     try:
-        spec = RunSpec.from_json(store.get(layout.run_key(champion.run)))
+        spec = RunSpec.read(store, layout.run_key(champion.run))
         drops = _uploads(store, spec)
     except DropforgeError:
         return unknown

@@ -14,10 +14,13 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal
 
-from dropforge.errors import DropforgeError
+from dropforge.json_objects import UnreadableError, parse_object, read_object, typed
+from dropforge.store import Store
 
 DATASET_DIGEST: Final = 36  # characters of a dataset's digest that MLflow has room for
 TERMINATION_MESSAGE_LIMIT: Final = 2048  # bytes; the kubelet cuts at 4096 and 12 KiB per pod
+_MEND: Final = "Write it with this version of Dropforge"
+_SECTIONS: Final = ("base", "data", "curation", "train", "compute", "evaluate", "promote", "drops")
 
 
 class ExitCode(IntEnum):
@@ -120,18 +123,38 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, data: bytes) -> RunSpec:
-        """:raises DropforgeError: if the text is not a run."""
+        """:raises UnreadableError: if the text is not a run."""
+        return cls._of(parse_object(data, "run.json", _MEND), "run.json")
+
+    @classmethod
+    def read(cls, store: Store, key: str) -> RunSpec:
+        """The run whose `run.json` lies there, where pods may write.
+
+        :raises UnreadableError: if it is not a run. :raises MissingObjectError: if it is not there.
+        """
+        return cls._of(read_object(store, key, _MEND), f"object {store.uri}/{key}")
+
+    @classmethod
+    def _of(cls, values: dict[str, Any], thing: str) -> RunSpec:
         try:
-            values = json.loads(data)
             if values.get("tracking"):
-                values["tracking"] = Tracking(**values["tracking"])
+                values["tracking"] = typed(Tracking(**values["tracking"]))
             if values.get("start"):
-                values["start"] = Start.read(values["start"])
-            return cls(**values)
+                values["start"] = typed(Start.read(values["start"]))
+            spec = typed(cls(**values))
+            _check_recipe(spec.recipe)
+            return spec
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DropforgeError(
-                "run.json", f"it cannot be read ({error!r})", "Write it with this version of Dropforge"
-            ) from error
+            raise UnreadableError(thing, f"it cannot be read ({error!r})", _MEND) from error
+
+
+def _check_recipe(recipe: Mapping[str, Any]) -> None:
+    """:raises TypeError: if what readers of a run look into is of another kind; who builds it looks at the rest."""
+    for name in _SECTIONS:
+        if not isinstance(recipe.get(name) or {}, Mapping):
+            raise TypeError(f"recipe key `{name}` is no section")
+    if not isinstance((recipe.get("train") or {}).get("checkpoints") or "", str):
+        raise TypeError("recipe key `train.checkpoints` is no text")
 
 
 def wrong_address(address: str, *, folder: bool = False) -> str | None:

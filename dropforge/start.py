@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import layout
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, read_object
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start
@@ -141,9 +142,9 @@ def champion_files(store: Store, champion: Champion) -> tuple[str, Mapping[str, 
         return None
     try:
         if folder == f"{layout.run_prefix(champion.run)}model":
-            return folder, dict(json.loads(store.get(layout.report_key(champion.run)))["model"]["files"])
-        return folder, dict(json.loads(store.get(f"{folder}/{layout.EXPORT_FACTS}"))["files"])
-    except (MissingObjectError, ValueError, KeyError, TypeError):
+            return folder, dict(read_object(store, layout.report_key(champion.run))["model"]["files"])
+        return folder, dict(read_object(store, f"{folder}/{layout.EXPORT_FACTS}")["files"])
+    except UNREADABLE:
         return None
 
 
@@ -152,7 +153,7 @@ def _source(store: Store, run: str, what: str) -> RunSpec:
     try:
         if not layout.is_run(run):
             raise MissingObjectError(run)
-        source = RunSpec.from_json(store.get(layout.run_key(run)))
+        source = RunSpec.read(store, layout.run_key(run))
         if source.root != f"{store.uri}/{layout.run_prefix(run)}".rstrip("/"):
             raise MissingObjectError(run)
     except MissingObjectError:
@@ -169,7 +170,8 @@ def _sealed(store: Store, source: RunSpec, step: int) -> str | None:
     if source.checkpoints_root != source.root:
         return None
     try:
-        seal = json.loads(store.get(f"{layout.run_prefix(source.run)}checkpoints/step-{step}/manifest.json"))
+        key = f"{layout.run_prefix(source.run)}checkpoints/step-{step}/manifest.json"
+        seal = read_object(store, key, most=MOST_MANIFEST)
         if (seal["run"], seal["step"], seal["schema"]) != (source.run, step, _LAYOUT):
             raise ValueError("it is of another run or layout")
         return str(seal["digest"])
@@ -195,9 +197,9 @@ def _mend(store: Store, source: RunSpec) -> str:
 def _facts(store: Store, key: str) -> dict[str, Any] | None:
     """What an export says of itself; None if it says nothing that can be used."""
     try:
-        facts = json.loads(store.get(key))
+        facts = read_object(store, key)
         return facts if isinstance(facts["files"], dict) and isinstance(facts["checkpoint"], str) else None
-    except (MissingObjectError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return None
 
 
@@ -215,13 +217,13 @@ def _origin(source: RunSpec) -> dict[str, Any]:
     """The base that a run goes back to."""
     if source.start is not None and source.start.origin:
         return dict(source.start.origin)
-    return {key: source.recipe["base"].get(key) for key in ("model", "scratch")}
+    return {key: (source.recipe.get("base") or {}).get(key) for key in ("model", "scratch")}
 
 
 def _tokens(source: RunSpec) -> tuple[str, ...]:
     """Tokens that were added to the base's tokenizer by a run and those before it."""
     before = source.start.tokens if source.start is not None else ()
-    return (*before, *(source.recipe["base"].get("new_tokens") or ()))
+    return (*before, *((source.recipe.get("base") or {}).get("new_tokens") or ()))
 
 
 def _check(recipe: Recipe, source: RunSpec, start: Start) -> None:
@@ -229,7 +231,7 @@ def _check(recipe: Recipe, source: RunSpec, start: Start) -> None:
     task, what = source.recipe.get("task", "causal-lm"), f"`{start.asked}` is {start}, and"
     if task != recipe.task:
         raise RecipeError(_KEY, f"{what} was trained for `task: {task}`", f"Set `task: {task}`, or `base.start: base`")
-    if source.recipe["train"]["method"] == "prefix":
+    if (source.recipe.get("train") or {}).get("method") == "prefix":
         raise RecipeError(
             _KEY, f"{what} is a prefix, which has no weights that training could go on with", "Set `base.start: base`"
         )

@@ -170,12 +170,13 @@ class Store(Protocol):
         """Copy an object to a local file, which appears whole or not at all; with `etag`, fail if it is another now."""
 
 
-def read_bounded(store: Store, key: str, most: int) -> bytes:
-    """Read an object that strangers may have written. :param most: bytes that are read of it.
+def read_bounded(store: Store, key: str, most: int, etag: str | None = None) -> bytes:
+    """Read an object that strangers may have written.
 
+    :param most: bytes that are read of it. :param etag: as of `Store.open`.
     :raises TooLargeError: if it has more. :raises MissingObjectError: if it is not there.
     """
-    with store.open(key) as stream:
+    with store.open(key, etag) as stream:
         data = stream.read(most + 1)
     if len(data) > most:
         raise TooLargeError(f"object {key}", f"it has more than {most:,} bytes", "Replace it by a smaller one")

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypedDict, TypeGuard
 
 from dropforge import layout
 from dropforge.errors import DataError
+from dropforge.json_objects import UNREADABLE, read_as, read_object, typed
 from dropforge.promotion import Direction
 from dropforge.store import MissingObjectError, Store
 
@@ -99,7 +100,11 @@ def noted(store: Store, family: str, by: str) -> dict[int, Noted]:
     """The trials that have been opened, by number."""
     prefix = f"{layout.sweep_prefix(family, by)}trials/"
     found = {key.removeprefix(prefix).removesuffix(".json"): key for key in store.sizes(prefix)}
-    return {int(number): Noted(**json.loads(store.get(found[number]))) for number in sorted(found, key=int)}
+    return {int(number): read_as(store, found[number], _noted) for number in sorted(found, key=int)}
+
+
+def _noted(values: Mapping[str, Any]) -> Noted:
+    return typed(Noted(**values))
 
 
 def stop(store: Store, family: str, by: str, number: int, why: Stop) -> bool:
@@ -110,7 +115,7 @@ def stop(store: Store, family: str, by: str, number: int, why: Stop) -> bool:
 def stopped(store: Store, family: str, by: str, number: int) -> Stop | None:
     """Why a trial is ended; None if it is not."""
     try:
-        return Stop(**json.loads(store.get(_stop_key(family, by, number))))
+        return read_as(store, _stop_key(family, by, number), lambda values: typed(Stop(**values)))
     except MissingObjectError:
         return None
 
@@ -155,17 +160,21 @@ def outcomes(store: Store, family: str, by: str, trials: int, metric: str) -> li
     datasets: dict[str, int] = {}
     for number in range(trials):
         run = runs[number].run if number in runs else ""
-        report = _report(store, run) if run else None
-        if report is None:
+        try:
+            done = _done(number, run, read_object(store, layout.report_key(run)), metric) if run else None
+        except MissingObjectError:
+            done = None
+        except UNREADABLE as error:
+            found.append(Outcome(number, "failed", run, told=f"its report cannot be read ({error})"))
+            continue
+        if done is None:
             why = stopped(store, family, by, number)
             early = why is not None and why.early
             found.append(Outcome(number, "stopped early" if early else "failed", run, told=why.told if why else ""))
             continue
-        datasets.setdefault(str(report.get("dataset")), number)
-        value = ((report.get("eval") or {}).get("after") or {}).get(metric)
-        finite = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-        told = "" if finite is not None else f"it has no finite {metric}"
-        found.append(Outcome(number, "done", run, finite, int(report["steps"]), float(report["seconds"]), told))
+        dataset, outcome = done
+        datasets.setdefault(dataset, number)
+        found.append(outcome)
     if len(datasets) > 1:
         one, other = list(datasets.values())[:2]
         raise DataError(
@@ -205,9 +214,10 @@ def keep_result(store: Store, family: str, by: str, found: Sequence[Outcome], wi
     store.put(f"{layout.sweep_prefix(family, by)}result.json", json.dumps(body, indent=1).encode())
 
 
-def _report(store: Store, run: str) -> dict[str, Any] | None:
-    try:
-        report: dict[str, Any] = json.loads(store.get(layout.report_key(run)))
-        return report
-    except MissingObjectError:
-        return None
+def _done(number: int, run: str, report: Mapping[str, Any], metric: str) -> tuple[str, Outcome]:
+    """The dataset of a trial that is done, and what came of it."""
+    value = ((report.get("eval") or {}).get("after") or {}).get(metric)
+    finite = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    told = "" if finite is not None else f"it has no finite {metric}"
+    outcome = Outcome(number, "done", run, finite, int(report["steps"]), float(report["seconds"]), told)
+    return str(report.get("dataset")), outcome

@@ -479,10 +479,20 @@ def _exported(mlflow: MlflowClient, spec: RunSpec, step: int | None) -> LoggedMo
 
 def _link(mlflow: MlflowClient, model: LoggedModel, family: str, number: str) -> None:
     """Have MLflow's pages lead from a logged model to its version, as `mlflow.register_model` has them."""
-    known = json.loads(model.tags.get(_VERSIONS) or "[]")
+    known = _linked(model.tags.get(_VERSIONS) or "[]")
     this = {"name": family, "version": number}
     if this not in known:
         mlflow.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps([*known, this])})
+
+
+def _linked(text: str) -> list[dict[str, Any]]:
+    """The versions that a logged model's tag names; anybody may write it, and what cannot be read is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    return [row for row in rows if all(isinstance(value, str | int) for value in row.values())]
 
 
 def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
     try:
         check_versions()
         root, key = split_uri(arguments[0])
-        tokenise_ahead(RunSpec.from_json(open_store(root).get(key)), stop.check, Console().phase)
+        tokenise_ahead(RunSpec.read(open_store(root), key), stop.check, Console().phase)
         verdict = Verdict(ExitCode.DONE, "done")
     except (Exception, KeyboardInterrupt) as error:
         code, message = ending(error)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.json_objects import read_object
 from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri, wait_for_s3
 from trainer.compat import check_versions
@@ -35,7 +36,7 @@ def do(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     check_versions()
     order = read_order(uri)
     root, key = split_uri(order["run"])
-    spec = RunSpec.from_json(open_store(root).get(key))
+    spec = RunSpec.read(open_store(root), key)
     stop.check()
     if order["verb"] == "evaluate":
         return {"figures": _evaluate(spec, order, stop, console)}
@@ -46,7 +47,7 @@ def read_order(uri: str) -> dict[str, Any]:
     """The content of order.json. :raises RecipeError: if it is none."""
     root, key = split_uri(uri)
     try:
-        values = json.loads(open_store(root).get(key))
+        values = read_object(open_store(root), key)
         if values["verb"] not in ("evaluate", "export"):
             raise ValueError(f"verb {values['verb']!r} is not known")
         return {

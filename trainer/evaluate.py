@@ -42,6 +42,7 @@ import numpy as np
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
+from dropforge.json_objects import read_object
 from dropforge.promotion import LOST_LABELS, Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.slices import OWN, cuts_of
@@ -83,7 +84,7 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     check_versions()
     order = read_order(uri)
     root, key = split_uri(order["run"])
-    spec = RunSpec.from_json(open_store(root).get(key))
+    spec = RunSpec.read(open_store(root), key)
     settings = read_settings(spec.recipe)
     with user_code(settings.code) as code:
         return _compare(spec, settings, order, code, stop, console)
@@ -228,7 +229,7 @@ def read_order(uri: str) -> dict[str, Any]:
     """The content of evaluate.json. :raises RecipeError: if it is none."""
     root, key = split_uri(uri)
     try:
-        values = json.loads(open_store(root).get(key))
+        values = read_object(open_store(root), key)
         champion = values["champion"]
         if not isinstance(values["run"], str) or not isinstance(values["candidate"], str):
             raise TypeError("run and candidate are addresses")

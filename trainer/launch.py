@@ -156,7 +156,7 @@ def launch(uri: str, env: Mapping[str, str], terminator: Terminator, archive: Ar
     try:
         terminator.install()  # first: the kernel drops a SIGTERM that process 1 of a container has no handler for
         root, key = split_uri(uri)
-        spec = RunSpec.from_json(open_store(root).get(key))
+        spec = RunSpec.read(open_store(root), key)
         terminator.grace = _grace(spec)
         archive.open(spec.root)
         return _run(uri, spec, env, terminator, archive)

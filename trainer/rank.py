@@ -39,7 +39,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
     wall = wall or Wall(began_from_env(os.environ))
     check_versions()
     root, key = split_uri(uri)
-    spec = RunSpec.from_json(open_store(root).get(key))
+    spec = RunSpec.read(open_store(root), key)
     settings = read_settings(spec.recipe)
     check_board(settings.train.tensorboard)
     check_compiler(settings.train.compile)

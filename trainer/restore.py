@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.json_objects import read_object
 from dropforge.layout import EXPORT_FACTS
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store, open_store
@@ -226,7 +227,7 @@ def export_to(
 def _exported(store: Store, digest: str) -> dict[str, Any] | None:
     """What is known of a checkpoint's model that is there, whole; None if it is not."""
     try:
-        facts: dict[str, Any] = json.loads(store.get(EXPORT_FACTS))
+        facts = read_object(store, EXPORT_FACTS)
         return facts if facts["checkpoint"] == digest else None
     except (MissingObjectError, ValueError, KeyError):
         return None  # not there, or an earlier try did not get to its end
@@ -261,7 +262,7 @@ def bring_start(
         comes(lambda: _exported(store, digest) is not None, time.monotonic() + patience, check)
     root = start.model.rpartition("/exports/")[0]
     try:
-        source = RunSpec.from_json(open_store(root).get("run.json"))
+        source = RunSpec.read(open_store(root), "run.json")
         facts = export_to(source, start.step or 0, digest, start.model, say, folder, node, check)
     except (DataError, MissingObjectError) as error:
         raise RecipeError(

@@ -49,7 +49,7 @@ def find(store: Store, dataset: str) -> Manifest:
         if not dataset or store.stat(layout.run_key(dataset)) is None:
             mend = "List runs with `dropforge runs`, or give FAMILY/DIGEST as on the card"
             raise DataError(f"run {dataset!r}", "there is no such run", mend)
-        spec = RunSpec.from_json(store.get(layout.run_key(dataset)))
+        spec = RunSpec.read(store, layout.run_key(dataset))
         return Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
     prefix = f"datasets/{family}/{digest}"
     keys = [item.key for item in store.list(f"datasets/{family}/") if item.key.startswith(prefix)]

@@ -23,9 +23,9 @@ from dropforge.cli.patience import asking_rest
 from dropforge.cli.waits import Wait, duration, in_airflow, rank
 from dropforge.cli.watch import Stage, read_stages
 from dropforge.errors import DataError, DropforgeError
+from dropforge.json_objects import UNREADABLE, read_object
 from dropforge.rest import Rest
 from dropforge.stages import JOBS
-from dropforge.store import MissingObjectError
 from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ class Look:
     def _holder(self, named: Named) -> str:
         family = named.tags.get(tracking.TAG_FAMILY, "")
         try:
-            owner = str(json.loads(self.connection.store.get(layout.turn_key(family)))["owner"])
-        except (MissingObjectError, ValueError, KeyError, TypeError):
+            owner = str(read_object(self.connection.store, layout.turn_key(family))["owner"])
+        except UNREADABLE:
             return "its family's turn"
         return f"run {_name(self.known.get(owner)) or owner}, which its family compares now"
 

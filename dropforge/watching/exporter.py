@@ -16,13 +16,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from dropforge import layout
+from dropforge.json_objects import UNREADABLE
 from dropforge.store import Store
 from dropforge.watching.airflow_state import Api, Dag, read_dags
 from dropforge.watching.drops import Ledger, read_ledger
 from dropforge.watching.metrics import metrics
 from dropforge.watching.runs import Runs, Seen
 from dropforge.watching.snapshot import Names, Snapshot, Source
-from dropforge.watching.trainings import UNREADABLE, Folder, read_folder
+from dropforge.watching.trainings import Folder, read_folder
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from typing import Final
 from dropforge import gangs, layout
 from dropforge.errors import DropforgeError
 from dropforge.gangs import Gang
+from dropforge.json_objects import UNREADABLE, read_object
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store
 
 _STEP: Final = re.compile(r"step-(\d{1,12})")
-UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a file raises that nobody of ours has written, and a store that is away does not."""
 _LOOKS: Final = 3  # checkpoints that are looked at, the newest first: one may still be in the making
 
 
@@ -83,8 +81,8 @@ def _queued(known: Sequence[Gang]) -> float | None:
 
 def _moment(store: Store, key: str) -> float | None:
     try:
-        return float(json.loads(store.get(key))["began"])
-    except (MissingObjectError, ValueError, KeyError, TypeError):
+        return float(read_object(store, key)["began"])
+    except UNREADABLE:
         return None
 
 
@@ -98,7 +96,7 @@ def _attempt(store: Store, prefix: str) -> float | None:
 def _elsewhere(store: Store, run: str) -> bool:
     """Whether the run's checkpoints lie in a place of their own (`train.checkpoints`), which is not ours to read."""
     try:
-        spec = RunSpec.from_json(store.get(layout.run_key(run)))
+        spec = RunSpec.read(store, layout.run_key(run))
     except (MissingObjectError, DropforgeError):
         return False
     return spec.checkpoints_root != spec.root

@@ -11,6 +11,7 @@ import pytest
 
 from dropforge import checkpoints, layout, tracking
 from dropforge.checkpoints import ANSWER, ASK, NOTE, Ask, BadAskError, Checkpoint, Order
+from dropforge.json_objects import UnreadableError
 from dropforge.rest import Rest
 from dropforge.run import RunSpec, Tracking
 from dropforge.store import S3Store
@@ -175,7 +176,8 @@ def test_a_run_is_ours_if_its_folder_in_our_bucket_says_so(yard: Yard) -> None:
     named_alike = yard.mlflow.create_run(yard.experiment, tags={"dropforge.run": yard.run}).info.run_id
     assert not checkpoints.is_ours(row(named_alike), yard.store)
     yard.store.put(layout.run_key(yard.run), b"{broken")
-    assert not checkpoints.is_ours(row(yard.mlflow_run), yard.store)
+    with pytest.raises(UnreadableError, match=rf"runs/{yard.run}/run\.json: it cannot be read"):  # for its ask's answer
+        checkpoints.is_ours(row(yard.mlflow_run), yard.store)
     yard.store.delete(layout.run_key(yard.run))
     assert not checkpoints.is_ours(row(yard.mlflow_run), yard.store)
 

@@ -7,6 +7,8 @@ import os
 import time
 import uuid
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import pytest
@@ -290,3 +292,19 @@ def test_a_free_name_and_ones_own_are_a_familys(server: str, spec: RunSpec) -> N
     check_name(server, spec.family)
     tracking.register(server, opened(server, spec), REPORT, verdict(True), alias="champion", compared_with=None)
     check_name(server, spec.family)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "null", "7", '{"a": 1}', "[" * 100_000, '[7, {"a": []}]'],
+    ids=["x", "null", "7", "object", "nested", "rows"],
+)
+def test_a_tag_of_versions_that_cannot_be_read_is_none(text: str) -> None:
+    class Mlflow:
+        def set_logged_model_tags(self, model: str, tags: dict[str, str]) -> None:
+            written.update(tags)
+
+    written: dict[str, str] = {}
+    model = SimpleNamespace(model_id="m-1", tags={VERSIONS: text})
+    tracking._link(cast(Any, Mlflow()), cast(Any, model), "fam", "3")
+    assert json.loads(written[VERSIONS]) == [{"name": "fam", "version": "3"}]

@@ -81,9 +81,10 @@ class Server:
         self.gone: set[str] = set()
         self.locked: set[str] = set()
         self.tags = {"dropforge.run": "fam-1"}
+        self.names: dict[str, str] = {}
         where = f"s3://{yard.bucket}/runs/fam-1/checkpoints/step-10"
         self.item = Checkpoint("m-1", "run-id", "fam-1", 10, 1, 1, "abc", where, True, True, "", 3.0, "", "")
-        spec = RunSpec(
+        self.spec = RunSpec(
             run="fam-1",
             family="fam",
             counter=1,
@@ -95,13 +96,17 @@ class Server:
             code="c",
             tracking=Tracking("http://mlflow", "run-id", "0"),
         )
-        yard.store.put(layout.run_key("fam-1"), spec.to_json())
+        yard.store.put(layout.run_key("fam-1"), self.spec.to_json())
         yard.store.put("runs/fam-1/checkpoints/step-10/manifest.json", b'{"digest": "abc"}')
         monkeypatch.setattr(checkpoints, "asks", lambda rest: list(self.asks))
-        monkeypatch.setattr(checkpoints, "checkpoints", lambda *_: [self.item])
+        monkeypatch.setattr(checkpoints, "checkpoints", lambda rest, experiment, mlflow_run: [self.kept(mlflow_run)])
         monkeypatch.setattr(checkpoints, "answer", self.answer)
         monkeypatch.setattr(checkpoints, "start", self.start)
         monkeypatch.setattr(Rest, "call", lambda rest, *words: self.call(*words))
+
+    def kept(self, mlflow_run: str) -> Checkpoint:
+        name = self.names.get(mlflow_run, "fam-1")
+        return replace(self.item, mlflow_run=mlflow_run, run=name, uri=self.item.uri.replace("fam-1", name))
 
     def answer(self, rest: Rest, ask: Ask, text: str, checkpoint: Checkpoint | None = None) -> None:
         if ask.mlflow_run in self.gone:
@@ -124,6 +129,8 @@ class Server:
             self.metrics += body["metrics"]
         tags = [{"key": key, "value": value} for key, value in self.tags.items()]
         info = {"experiment_id": "0", "run_id": path.partition("run_id=")[2]}
+        if info["run_id"] in self.names:
+            tags = [{"key": "dropforge.run", "value": self.names[info["run_id"]]}]
         return {"run": {"info": info, "data": {"tags": tags}}}
 
 
@@ -175,6 +182,53 @@ def test_a_checkpoint_that_is_gone_is_no_job(server: Server, yard: Yard) -> None
     server.asks = [Ask("run-id", "last export", "")]
     assert asked.take("dag-run-1") == []
     assert "there is no s3://" in server.answers["last export"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "manifest"),
+    [
+        ({}, b"[]"),
+        ({}, b"[" * 100_000),
+        ({}, b'{"digest": ' + b"9" * 400 + b"}"),
+        ({"recipe": [1]}, b"{}"),
+        ({"recipe": {"train": "x"}}, b"{}"),
+        ({"recipe": {"train": {"checkpoints": 7}}}, b"{}"),
+        ({"tracking": {"uri": [], "run_id": "odd", "experiment_id": "0"}}, b"{}"),
+        (None, b"{}"),
+    ],
+    ids=["list", "nested", "number", "recipe", "section", "place", "tracking", "nested run"],
+)
+def test_what_pods_wrote_in_another_shape_holds_up_no_other_ask(
+    server: Server, yard: Yard, spec: dict[str, Any] | None, manifest: bytes
+) -> None:
+    whole = json.loads(server.spec.to_json()) | {
+        "run": "fam-2",
+        "root": server.spec.root.replace("fam-1", "fam-2"),
+        "tracking": {"uri": "u", "run_id": "odd", "experiment_id": "0"},
+    }
+    yard.store.put(layout.run_key("fam-2"), b"[" * 100_000 if spec is None else json.dumps(whole | spec).encode())
+    yard.store.put("runs/fam-2/checkpoints/step-10/manifest.json", manifest)
+    server.names = {"odd": "fam-2"}
+    server.asks = [Ask("odd", "last evaluate", ""), Ask("run-id", "last export", "")]
+    taken = asked.take("dag-run-1")
+    assert [item["ask"]["mlflow_run"] for item in taken] == ["run-id"]
+    assert server.answers["last evaluate"].startswith("not done: ")
+    assert "cannot be read" in server.answers["last evaluate"]
+
+
+def test_a_result_of_another_shape_holds_up_no_other_answer(server: Server, yard: Yard) -> None:
+    results = {
+        "evaluate": b"[]",
+        "last evaluate": b'{"figures": [1]}',
+        "export": b'{"model": {"uri": "u", "bytes": "x"}}',
+        "last export": b'{"model": {"uri": "u", "bytes": 1000000}}',
+    }
+    server.asks = [Ask("run-id", text, "", "" if " " in text else "m-1") for text in results]
+    for item, result in zip(taken := asked.take("dag-run-1"), results.values(), strict=True):
+        yard.store.put(f"{item['folder']}result.json", result)
+    asked.answer(taken, "dag-run-1")
+    assert ["cannot be read" in server.answers[text] for text in results] == [True, True, True, False]
+    assert server.answers["last export"] == "u, 1.0 MB"
 
 
 def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:

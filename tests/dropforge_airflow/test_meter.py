@@ -122,8 +122,10 @@ def test_a_training_that_was_removed_has_not_failed(yard: Yard, phase: Phase) ->
     assert gangs.why_ended(gangs.kept(yard.store, RUN), "train") == "deleted"
 
 
-def test_a_gang_of_a_newer_version_is_read() -> None:
-    assert gangs.read(b'{"task": "train", "job": "j", "uid": "u", "number": 1, "gpus": 0, "cores": 2, "mood": "x"}')
+def test_a_gang_of_a_newer_version_is_read(yard: Yard) -> None:
+    newer = b'{"task": "train", "job": "j", "uid": "u", "number": 1, "gpus": 0, "cores": 2, "mood": "x"}'
+    yard.store.put(f"runs/{RUN}/gangs/u.json", newer)
+    assert [gang.uid for gang in gangs.kept(yard.store, RUN)] == ["u"]
 
 
 def test_without_a_limit_nothing_ends(yard: Yard) -> None:

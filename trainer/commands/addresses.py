@@ -51,7 +51,7 @@ def open_run(address: str) -> RunSpec:
     uri = run_uri(address)
     root, key = split_uri(uri)
     try:
-        return RunSpec.from_json(open_store(root).get(key))
+        return RunSpec.read(open_store(root), key)
     except (MissingObjectError, NotADirectoryError, IsADirectoryError):
         raise RecipeError(
             f"run {address}", f"there is no {uri}", "Give a run's folder or its run.json; `dropforge runs` lists runs"

@@ -79,7 +79,7 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
 
     found = open_dataset(dataset)
     store = open_store(folder.rstrip("/"))
-    before = RunSpec.from_json(store.get("run.json")) if store.stat("run.json") is not None else None
+    before = RunSpec.read(store, "run.json") if store.stat("run.json") is not None else None
     family, root = found.manifest.family, open_store(found.root).uri
     plain, start = settled(load_recipe(recipe), root, family, before)
     plain = _pinned(plain, before)
@@ -100,7 +100,7 @@ def write_run(recipe: str, dataset: str, folder: str) -> str:
     )
     uri = f"{store.uri}/run.json"
     if not store.put_if_absent("run.json", spec.to_json()):
-        there = RunSpec.from_json(store.get("run.json"))
+        there = RunSpec.read(store, "run.json")
         # Code may have changed since: whether a checkpoint of it can be gone on from is the trainer's to say.
         if (there.recipe, there.dataset_digest) != (spec.recipe, spec.dataset_digest):
             raise RecipeError(

@@ -15,7 +15,8 @@ import numpy as np
 
 from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS
 from dropforge.errors import DataError, RecipeError
-from dropforge.store import MissingObjectError, Store
+from dropforge.json_objects import MOST
+from dropforge.store import MissingObjectError, Store, read_bounded
 from trainer.data.chat import COUNTS, Document, count_unwritten, in_batches, leave_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
@@ -94,7 +95,7 @@ def told(labels: Iterable[str]) -> str:
 def read_labels(run: Store) -> tuple[str, ...] | None:
     """The labels in a run's folder, in the order of their numbers; None if there are none."""
     try:
-        return tuple(json.loads(run.get(LABELS)))
+        return tuple(json.loads(read_bounded(run, LABELS, MOST)))
     except MissingObjectError:
         return None
 

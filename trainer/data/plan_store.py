@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.errors import DropforgeError
+from dropforge.json_objects import UNREADABLE, read_object
 from dropforge.store import MissingObjectError, Store
 from trainer.data.node_cache import NodeCache
 
@@ -128,17 +129,15 @@ class PlanStore:
     def _files(self) -> Files | None:
         """What the manifest lists. :raises UnusableError: if it is none, or of something else."""
         try:
-            data = self.store.get(self.prefix + MANIFEST)
-        except MissingObjectError:
-            return None
-        try:
-            values = json.loads(data)
+            values = read_object(self.store, self.prefix + MANIFEST)
             schema, parts, files = values["schema"], values["parts"], values["files"]
             right = all(
                 _NAME.fullmatch(name) and set(facts) == {"bytes", "sha256"} and _DIGEST.fullmatch(facts["sha256"])
                 for name, facts in files.items()
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except MissingObjectError:
+            return None
+        except UNREADABLE:
             raise UnusableError("its manifest is torn") from None
         if schema != SCHEMA or parts != json.loads(json.dumps(self.parts)):
             raise UnusableError("its manifest is that of other data")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dropforge.json_objects import read_object
 from dropforge.run import RunSpec
 from dropforge.store import Store
 from trainer.compat import versions
@@ -49,7 +50,7 @@ def begin_attempt(store: Store, gang: Gang, resumed_from: int | None, began: flo
 def first_began(store: Store) -> float | None:
     """When the run's first launcher started, else that of its first attempt; None if neither told."""
     first, attempt = (
-        json.loads(store.get(key)).get("began") if store.stat(key) is not None else None
+        read_object(store, key).get("began") if store.stat(key) is not None else None
         for key in (BEGAN_KEY, f"{_ATTEMPTS}1.json")
     )
     told = [float(moment) for moment in (first, attempt) if moment is not None]
@@ -98,7 +99,7 @@ def make_report(
     date: str,
 ) -> dict[str, Any]:
     """The content of `report.json`. :param date: what the chat template was told; "" if it does not ask."""
-    attempts = [json.loads(store.get(item.key)) for item in store.list(_ATTEMPTS)]
+    attempts = [read_object(store, item.key) for item in store.list(_ATTEMPTS)]
     return {
         "run": spec.run,
         "status": "succeeded",

@@ -16,7 +16,7 @@ import torch
 
 from dropforge.layout import PROFILE_REQUEST
 from dropforge.profiling import Span, read_request
-from dropforge.store import Store
+from dropforge.store import Store, read_bounded
 from trainer.gang import Gang
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainer.loop.step import StepResult
 
 FOLDER: Final = "profiles/"
+_LARGEST: Final = 1 << 20  # bytes of a request
 
 
 class Requests:
@@ -51,7 +52,7 @@ class Requests:
             if self._store.stat(PROFILE_REQUEST) is None:
                 self._seen = None  # gone in the end: the next one is a new one, also with the same words
                 return
-            data = self._store.get(PROFILE_REQUEST)
+            data = read_bounded(self._store, PROFILE_REQUEST, _LARGEST)
             if data == self._seen:
                 return
             self._seen = data

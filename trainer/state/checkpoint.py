@@ -23,6 +23,7 @@ import torch
 
 from dropforge import aside
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, parse_object, read_object
 from dropforge.store import MissingObjectError, Store, out_of_reach
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
 from trainer.state.compare import changes, free
@@ -195,7 +196,7 @@ class Checkpoints:
         :raises DropforgeError: if it is of another plan, recipe or layout; the recipes' differences are named.
         :raises StorageError: if it cannot be reached: it may be good, so an older one must not take its place.
         """
-        left = aside.known(self.store, self._fetch)
+        left = self._try(aside.KEY, lambda: aside.known(self.store))
         for step, names in sorted(self._listing().items(), reverse=True):
             if MANIFEST not in names:
                 self.say(f"checkpoint step-{step} was never finished; passing over it")
@@ -241,14 +242,15 @@ class Checkpoints:
     def _manifest(self, step: int) -> Seal | int | None:
         """The manifest, the number of its layout if that is another one, or None with a notice if it is broken."""
         try:
-            values = json.loads(self._fetch(f"{_prefix(step)}{MANIFEST}"))
+            key = f"{_prefix(step)}{MANIFEST}"
+            values = self._try(key, lambda: read_object(self.store, key, most=MOST_MANIFEST))
             schema = values["schema"]
             if isinstance(schema, int) and schema != SCHEMA:
                 return schema
             seal = Seal(**values)
             if seal.step != step or _digest(seal.files) != seal.digest or _check(values) != seal.check:
                 raise ValueError("it contradicts itself")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except UNREADABLE as error:
             self.pass_over(step, f"its manifest cannot be read ({error})")
             return None
         return seal
@@ -260,7 +262,7 @@ class Checkpoints:
         for name in seal.files:
             data = self.file(seal, name)
             if name == PROGRESS:
-                progress = json.loads(data)
+                progress = parse_object(data, name)
             else:
                 parts.append(read_blocks(data))
         state = join(parts)
@@ -298,7 +300,7 @@ class Checkpoints:
             with self.store.open(key) as stream:
                 source = _Hashed(stream)
                 size = int.from_bytes(source.read(8), "little")
-                if size > facts["bytes"] or json.loads(bytes(source.read(size))) != header:
+                if size > facts["bytes"] or parse_object(bytes(source.read(size)), key) != header:
                     return False
                 entries = ((entry, title) for title, entry in header.items() if title != "__metadata__")
                 for entry, title in sorted(entries, key=lambda item: item[0]["data_offsets"]):
@@ -352,8 +354,8 @@ class Checkpoints:
             with self.store.open(key) as stream:
                 return stream.read(min(int.from_bytes(stream.read(8), "little"), seal.files[name]["bytes"]))
 
-        found = json.loads(self._try(key, begin))
-        if not isinstance(found, dict) or "__metadata__" not in found:
+        found = parse_object(self._try(key, begin), key)
+        if "__metadata__" not in found:
             raise ValueError(f"{name} is no file of a state")
         return found
 

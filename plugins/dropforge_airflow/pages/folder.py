@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dropforge import aside, layout
+from dropforge.json_objects import UnreadableError, read_object
 from dropforge.run import RunSpec
-from dropforge.store import MissingObjectError, S3Store, Store, TooLargeError, read_bounded
+from dropforge.store import MissingObjectError, S3Store, Store
 from dropforge.unpacked import LongTextError, NoTextError, lines
 
 _CHECKPOINT: Final = re.compile(r"checkpoints/step-(\d{1,12})/")
@@ -20,7 +20,6 @@ _ATTEMPT: Final = re.compile(r"attempts/(\d{1,6})\.json")
 _MOST_ATTEMPTS: Final = 20
 _MOST_KEYS: Final = 20_000
 _LARGEST: Final = 1 << 20  # bytes of a JSON file that is shown
-_LARGEST_SPEC: Final = 32 << 20
 _TEXT: Final = 8 << 20  # bytes of a piece's text that are read; the trainer writes 4 MiB
 MOST_PODS: Final = 8
 
@@ -58,7 +57,7 @@ def read(store: S3Store, run: str) -> Folder:
     """Read a run's folder. :raises Exception: if the store is away, or has no such run."""
     prefix = layout.run_prefix(run)
     folder = S3Store(store.bucket, prefix.rstrip("/"), store.client)
-    spec = RunSpec.from_json(read_bounded(store, layout.run_key(run), _LARGEST_SPEC))
+    spec = RunSpec.read(store, layout.run_key(run))
     own = spec.checkpoints_root == spec.root
     numbers = sorted(
         int(found[1]) for key in store.sizes(f"{prefix}attempts/") if (found := _ATTEMPT.fullmatch(key[len(prefix) :]))
@@ -101,10 +100,9 @@ def _saved(folder: Store) -> tuple[Saved, ...]:
 def _json(store: Store, key: str) -> dict[str, Any]:
     """A JSON object; empty if there is none, or it is too large to show."""
     try:
-        value = json.loads(read_bounded(store, key, _LARGEST))
-    except (MissingObjectError, TooLargeError, ValueError, RecursionError):
+        return read_object(store, key, most=_LARGEST)
+    except (MissingObjectError, UnreadableError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _text(store: Store, key: str) -> Iterator[str]:

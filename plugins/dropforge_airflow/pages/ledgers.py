@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 from dropforge import layout, ledger
 from dropforge.drop import Drop
 from dropforge.errors import DataError
+from dropforge.json_objects import UnreadableError, read_object
 from dropforge.store import MissingObjectError, Store
 
 SHOWN: Final = 30  # of a family's drops, the newest
@@ -120,10 +120,9 @@ def _refused(store: Store, key: str, when: float) -> Refused:
 
 def _object(store: Store, key: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(store.get(key))
-    except (MissingObjectError, ValueError):
+        return read_object(store, key, most=_LARGEST)
+    except (MissingObjectError, UnreadableError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_family(name: str) -> bool:

@@ -42,7 +42,7 @@ def take(run_id: str | None = None, ti: Any = None) -> list[Taken]:
     """
     from dropforge import checkpoints
     from dropforge.errors import DropforgeError
-    from dropforge.rest import DeniedError, RefusedError, Rest
+    from dropforge.rest import STRANGE, DeniedError, RefusedError, Rest
 
     settings = from_env()
     rest, store = Rest(settings.tracking_uri), connection.open_store(settings.bucket)
@@ -54,10 +54,10 @@ def take(run_id: str | None = None, ti: Any = None) -> list[Taken]:
         try:
             if (made := _take(rest, store, settings, ask, by)) is not None:
                 taken.append(made)
-        except (checkpoints.BadAskError, DropforgeError, DeniedError, RefusedError) as error:
-            log.warning("%r on %s: %s", ask.text, ask.model or ask.mlflow_run, error)
+        except (checkpoints.BadAskError, DropforgeError, DeniedError, RefusedError, *STRANGE) as error:
+            log.warning("%r on %s: %r", ask.text, ask.model or ask.mlflow_run, error)
             try:
-                checkpoints.answer(rest, ask, f"not done: {error}")
+                checkpoints.answer(rest, ask, _not_done(error))
             except (DeniedError, RefusedError) as deaf:  # its run was deleted, or is not ours to edit: the others go on
                 log.warning("and it cannot be answered: %s", deaf)
     log.info("%d asked for and taken", len(taken))
@@ -112,6 +112,15 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
     )
 
 
+def _not_done(error: Exception) -> str:
+    """What to answer; of what pods wrote in another shape, or tags of others, that they cannot be read."""
+    from dropforge.errors import DropforgeError
+    from dropforge.rest import STRANGE
+
+    strange = isinstance(error, STRANGE) and not isinstance(error, DropforgeError)
+    return f"not done: what is kept of it cannot be read ({error!r})" if strange else f"not done: {error}"
+
+
 def job_of(taken: Taken) -> dict[str, Any]:
     """The operator's arguments for the job."""
     return taken["job"]
@@ -125,7 +134,8 @@ def answer(taken: list[Taken] | None, run_id: str | None = None) -> list[str]:
     from airflow.sdk.exceptions import AirflowFailException
 
     from dropforge import checkpoints
-    from dropforge.rest import DeniedError, RefusedError, Rest
+    from dropforge.errors import DropforgeError
+    from dropforge.rest import STRANGE, DeniedError, RefusedError, Rest
 
     if taken is None:
         raise AirflowFailException("What is asked for could not be taken; the log of the task `take` says why")
@@ -135,7 +145,10 @@ def answer(taken: list[Taken] | None, run_id: str | None = None) -> list[str]:
     for item in taken:
         ask, checkpoint = checkpoints.Ask(**item["ask"]), checkpoints.Checkpoint(**item["checkpoint"])
         try:
-            text = _outcome(rest, store, settings, item["verb"], item["folder"], checkpoint, run_id)
+            try:
+                text = _outcome(rest, store, settings, item["verb"], item["folder"], checkpoint, run_id)
+            except (DropforgeError, *STRANGE) as error:
+                text = _not_done(error)
             checkpoints.answer(rest, ask, text, checkpoint)
         except (DeniedError, RefusedError) as error:  # its run was deleted, or is not ours to edit: the others go on
             text = f"not answered: {error}"
@@ -148,7 +161,6 @@ def _outcome(
     rest: Rest, store: Store, settings: Settings, verb: str, folder: str, checkpoint: Checkpoint, run_id: str | None
 ) -> str:
     from dropforge import tracking
-    from dropforge.errors import DropforgeError
     from dropforge.store import MissingObjectError
 
     try:
@@ -158,19 +170,20 @@ def _outcome(
     if "error" in result:
         return f"not done: {result['error']}"
     if verb == "evaluate":
-        figures = {key: value for key, value in result["figures"].items() if key.startswith(("eval/", "gen/"))}
+        figures = {
+            key: value
+            for key, value in result["figures"].items()
+            if key.startswith(("eval/", "gen/")) and isinstance(value, int | float)
+        }
         _log_figures(rest, checkpoint, figures)
         return f"{_shown(figures)} on {result['figures'].get('rows', '?')} rows"
     model = result["model"]
     if verb == "export":
         return f"{model['uri']}, {model['bytes'] / 1e6:.1f} MB"
-    try:
-        spec = read_spec(store, checkpoint.run)
-        version = tracking.register_checkpoint(
-            settings.tracking_uri, spec, model, checkpoint.step, checkpoint.digest, checkpoint.model
-        )
-    except DropforgeError as error:
-        return f"not done: {error}"
+    spec = read_spec(store, checkpoint.run)
+    version = tracking.register_checkpoint(
+        settings.tracking_uri, spec, model, checkpoint.step, checkpoint.digest, checkpoint.model
+    )
     made = lineage.version(settings.tracking_uri, spec.family, version)
     lineage.tell(lambda: Lineage([lineage.at(model["uri"])], [made]))
     return f"version {version} of {spec.family}, {model['uri']}"
@@ -190,7 +203,6 @@ def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any])
             "model_id": checkpoint.model,
         }
         for name, value in figures.items()
-        if isinstance(value, int | float)
     ]
     rest.call("POST", "runs/log-batch", {"run_id": checkpoint.mlflow_run, "metrics": rows})
 

@@ -12,6 +12,7 @@ from dropforge.costs import limits_told
 from dropforge.dataset import Manifest
 from dropforge.estimate import estimate
 from dropforge.forecast import Forecast, forecast
+from dropforge.json_objects import read_as
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
@@ -50,7 +51,7 @@ def training_bytes(store: Store, manifest: Manifest, recipe: Recipe) -> int | No
 
 def read_forecast(store: Store, run: str) -> Forecast:
     """As it was planned. :raises MissingObjectError: of a run that an older version opened."""
-    return Forecast.from_dict(json.loads(store.get(layout.forecast_key(run))))
+    return read_as(store, layout.forecast_key(run), Forecast.from_dict)
 
 
 def _measured(tracking_uri: str, family: str, recipe: Recipe) -> tuple[Speed | None, str]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from dropforge import layout
+from dropforge.json_objects import UnreadableError, read_object
 from dropforge.store import MissingObjectError, ObjectInfo, Store
 from dropforge_airflow.backlog import Nudged
 
@@ -49,12 +50,11 @@ def read_markers(store: Store, prefix: str, pool: ThreadPoolExecutor) -> list[Ma
 def _read(store: Store, info: ObjectInfo) -> Marker | None:
     """A marker; None if its drop was claimed meanwhile."""
     try:
-        note = json.loads(store.get(info.key))
+        return Marker(info, read_object(store, info.key))
     except MissingObjectError:
         return None
-    except ValueError:
-        note = {}
-    return Marker(info, note if isinstance(note, dict) else {})
+    except UnreadableError:
+        return Marker(info, {})
 
 
 def hold(store: Store, marker: Marker, reason: str) -> None:

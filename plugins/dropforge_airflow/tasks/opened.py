@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from dropforge import layout, sweeps
+from dropforge.json_objects import read_object
 from dropforge.run import RunSpec
-from dropforge.store import Store, read_bounded
-
-_LARGEST: Final = 32 << 20
+from dropforge.store import Store
 
 
 class Opened(TypedDict):
@@ -34,10 +32,9 @@ class Opened(TypedDict):
 
 def read_spec(store: Store, run: str) -> RunSpec:
     """The run as it was opened."""
-    return RunSpec.from_json(read_bounded(store, layout.run_key(run), _LARGEST))
+    return RunSpec.read(store, layout.run_key(run))
 
 
 def read_json(store: Store, key: str) -> dict[str, Any]:
-    """A JSON object of the run's folder, where pods write. :raises TooLargeError: if it has more than 32 MiB."""
-    value: dict[str, Any] = json.loads(read_bounded(store, key, _LARGEST))
-    return value
+    """A JSON object of the run's folder, where pods write. :raises UnreadableError: if it is none, or too large."""
+    return read_object(store, key)

@@ -109,7 +109,7 @@ def check_reads(store: Store, bucket: str, family: str, recipe: Recipe, allowed:
 
     def family_of_run(run: str) -> str | None:
         try:
-            return RunSpec.from_json(store.get(layout.run_key(run))).family if layout.is_run(run) else None
+            return RunSpec.read(store, layout.run_key(run)).family if layout.is_run(run) else None
         except MissingObjectError:
             return None
 

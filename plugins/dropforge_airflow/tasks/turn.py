@@ -10,14 +10,15 @@ import json
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import layout
+from dropforge.json_objects import read_as
 from dropforge.settings import from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
 from dropforge_airflow.dag_runs import state_of
-from dropforge_airflow.tasks.opened import Opened
+from dropforge_airflow.tasks.opened import Opened, read_spec
 from dropforge_airflow.tasks.trial import end_trial
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dropforge.tracking import Champion
 
 log = logging.getLogger(__name__)
+_MEND: Final = "If no run of the family is compared or promoted now, delete it"
 
 
 def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeReturnValue:
@@ -46,7 +48,7 @@ def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeR
     if holder != run_id:
         log.info("Run %s of family %s is being compared or promoted; waiting", holder, opened["family"])
         return PokeReturnValue(is_done=False)
-    alias = json.loads(store.get(layout.run_key(opened["run"])))["recipe"]["promote"]["alias"]
+    alias = read_spec(store, opened["run"]).recipe["promote"]["alias"]
     current = tracking.rival(settings.tracking_uri, opened["family"], alias, opened["run"])
     request = {
         "run": f"{opened['root']}/run.json",
@@ -91,6 +93,6 @@ def give_up(store: Store, family: str, owner: str) -> None:
 
 def _holder(store: Store, key: str) -> str | None:
     try:
-        return str(json.loads(store.get(key))["owner"])
+        return read_as(store, key, lambda found: str(found["owner"]), _MEND)
     except MissingObjectError:
         return None

@@ -12,7 +12,8 @@ from dropforge_airflow.pages import folder
 from dropforge_airflow.tasks.opened import read_json
 
 from dropforge import layout
-from dropforge.store import FolderStore, TooLargeError
+from dropforge.json_objects import MOST, UnreadableError
+from dropforge.store import FolderStore
 
 
 def test_the_end_of_a_log_takes_no_more_than_its_bound(tmp_path: Path) -> None:
@@ -34,12 +35,12 @@ def test_the_end_of_a_log_takes_no_more_than_its_bound(tmp_path: Path) -> None:
     assert (found["zeros"], found["empty"], found["bomb"][0], len(found["bomb"])) == ([], [], "first", 2)
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.put("a.json", json.dumps({"a": 1}).encode())
     store.put("long.json", json.dumps({"a": "x" * (2 << 20)}).encode())
     assert (folder._json(store, "a.json"), folder._json(store, "long.json")) == ({"a": 1}, {})
     assert read_json(store, "a.json") == {"a": 1}
-    monkeypatch.setattr("dropforge_airflow.tasks.opened._LARGEST", 1 << 20)
-    with pytest.raises(TooLargeError):
-        read_json(store, "long.json")
+    store.put("longer.json", b'{"a": "' + b"x" * MOST + b'"}')
+    with pytest.raises(UnreadableError, match=r"longer\.json: it cannot be read: it has more than"):
+        read_json(store, "longer.json")
