@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from curation.reasons import MENDS, mend
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError
-from dropforge.store import Store
+from dropforge.json_objects import UNREADABLE, parse_object
+from dropforge.store import MissingObjectError, Store
+from dropforge.text import has_surrogates
 
 _KEY_DIGITS: Final = 32
 _MOST: Final = 50
@@ -96,7 +99,7 @@ def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
                 continue
             else:
                 wanted = (pc.field("file") == part.local(file)) & (pc.field("position") == position)
-            found = pq.read_table(ledgers.of(part), filters=wanted).slice(0, _MOST).to_pylist()
+            found = ledgers.rows(part, wanted).slice(0, _MOST).to_pylist()
             told = [_fate(entry, part) for entry in found]
             fates += _with_details(told, store, part) if any(fate.end not in _ENDS for fate in told) else told
         if not fates:
@@ -113,7 +116,9 @@ def named_row(row: str) -> bytes | tuple[str, int]:
     if not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
         return bytes.fromhex(row)
     digits = position.replace(",", "").strip()
-    if not (file and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
+    if not (
+        file and not has_surrogates(file) and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
+    ):
         raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
     return file, int(digits)
 
@@ -145,6 +150,18 @@ def _parts(manifest: Manifest) -> list[_Part]:
     return [_Part(step.files, step.prefix, frozenset(step.inputs)) for step in manifest.steps]
 
 
+@contextmanager
+def _readable(what: str, part: _Part) -> Iterator[None]:
+    """:raises DataError: naming a ledger or quarantine that is torn, or of another shape."""
+    try:
+        yield
+    except MissingObjectError:
+        raise
+    except (*UNREADABLE, pa.ArrowException) as error:
+        cause = f"it cannot be read ({error!r})"
+        raise DataError(f"{what} {part.files.get(what)}", cause, "Curate the drop again") from error
+
+
 @dataclass(frozen=True)
 class _Ledgers:
     """Ledgers on this machine, fetched once."""
@@ -157,6 +174,11 @@ class _Ledgers:
         if not path.is_file():
             self.store.download(part.files["ledger"], path)
         return path
+
+    def rows(self, part: _Part, wanted: pc.Expression, columns: list[str] | None = None) -> pa.Table:
+        """Rows of a drop's ledger. :raises DataError: if it cannot be read."""
+        with _readable("ledger", part):
+            return pq.read_table(self.of(part), columns=columns, filters=wanted)
 
 
 def _fate(entry: dict[str, Any], part: _Part) -> Fate:
@@ -183,7 +205,7 @@ def _with_kept(fate: Fate, ledgers: _Ledgers, parts: Sequence[_Part]) -> Fate:
             continue
         else:
             wanted = (pc.field("file") == part.local(fate.kept[0])) & (pc.field("position") == fate.kept[1])
-        for entry in pq.read_table(ledgers.of(part), filters=wanted).slice(0, 1).to_pylist():
+        for entry in ledgers.rows(part, wanted).slice(0, 1).to_pylist():
             return replace(fate, kept=(part.named(entry["file"]), entry["position"]), kept_end=entry["end"])
     return fate
 
@@ -195,16 +217,16 @@ def _with_copies(fate: Fate, ledgers: _Ledgers, parts: Sequence[_Part]) -> Fate:
     for part in parts:
         here = pc.field("duplicate_of_file") == part.local(fate.file)
         of = here & (pc.field("duplicate_of_position") == fate.position)
-        copies += pq.read_table(ledgers.of(part), columns=["end"], filters=of).num_rows
+        copies += ledgers.rows(part, of, ["end"]).num_rows
     return Fate(**{**fate.__dict__, "copies": copies})
 
 
 def _with_details(fates: Sequence[Fate], store: Store, part: _Part) -> list[Fate]:
     """What quarantine says of the rows that are in it."""
     places = {(fate.file, fate.position): fate for fate in fates}
-    with store.open(part.files["quarantine"]) as stream:
+    with _readable("quarantine", part), store.open(part.files["quarantine"]) as stream:
         for line in stream:
-            entry = json.loads(line)
+            entry = parse_object(line, "row")
             place = part.named(entry["file"]), entry["position"]
             if place in places:
                 more = {"detail": entry["detail"], "head": entry["head"]}

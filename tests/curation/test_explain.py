@@ -85,11 +85,29 @@ def test_a_row_that_ended_tells_the_reason_and_the_mend(manifest: Manifest, stor
         ("a.jsonl@\u0663", "names no row"),
         ("a.jsonl@99999999999999999999", "names no row"),
         ("a.jsonl@" + "9" * 5_000, "names no row"),
+        ("\udcff@3", "names no row"),
         ("a.jsonl@" + "9" * 18, "has no such row"),
     ],
 )
 def test_a_row_that_is_not_there_is_an_error(manifest: Manifest, store: FolderStore, row: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
+        explain(store, manifest, row)
+
+
+@pytest.mark.parametrize(
+    ("file", "body"),
+    [
+        *(("quarantine", body) for body in (b"\n", b"[1]\n", b"[" * 100_000, b"{}\n", b"\xff\n")),
+        *(("ledger", body) for body in (b"", b"PAR1 and no more", b"[1]")),
+    ],
+    ids=["empty line", "list", "nested", "other", "no text", "empty", "torn", "no table"],
+)
+def test_a_ledger_or_quarantine_that_is_torn_is_told(
+    manifest: Manifest, store: FolderStore, file: str, body: bytes
+) -> None:
+    row = place(manifest, store, 43)
+    store.put(manifest.files[file], body)
+    with pytest.raises(DataError, match=rf"{file} .*: it cannot be read .*Curate the drop again"):
         explain(store, manifest, row)
 
 
