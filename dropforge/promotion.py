@@ -6,12 +6,14 @@ Both sides are measured on the candidate's evaluation rows, so the numbers can b
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from dropforge import holdout
 from dropforge.slices import named
+from dropforge.text import escape
 
 Direction = Literal["lower", "higher"]
 
@@ -136,11 +138,16 @@ class Verdict:
     def as_markdown(self) -> str:
         rows = [
             f"| {check.name} | {_show(check.candidate)} | {_show(check.reference)} |"
-            f" {'yes' if check.passed else 'no'} | {check.reason} |"
+            f" {'yes' if check.passed else 'no'} | {_cell(check.reason)} |"
             for check in self.checks
         ]
         head = "| check | candidate | reference | passed | reason |\n|---|---|---|---|---|"
         return "\n".join([head, *rows])
+
+
+def _cell(text: str) -> str:
+    """A text as one cell of a Markdown table that stays a text; `dropforge.comparison.read_checks` takes it back."""
+    return re.sub(r"([\\|<\[])", r"\\\1", " ".join(text.split()))
 
 
 def policy_of(
@@ -256,7 +263,7 @@ def _against(
     """Whether the candidate is enough better than the champion on the same rows."""
     name, value, reference = "better than champion", candidate.get(policy.metric), champion.get(policy.metric)
     if _finite(reference) is None or _finite(value) is None:
-        why = champion.get("problem")
+        why = escape(str(champion.get("problem") or ""))  # a job's word, which XComs and tags take too
         told = f"the champion has no finite {policy.metric} to beat" + (f": {why}" if why else "")
         return [Check(name, value, reference, False, f"{told}. {_TAKE_AWAY}")]
     assert value is not None

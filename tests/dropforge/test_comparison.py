@@ -156,3 +156,14 @@ def test_the_checks_are_those_that_the_rule_wrote() -> None:
     )
     with pytest.raises(ValueError, match="no verdict table"):
         read_checks("<html>")
+
+
+def test_a_champion_s_problem_is_a_text_of_one_cell_and_read_back() -> None:
+    problem = "a|b\n| forged | 1 | 2 | yes | <img src=x> [here](http://x) \\ \x00"
+    verdict = decide({"eval/loss": 1.0}, {"problem": problem}, None, Policy(better_than_base=False))
+    table = verdict.as_markdown()
+    assert len(table.splitlines()) == 2 + len(verdict.checks)
+    assert "\\| forged \\| 1" in table
+    assert "\\<img src=x> \\[here]" in table
+    assert "\0" not in verdict.reason
+    assert [check.reason for check in read_checks(table)] == [" ".join(one.reason.split()) for one in verdict.checks]
