@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -149,14 +149,14 @@ def test_a_manifest_of_the_fast_tier_that_cannot_be_read_ends_no_resume(
 ) -> None:
     one = saver(durable, fast)
     save(one, 4, True)
-    get = fast.store.get
+    opened = fast.store.open
 
-    def dying(key: str) -> bytes:
+    def dying(key: str, etag: str | None = None, version: str | None = None) -> BinaryIO:
         if key.endswith("manifest.json"):
             raise OSError(5, "Input/output error")
-        return get(key)
+        return opened(key, etag, version)
 
-    monkeypatch.setattr(fast.store, "get", dying)
+    monkeypatch.setattr(fast.store, "open", dying)
     there = found(durable, fast)
     assert there is not None
     assert there.seal.step == 4
