@@ -143,7 +143,10 @@ def canonical(
     unseen = False
     label = source = group = None
     if len(given) > len(used):
-        label, source = _label(fields.get("label"), labels), _name(fields.get("source"), "source")
+        if (value := fields.get("label")) is not None:
+            label = _repeated(value, "label") if isinstance(value, str) else _label(value, labels)
+        if (value := fields.get("source")) is not None:
+            source = _repeated(value, "source")
         if not _GROUPS.isdisjoint(fields):
             group, others = _group(fields)
             unknown += tuple(spelled.get(key, key) for key in others)
@@ -151,8 +154,7 @@ def canonical(
         missing = fields.get("label") in (None, "", [], [None], [""])
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
     if messages is None:
-        text = shapes.texts(text)
-        if not isinstance(text, str):
+        if not isinstance(text, str) and not isinstance(text := shapes.texts(text), str):
             raise RejectError(Reason.BAD_FIELD, shapes.column(text, text_column) or f"`{text_column}` is {_kind(text)}")
         if not text.strip():
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
@@ -310,6 +312,8 @@ _EXACT: Final = FIELDS | PICTURES | {"text"}
 
 def _side(value: Any, name: str, role: str) -> list[Message]:
     """One side of a pair: text, or a list of messages, which may be JSON text as a whole conversation's may."""
+    if isinstance(value, str) and value[:1] != "[":  # as most are
+        return [(role, value, None)]
     if told := shapes.column(value, name):
         raise RejectError(Reason.BAD_FIELD, told)
     if isinstance(value, list) or (isinstance(value, dict) and shapes.objects(value)):
@@ -469,13 +473,22 @@ def _name(value: Any, name: str) -> str | None:
     return text
 
 
+#: Most rows have a label or source that others had before.
+_name_of_text: Final = lru_cache(maxsize=1024)(_name)
+
+
+def _repeated(value: Any, name: str) -> str | None:
+    return _name_of_text(value, name) if type(value) is str and len(value) < _OFTEN else _name(value, name)
+
+
+_OFTEN: Final = 100  # characters of a name that is kept
+
+
 def _label(value: Any, labels: bool) -> str | None:
     """The name of a label, also where it is a list of one value; any other structure is no class.
 
     :param labels: whether a class is asked for. :raises RejectError: if it is, and there is none.
     """
-    if isinstance(value, str):
-        return _name(value, "label")
     value = shapes.texts(value)
     if isinstance(value, list) and len(value) < 2 and not any(isinstance(item, list | dict) for item in value):
         value = value[0] if value else None

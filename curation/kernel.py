@@ -160,11 +160,14 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             yield Fault(item.position, Filtered.FORGOTTEN, "", b"")
             continue
         report.rows += 1
-        for name in item.row.unknown:
+        row = item.row
+        for name in row.unknown:
             _count(report.unknown, name)
-        _look(item.row, report)
-        report.neutralised += item.row.neutralised > 0
-        report.invisible += item.row.invisible
+        _look(row, report)
+        if row.neutralised:
+            report.neutralised += 1
+        if row.invisible:
+            report.invisible += 1
         yield named
     if scrub is not None:  # names of columns come from outside as well
         report.unknown = {scrub(name): rows for name, rows in report.unknown.items()}
@@ -203,15 +206,17 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, or answers as Python shows a list."""
-    roles, texts = (row.roles, row.contents) if row.text is None else (("assistant",), (row.text,))
+    texts = row.contents if row.text is None else (row.text,)
     # Most are neither, which length and last character tell at once.
-    near = [at for at, text in enumerate(texts) if len(text) <= LONGEST_UNSET or text[-1] in "]})\n"]
-    if not near:
+    for text in texts:
+        if len(text) <= LONGEST_UNSET or text[-1] in "]})\n":
+            break
+    else:
         return
-    unset = {texts[at].strip() for at in near if roles[at] in {"user", "assistant"} and is_unset(texts[at])}
-    for spelling in unset:
+    said = tuple(zip(row.roles or ("assistant",), texts, strict=True))
+    for spelling in {text.strip() for role, text in said if role in {"user", "assistant"} and is_unset(text)}:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
-    report.shown += any(roles[at] == "assistant" and is_repr(texts[at]) for at in near)
+    report.shown += any(role == "assistant" and is_repr(text) for role, text in said)
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
