@@ -11,6 +11,7 @@ import boto3
 import pytest
 
 from dropforge.store import S3Store, s3_client
+from tests.dropforge.conftest import mlflow_server  # noqa: F401 - a fixture
 
 
 @dataclass

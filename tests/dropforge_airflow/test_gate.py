@@ -53,12 +53,13 @@ def measured(yard: Yard, opened: Opened, champion: str | None) -> dict[str, Any]
     return found
 
 
-def test_the_gates_table_is_what_mlflow_shows(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+def test_the_gates_table_is_what_mlflow_shows(
+    yard: Yard, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     monkeypatch.setenv("DROPFORGE_BUCKET", yard.bucket)
     monkeypatch.chdir(tmp_path)
-    mlflow = tracking.client(address)
+    mlflow = tracking.client(mlflow_server)
     events = {MODELS: SimpleNamespace(extra=None)}
     context = {"dag": SimpleNamespace(dag_id="finetune"), "run_id": "dag-run"}
 

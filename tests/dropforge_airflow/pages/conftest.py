@@ -17,7 +17,6 @@ from dropforge_airflow.pages import look
 from starlette.testclient import TestClient
 
 from dropforge.store import S3Store
-from tests.dropforge.conftest import mlflow_server  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[3]
 BEGAN = datetime(2026, 11, 24, 10, tzinfo=UTC)
