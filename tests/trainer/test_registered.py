@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import urllib.request
 from dataclasses import replace
 
 import pytest
+import requests
 
 from dropforge import tracking
 from dropforge.promotion import Policy, decide
@@ -56,8 +56,8 @@ def test_a_champion_is_loaded_by_its_alias(cloud: Toy, request: pytest.FixtureRe
 
     # What MLflow's page of the version shows its schema by, and what leads there from the checkpoint.
     page = f"{server}/model-versions/get-artifact?name=toy&version=1&path=MLmodel"
-    with urllib.request.urlopen(page, timeout=60) as answer:
-        assert json.loads(answer.read())["signature"]["inputs"]
+    login = (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"])
+    assert requests.get(page, auth=login, timeout=60).json()["signature"]["inputs"]
     (model,) = tracking.client(server).search_logged_models([spec.tracking.experiment_id])
     assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "toy", "version": "1"}]
     measured_on = {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics or ()}
