@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from curation.reasons import Reason, RejectError
-from dropforge.json_objects import DEEPEST, depth
+from dropforge.json_objects import DEEPEST, is_too_deep
 
 
 def too_deep() -> RejectError:
@@ -23,7 +23,7 @@ def check_depth(value: Any, brackets: int) -> None:
     :param brackets: that open in its text: counting them is quicker than looking at the value.
     :raises RejectError: if it is.
     """
-    if brackets > DEEPEST and depth(value) > DEEPEST:
+    if is_too_deep(value, brackets):
         raise too_deep()
 
 

@@ -6,12 +6,12 @@ Params and tags are compared as texts, metrics by their last and best values and
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from dropforge.promotion import Direction
+from dropforge.text import from_cell
 
 Points = tuple[tuple[int, float], ...]
 
@@ -244,7 +244,7 @@ def read_checks(markdown: str) -> tuple[Check, ...]:
     rows = [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|", 4)] for line in lines]
     if len(rows) < 3 or any(len(row) != 5 for row in rows) or rows[0] != list(_CHECK):
         raise ValueError("it is no verdict table")
-    return tuple(Check(*[*row[:-1], re.sub(r"\\([\\|<\[])", r"\1", row[-1])]) for row in rows[2:])
+    return tuple(Check(*[*row[:-1], from_cell(row[-1])]) for row in rows[2:])
 
 
 def thin(points: Points, most: int) -> Points:

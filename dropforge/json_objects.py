@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dropforge.errors import DropforgeError
-from dropforge.store import Store, TooLargeError, read_bounded
+from dropforge.store import MissingObjectError, Store, TooLargeError, read_bounded
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -63,6 +63,14 @@ def read_object(store: Store, key: str, mend: str = "", *, most: int = MOST, eta
     return parse_object(data, thing, mend)
 
 
+def find_object(store: Store, key: str, *, most: int = MOST) -> dict[str, Any]:
+    """Read a JSON object as `read_object`; empty if there is none, or it cannot be read."""
+    try:
+        return read_object(store, key, most=most)
+    except (MissingObjectError, UnreadableError):
+        return {}
+
+
 def read_as(store: Store, key: str, make: Callable[[dict[str, Any]], T], mend: str = "", *, most: int = MOST) -> T:
     """Read a JSON object as `read_object`, and make something of it; what that meets in it is told in the same way."""
     values = read_object(store, key, mend, most=most)
@@ -90,19 +98,16 @@ def parse_object(data: bytes | str, thing: str, mend: str = "") -> dict[str, Any
     try:
         value = json.loads(data, parse_int=_whole_number)
         brackets = data.count(b"{") + data.count(b"[") if isinstance(data, bytes) else data.count("{") + data.count("[")
-        if brackets > DEEPEST and depth(value) > DEEPEST:
+        if is_too_deep(value, brackets):
             raise RecursionError
+        if isinstance(value, dict):
+            return value
+        why = f"it is {_KINDS.get(type(value), 'null')} and no object"
     except RecursionError:
-        raise UnreadableError(
-            thing, f"it cannot be read: brackets are nested more than {DEEPEST} deep", mend or _MEND
-        ) from None
+        why = f"brackets are nested more than {DEEPEST} deep"
     except ValueError as error:
-        raise UnreadableError(thing, f"it cannot be read: it is no JSON ({error})", mend or _MEND) from None
-    if not isinstance(value, dict):
-        raise UnreadableError(
-            thing, f"it cannot be read: it is {_KINDS.get(type(value), 'null')} and no object", mend or _MEND
-        )
-    return value
+        why = f"it is no JSON ({error})"
+    raise UnreadableError(thing, f"it cannot be read: {why}", mend or _MEND)
 
 
 def _whole_number(digits: str) -> int:
@@ -111,7 +116,15 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def depth(value: Any) -> int:
+def is_too_deep(value: Any, brackets: int) -> bool:
+    """Tell whether a JSON value is nested more than `DEEPEST` deep.
+
+    :param brackets: that open in its text: counting them is quicker than looking at the value.
+    """
+    return brackets > DEEPEST and _depth(value) > DEEPEST
+
+
+def _depth(value: Any) -> int:
     """How deeply lists and objects are nested, level by level."""
     found, level = 0, [value]
     while level:

@@ -6,14 +6,13 @@ Both sides are measured on the candidate's evaluation rows, so the numbers can b
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from dropforge import holdout
 from dropforge.slices import named
-from dropforge.text import escape
+from dropforge.text import as_cell, escape
 
 Direction = Literal["lower", "higher"]
 
@@ -138,16 +137,11 @@ class Verdict:
     def as_markdown(self) -> str:
         rows = [
             f"| {check.name} | {_show(check.candidate)} | {_show(check.reference)} |"
-            f" {'yes' if check.passed else 'no'} | {_cell(check.reason)} |"
+            f" {'yes' if check.passed else 'no'} | {as_cell(check.reason)} |"
             for check in self.checks
         ]
         head = "| check | candidate | reference | passed | reason |\n|---|---|---|---|---|"
         return "\n".join([head, *rows])
-
-
-def _cell(text: str) -> str:
-    """A text as one cell of a Markdown table that stays a text; `dropforge.comparison.read_checks` takes it back."""
-    return re.sub(r"([\\|<\[])", r"\\\1", " ".join(text.split()))
 
 
 def policy_of(

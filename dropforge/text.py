@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final
 
 _HARMLESS: Final = frozenset("\n\t\u200c\u200d")  # the joiners make letters of many scripts
+#: What means something in a cell of a Markdown table, as a class of a regular expression.
+_MARKUP: Final = r"\\|<\["
 
 
 def escape(text: str) -> str:
@@ -38,6 +41,16 @@ def read_count(text: str) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
         return None
     return found if (found := int(text)) < 1 << 63 else None
+
+
+def as_cell(text: str) -> str:
+    """Return a text as one cell of a Markdown table, where it stays a text; `from_cell` takes it back."""
+    return re.sub(rf"([{_MARKUP}])", r"\\\1", " ".join(text.split()))
+
+
+def from_cell(cell: str) -> str:
+    """Return the text that `as_cell` made a cell of."""
+    return re.sub(rf"\\([{_MARKUP}])", r"\1", cell)
 
 
 def shorten(text: str, most: int) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final
 
 from dropforge.errors import DataError
@@ -216,6 +216,7 @@ class ChatTemplate:
         if not isinstance(template, str):
             raise DataError(self.name, "there are several and none is `default`", "Save one `chat_template`")
         self.template = template
+        self._found_hidden: dict[bool, frozenset[str]] = {}
         self.special = dict(tokenizer.special_tokens_map)
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | {tokenizer.eos_token}
         # Gemma's vocabulary has line breaks among its added tokens: they end nothing.
@@ -304,7 +305,6 @@ class ChatTemplate:
         found = _kinds(messages, tools)
         return found & self._hidden(bool(tools)) if found else found
 
-    @cache  # noqa: B019 - a template is kept as long as its data are read
     def _hidden(self, tools: bool) -> frozenset[str]:
         """Kinds of `_kinds` that the template leaves out, as small conversations show that have one each.
 
@@ -314,7 +314,10 @@ class ChatTemplate:
         def shown(kind: str) -> bool:
             return any(self._shows(probe, _WORDS[kind], _TOOLS if tools else ()) for probe in _PROBES[kind])
 
-        return frozenset(kind for kind in _PROBES if (tools or kind != "tools") and not shown(kind))
+        if tools not in self._found_hidden:
+            kinds = (kind for kind in _PROBES if tools or kind != "tools")
+            self._found_hidden[tools] = frozenset(kind for kind in kinds if not shown(kind))
+        return self._found_hidden[tools]
 
     def _shows(self, probe: list[Message], words: Sequence[str], tools: Tools) -> bool:
         try:

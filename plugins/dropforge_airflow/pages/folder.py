@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dropforge import aside, layout
-from dropforge.json_objects import UnreadableError, read_object
+from dropforge.json_objects import find_object
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, S3Store, Store
 from dropforge.unpacked import LongTextError, NoTextError, lines
@@ -65,10 +65,12 @@ def read(store: S3Store, run: str) -> Folder:
     return Folder(
         root=spec.root,
         saved=_saved(folder) if own else None,
-        attempts=tuple(_json(store, f"{prefix}attempts/{number}.json") for number in numbers[-_MOST_ATTEMPTS:]),
-        evaluation=_json(store, layout.evaluation_key(run)),
-        verdict=_json(store, layout.verdict_key(run)),
-        report=_json(store, layout.report_key(run)),
+        attempts=tuple(
+            find_object(store, f"{prefix}attempts/{number}.json", most=_LARGEST) for number in numbers[-_MOST_ATTEMPTS:]
+        ),
+        evaluation=find_object(store, layout.evaluation_key(run), most=_LARGEST),
+        verdict=find_object(store, layout.verdict_key(run), most=_LARGEST),
+        report=find_object(store, layout.report_key(run), most=_LARGEST),
         start=str(spec.start or ""),
     )
 
@@ -95,14 +97,6 @@ def _saved(folder: Store) -> tuple[Saved, ...]:
     checks = {item.step: item.check for item in aside.sealed(folder)}
     out = aside.known(folder)
     return tuple(Saved(step, size, step in checks, checks.get(step) in out) for step, size in sorted(sizes.items()))
-
-
-def _json(store: Store, key: str) -> dict[str, Any]:
-    """A JSON object; empty if there is none, or it is too large to show."""
-    try:
-        return read_object(store, key, most=_LARGEST)
-    except (MissingObjectError, UnreadableError):
-        return {}
 
 
 def _text(store: Store, key: str) -> Iterator[str]:

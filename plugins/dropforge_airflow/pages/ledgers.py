@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from dropforge import layout, ledger
 from dropforge.drop import Drop
 from dropforge.errors import DataError
-from dropforge.json_objects import UnreadableError, read_object
+from dropforge.json_objects import find_object
 from dropforge.store import MissingObjectError, Store
 
 SHOWN: Final = 30  # of a family's drops, the newest
@@ -87,7 +86,7 @@ def _entered(store: Store, family: str, key: str, when: float) -> Entered:
     drop = _drop(store, key)
     claims = store.times(layout.claims_prefix(family, drop_id), 1000)
     newest = sorted(claims, key=lambda name: claims[name], reverse=True)[:_MOST_CLAIMS]
-    found = [_object(store, name) for name in newest]
+    found = [find_object(store, name, most=_LARGEST) for name in newest]
     takers = tuple(run for claim in found if claim.get("owner") and (run := ledger.run_of(store, family, claim)))
     waits = not found and store.stat(layout.pending_key(family, drop_id)) is not None
     passed = next((str(claim["because"]) for claim in found if claim.get("because")), None)
@@ -114,15 +113,8 @@ def _drop(store: Store, key: str) -> Drop | None:
 
 
 def _refused(store: Store, key: str, when: float) -> Refused:
-    told = _object(store, key)
+    told = find_object(store, key, most=_LARGEST)
     return Refused(key.rpartition("/")[2].removesuffix(".json"), when, str(told.get("reason") or ""))
-
-
-def _object(store: Store, key: str) -> Mapping[str, Any]:
-    try:
-        return read_object(store, key, most=_LARGEST)
-    except (MissingObjectError, UnreadableError):
-        return {}
 
 
 def _is_family(name: str) -> bool:

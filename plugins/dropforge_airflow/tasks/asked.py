@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from dropforge import layout, mlflow_pages
+from dropforge.json_objects import read_object
 from dropforge.settings import from_env
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.lineage import Lineage
-from dropforge_airflow.tasks.opened import read_json, read_spec
+from dropforge_airflow.tasks.opened import read_spec
 
 if TYPE_CHECKING:
     from dropforge.checkpoints import Ask, Checkpoint
@@ -164,7 +165,7 @@ def _outcome(
     from dropforge.store import MissingObjectError
 
     try:
-        result = read_json(store, f"{folder}result.json")
+        result = read_object(store, f"{folder}result.json")
     except MissingObjectError:
         return f"not done: its job ended without a word; see DAG run {run_id} in Airflow"
     if "error" in result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 from dropforge import layout, sweeps
-from dropforge.json_objects import read_object
 from dropforge.run import RunSpec
 from dropforge.store import Store
 
@@ -33,8 +32,3 @@ class Opened(TypedDict):
 def read_spec(store: Store, run: str) -> RunSpec:
     """The run as it was opened."""
     return RunSpec.read(store, layout.run_key(run))
-
-
-def read_json(store: Store, key: str) -> dict[str, Any]:
-    """A JSON object of the run's folder, where pods write. :raises UnreadableError: if it is none, or too large."""
-    return read_object(store, key)

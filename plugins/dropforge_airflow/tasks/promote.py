@@ -12,6 +12,7 @@ from dropforge import approval, gangs, layout, promotion
 from dropforge.costs import Tariff
 from dropforge.gangs import Gang
 from dropforge.holdout import holdout_of
+from dropforge.json_objects import read_object
 from dropforge.moves import moving
 from dropforge.recipe_approval import Approval
 from dropforge.recipes.load import build_recipe
@@ -23,7 +24,7 @@ from dropforge_airflow.alerts.callbacks import where
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.opened import Opened, read_json, read_spec
+from dropforge_airflow.tasks.opened import Opened, read_spec
 from dropforge_airflow.tasks.run import send_unsent
 from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 
@@ -73,8 +74,8 @@ def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict
     :param person: with a person's word, where the recipe wants one.
     """
     spec = read_spec(store, run)
-    evaluation = read_json(store, layout.evaluation_key(run))
-    report = read_json(store, layout.report_key(run))
+    evaluation = read_object(store, layout.evaluation_key(run))
+    report = read_object(store, layout.report_key(run))
     # A family's first candidate has nobody to share a tokenizer with.
     policy = promotion.policy_of(
         spec.recipe["promote"],

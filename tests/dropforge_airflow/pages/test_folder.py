@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from dropforge_airflow.pages import folder
-from dropforge_airflow.tasks.opened import read_json
 
 from dropforge import layout
-from dropforge.json_objects import MOST, UnreadableError
+from dropforge.json_objects import MOST, UnreadableError, find_object, read_object
 from dropforge.store import FolderStore
 
 
@@ -39,8 +38,9 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.put("a.json", json.dumps({"a": 1}).encode())
     store.put("long.json", json.dumps({"a": "x" * (2 << 20)}).encode())
-    assert (folder._json(store, "a.json"), folder._json(store, "long.json")) == ({"a": 1}, {})
-    assert read_json(store, "a.json") == {"a": 1}
+    found = [find_object(store, name, most=folder._LARGEST) for name in ("a.json", "long.json")]
+    assert found == [{"a": 1}, {}]
+    assert read_object(store, "a.json") == {"a": 1}
     store.put("longer.json", b'{"a": "' + b"x" * MOST + b'"}')
     with pytest.raises(UnreadableError, match=r"longer\.json: it cannot be read: it has more than"):
-        read_json(store, "longer.json")
+        read_object(store, "longer.json")
