@@ -115,8 +115,10 @@ class Batch:
         self.priorities.append(priority)
         self.kinds.append(kind)
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
-        beside = sum(map(len, (row.extras or "", row.label or "", row.source or "", row.group or "")))
-        self.weight += 4 * (chars + beside) + 200 + 100 * len(row.roles)
+        for text in (row.extras, row.label, row.source, row.group):
+            if text is not None:
+                chars += len(text)
+        self.weight += 4 * chars + 200 + 100 * len(row.roles)
         if (near := task.rules.near) is not None:
             self.weight += near.bands * (24 + 4 * near.rows)
 

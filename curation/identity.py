@@ -39,7 +39,7 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
         turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
             turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, row.beside, strict=True)]
-        asked = len(turns) - 1 - row.roles[::-1].index("assistant") if "assistant" in row.roles else 0
+        asked = _last_answer(row.roles)
         tools = "m" if row.tools is None else f"n{row.tools}\x1e"
         before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
         state = blake2b(before.encode(), digest_size=KEY_BYTES)
@@ -55,6 +55,13 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
     return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question
+
+
+def _last_answer(roles: tuple[str, ...]) -> int:
+    """Where the last answer stands, 0 for none."""
+    if roles[-1] == "assistant":  # as most end
+        return len(roles) - 1
+    return len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else 0
 
 
 def labelled(key: bytes, label: str | None) -> bytes:
@@ -80,9 +87,12 @@ def kind(label: str | None) -> int:
     return int.from_bytes(_hash(b"k" + (label or "").encode())[:8], "big", signed=True)
 
 
-def unit(row: Row, key: bytes, salt: bytes) -> bytes:
-    """What must not be torn apart by the split, as a salted and therefore uniform name (16 bytes)."""
-    name = b"k" + key if row.group is None else b"g" + row.group.encode()
+def unit(group: str | None, key: bytes, salt: bytes) -> bytes:
+    """What must not be torn apart by the split, as a salted and therefore uniform name (16 bytes).
+
+    :param group: of the row, as it was before any mask. :param key: of what is asked, for rows without a group.
+    """
+    name = b"k" + key if group is None else b"g" + group.encode()
     return blake2b(name, digest_size=KEY_BYTES, key=salt).digest()
 
 

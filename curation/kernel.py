@@ -191,7 +191,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
     key, exact, words, question = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
-    side = unit(row._replace(group=group), question or key, salt)
+    side = unit(group, question or key, salt)
     key = labelled(key, row.label) if labels else key
     name = rank(exact, side, task.file, item.position, priority)
     return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0, question)

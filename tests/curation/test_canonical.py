@@ -283,7 +283,7 @@ def test_golden_names() -> None:
     content, exact, words, _ = names(row)
     assert content.hex() == "cf9de53df8d3681d0ea4ef892867118a"
     assert exact.hex() == "0ce1c83d824136451ed2794dd00be7b7"
-    assert unit(row, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"
+    assert unit(row.group, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"
     assert words == 4
     assert rank(exact, content, 3, 258).hex() == f"0000{exact.hex()}{content.hex()}000000030000000000000102"
 
