@@ -1,4 +1,4 @@
-"""`python -m curation FOLDER --out FOLDER --recipe NAME`: curate local files, without S3 or Airflow."""
+"""`python -m curation PATH --out FOLDER --recipe NAME`: curate local files, without S3 or Airflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from curation import check, curate
 from curation.earlier import mark
 from curation.increments import aside
-from curation.local import Layered, local_drop
+from curation.local import Layered, folder_of, local_drop
 from curation.shown import shown
 from dropforge.errors import DropforgeError
 from dropforge.recipes import load_recipe
@@ -27,7 +27,7 @@ _console = Console(stderr=True)
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Folder with the data files.")],
+    data: Annotated[Path, typer.Argument(help="A data file, or a folder of them.", metavar="PATH")],
     out: Annotated[Path, typer.Option(help="Folder for the dataset version.")],
     recipe: Annotated[str, typer.Option(help="A preset or a recipe file.")] = "sample",
     family: Annotated[str, typer.Option(help="Name of the line of models.")] = "local",
@@ -41,9 +41,9 @@ def main(
         given = {"workers": workers, "engine": engine}
         overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
-        check_uploaded(settings, f"folder {folder}")
-        drop = local_drop(folder, family, on_skip=lambda path, why: say(f"{path} is left out: {why}"))
-        store = Layered(out, [(drop.prefix, FolderStore(folder))])
+        check_uploaded(settings, f"path {data}")
+        drop = local_drop(data, family, on_skip=lambda path, why: say(f"{path} is left out: {why}"))
+        store = Layered(out, [(drop.prefix, FolderStore(folder_of(data)))])
         with tempfile.TemporaryDirectory(prefix="curation-") as work, shown(_console) as progress:
             manifest = curate(store, drop, settings, workdir=Path(work), progress=progress, say=say)
         table = Table("end", "rows")

@@ -1,4 +1,4 @@
-"""Curation outside Airflow: of a folder on this machine, or of a drop as it lies in the bucket."""
+"""Curation outside Airflow: of a file or folder on this machine, or of a drop as it lies in the bucket."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dropforge.errors import DataError
 from dropforge.folder_files import files_below
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore, Store
+from dropforge.text import has_surrogates
 
 #: Rules of the gate that say nothing about a sample.
 _OF_THE_WHOLE = frozenset(
@@ -45,21 +46,34 @@ class Layered(FolderStore):
         return super().open(key, etag, version)
 
 
+def folder_of(data: Path) -> Path:
+    """The folder whose store holds the files of `local_drop`: the data's own, or where the one file is."""
+    return data if data.is_dir() else data.parent
+
+
 def local_drop(
-    folder: Path,
+    data: Path,
     family: str,
     name: str = "local",
     on_skip: Callable[[Path, str], None] = lambda _path, _why: None,
 ) -> Drop:
-    """A folder's files as a drop. :param on_skip: as of `files_below`. :raises DataError: if there are none."""
-    if not folder.is_dir():
-        raise DataError(f"folder {folder}", "it is not there", "Give a folder with JSONL, CSV, Parquet or text files")
-    infos = map(FolderStore(folder).stat, files_below(folder, on_skip))
+    """A folder's files, or one file, as a drop; their keys are relative to `folder_of`.
+
+    :param on_skip: as of `files_below`. :raises DataError: if there are none.
+    """
+    if not data.exists():
+        raise DataError(
+            f"path {data}", "it is not there", "Give a JSONL, CSV, Parquet or text file, or a folder of them"
+        )
+    if has_surrogates(data.name):
+        raise DataError(f"path {str(data)!r}", "its name is no UTF-8, as a key has to be", "Give it another")
+    keys = files_below(data, on_skip) if data.is_dir() else [data.name]
+    infos = map(FolderStore(folder_of(data)).stat, keys)
     found = [info for info in infos if info is not None and info.key != layout.SUCCESS]
     files = tuple(DropFile(key=i.key, size=i.size, content=f"etag:{i.etag}", etag=i.etag) for i in found)
     drop = Drop(family=family, drop=name, id=identity(files), bucket="", files=files)
     if not drop.data_files:
-        raise DataError(f"folder {folder}", "it is empty", "Put JSONL, CSV, Parquet or text files into it")
+        raise DataError(f"path {data}", "it holds no data file", "Give a JSONL, CSV, Parquet or text file, or a folder")
     layout.drop_prefix(family, name)
     return drop
 

@@ -96,9 +96,7 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
 def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion | None) -> ModelVersion:
     """The newest earlier holder that was not rolled back."""
     if holder is None:
-        raise DataError(
-            f"family {family}", f"no version of it is {alias!r}", f"Name one with `--to`; {_all(mlflow, family)}"
-        )
+        raise DataError(f"family {family}", f"no version of it is {alias!r}", _name_one(mlflow, family))
     seen = {str(holder.version)}
     found = holder
     while (number := found.tags.get(tracking.TAG_PREVIOUS, _NONE)) != _NONE and number not in seen:
@@ -109,7 +107,7 @@ def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion 
     raise DataError(
         f"version {holder.version} of {family}",
         f"there is no earlier {alias!r} to go back to",
-        f"Name a version with `--to`; {_all(mlflow, family)}",
+        _name_one(mlflow, family),
     )
 
 
@@ -118,17 +116,20 @@ def _version(mlflow: MlflowClient, family: str, number: str) -> ModelVersion:
 
     try:
         if not number.isascii() or not number.isdigit():
-            raise DataError(f"version {number!r} of {family}", "it is no number", _all(mlflow, family))
+            raise DataError(f"version {number!r} of {family}", "it is no number", _name_one(mlflow, family))
         return mlflow.get_model_version(family, number)
     except MlflowException as error:
         if error.error_code not in tracking.NOT_THERE:
             raise
-        raise DataError(f"version {number} of {family}", "there is none", _all(mlflow, family)) from None
+        raise DataError(f"version {number} of {family}", "there is none", _name_one(mlflow, family)) from None
 
 
-def _all(mlflow: MlflowClient, family: str) -> str:
+def _name_one(mlflow: MlflowClient, family: str) -> str:
+    """Return what to do: name one of the versions that the family has."""
     numbers = sorted(int(version.version) for version in mlflow.search_model_versions(f"name = '{family}'"))
-    return f"There are versions {', '.join(map(str, numbers))}" if numbers else "The family has no version"
+    if not numbers:
+        return "None of its runs registered a version yet; `dropforge runs` lists the families that have runs"
+    return f"Name one with `--to`: there are versions {', '.join(map(str, numbers))}"
 
 
 def _check_files(store: Store, family: str, version: ModelVersion) -> None:

@@ -117,7 +117,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Settings:
             raise DropforgeError(
                 f"environment variable {name}",
                 "it is not set",
-                "Start the stack with `dropforge up`, or set it",
+                "Set it, or start a stack on this machine with `dropforge up`",
             )
         return env[name]
 

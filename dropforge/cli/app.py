@@ -7,15 +7,17 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Annotated, Final, TextIO
 
 import typer
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
+from dropforge import __version__
 from dropforge.cli import (
     approve,
     bench,
+    browse,
     checkpoints,
     compare,
     curate,
@@ -64,9 +66,28 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dropforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 app.command("demo")(demo.demo)
 app.command("up")(services.up)
 app.command("down")(services.down)
+app.command("status")(services.status)
+app.command("open")(browse.open_page)
 app.command("doctor")(services.doctor)
 app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)

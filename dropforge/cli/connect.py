@@ -50,6 +50,11 @@ def connect(state: Path | None) -> Connection:
     """
     folder = stack_folder(state)
     if folder is None or not state_path(folder).exists():
+        if folder is not None and not os.environ.get("DROPFORGE_BUCKET"):
+            mend = "Start it with `dropforge up`, or name its folder with `--state`"
+            raise DropforgeError(
+                f"stack in {folder}", "it is not running", f"{mend}; for services of your own set DROPFORGE_BUCKET"
+            )
         found = settings.from_env()
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))

@@ -25,10 +25,10 @@ console = Console(soft_wrap=True, highlight=False)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def _folders(incomplete: str) -> list[str]:
-    """Folders of this machine that begin so. Drops are not listed: completion must not wait for the bucket."""
+def _paths(incomplete: str) -> list[str]:
+    """Paths of this machine that begin so. Drops are not listed: completion must not wait for the bucket."""
     parent = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
-    names = sorted(f"{path}/" for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
+    names = sorted(f"{path}/" if path.is_dir() else str(path) for path in parent.iterdir()) if parent.is_dir() else []
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -36,7 +36,9 @@ def curate(
     data: Annotated[
         str,
         typer.Argument(
-            help="A folder, or FAMILY/DROP in the bucket.", autocompletion=_folders, metavar="FOLDER|FAMILY/DROP"
+            help="A file, a folder, or FAMILY/DROP in the bucket.",
+            autocompletion=_paths,
+            metavar="PATH|FAMILY/DROP",
         ),
     ],
     sample: Annotated[
@@ -47,7 +49,7 @@ def curate(
         Path | None, typer.Option(help="Folder for the dataset version.", file_okay=False, show_default="the bucket")
     ] = None,
     recipe: RecipeOption = None,
-    family: Annotated[str, typer.Option("--family", "-f", help="Name of the line of models, for a folder.")] = "local",
+    family: Annotated[str, typer.Option("--family", "-f", help="Model family, for data on this machine.")] = "local",
     store: Annotated[
         str | None, typer.Option(help="Where drops and evaluation sets lie.", show_default="the stack's bucket")
     ] = None,
@@ -62,7 +64,7 @@ def curate(
         from curation.earlier import mark
         from curation.gate import check, checks
         from curation.increments import aside
-        from curation.local import Layered, card_of, local_drop, look
+        from curation.local import Layered, card_of, folder_of, local_drop, look
         from curation.notes import NoUsableRowError
         from curation.pipeline import curate as make
         from curation.shown import shown
@@ -72,17 +74,18 @@ def curate(
 
     if card is not None and not card.absolute().parent.is_dir():
         raise DropforgeError(f"card {card}", "its folder is not there", "Give --card a file in a folder that is")
-    folder = Path(data) if Path(data).is_dir() else None
-    if folder is not None:
-        drop = local_drop(folder, check_family(family), on_skip=_tell_skipped)
-        under: list[tuple[str, Store]] = [(drop.prefix, FolderStore(folder))]
+    path = Path(data) if Path(data).exists() else None
+    if path is not None:
+        drop = local_drop(path, check_family(family), on_skip=_tell_skipped)
+        under: list[tuple[str, Store]] = [(drop.prefix, FolderStore(folder_of(path)))]
         if sample is None and out is None:
-            raise DropforgeError(f"folder {folder}", "nothing says where its dataset version goes", _WHERE)
+            raise DropforgeError(f"path {path}", "nothing says where its dataset version goes", _WHERE)
     else:
+        given, name = _parse_drop(data)
         place = _place(store, state)
-        drop, under = _drop(place, data), [("", place)]
+        drop, under = read_drop(place, given, name), [("", place)]
     settings = _recipe(recipe, drop, under)
-    if folder is not None and settings.curation.decontaminate is not None:
+    if path is not None and settings.curation.decontaminate is not None:
         under.append(("", _place(store, state)))
 
     if sample is not None:
@@ -118,11 +121,13 @@ def _place(store: str | None, state: Path | None) -> Store:
     return connect(state).store if store is None else open_store(store)
 
 
-def _drop(store: Store, data: str) -> Drop:
+def _parse_drop(data: str) -> tuple[str, str]:
+    """The family and name of a drop. :raises DataError: if `data` is none, nor a path."""
     family, slash, name = data.partition("/")
     if not slash or not name or "/" in name:
-        raise DataError(f"data {data!r}", "there is no such folder, and it is not FAMILY/DROP", "Give one of both")
-    return read_drop(store, check_family(family), name)
+        cause = "there is no such file or folder, and it is not FAMILY/DROP"
+        raise DataError(f"data {data!r}", cause, "Give the path of data on this machine, or a drop in the bucket")
+    return check_family(family), name
 
 
 def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -> Recipe:

@@ -31,7 +31,10 @@ def forget(
     group: Annotated[str | None, typer.Option(help="Forget all rows of this group instead.")] = None,
     state: StateOption = None,
 ) -> None:
-    """Make a version without a row or a group, now and for all later drops, and name the models that know it."""
+    """Make a version without a row or a group, now and for all later drops, and name the models that know it.
+
+    For families whose versions cover all their drops: `curation: {scope: family}` in the family's recipe.
+    """
     try:
         from curation import forget as made
     except ImportError:
@@ -99,7 +102,10 @@ def rebuild(
     family: Annotated[str, typer.Argument(help="Name of the line of models.")],
     state: StateOption = None,
 ) -> None:
-    """Curate all drops of a family again: the same versions come out, and what is missing of their state is mended."""
+    """Curate all drops of a family again: the same versions come out, and what is missing of their state is restored.
+
+    For families whose versions cover all their drops: `curation: {scope: family}` in the family's recipe.
+    """
     try:
         from curation import forget as made
     except ImportError:

@@ -24,8 +24,8 @@ def rollback(
         typer.Option(help="Number of the version.", show_default="the one that held the alias before"),
     ] = None,
     reason: Annotated[
-        str, typer.Option(prompt="Reason", help="Why; it stands on the version that is left.", show_default=False)
-    ] = "",
+        str | None, typer.Option(help="Why; it is recorded on the version that is left.", show_default="you are asked")
+    ] = None,
     alias: Annotated[str, typer.Option(help="The alias that moves.")] = "champion",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     state: StateOption = None,
@@ -34,7 +34,7 @@ def rollback(
 
     The version that is left is not promoted again, unless it is named with --to.
     """
-    if not reason.strip():
+    if reason is not None and not reason.strip():
         raise typer.BadParameter("say why", param_hint="--reason")
     connection = connect(state)
     uri = connection.settings.tracking_uri
@@ -43,11 +43,20 @@ def rollback(
     word = "back " if choice.back else ""
     said = f"{alias} of {family}: from version {choice.current or 'none'} {word}to version {choice.version}"
     console.print(Text(said))
+    if reason is None:
+        reason = _ask_reason()
     if not yes and not typer.confirm("Do it?"):
         raise typer.Exit(1)
     conf = {"family": family, "version": choice.version, "reason": reason.strip(), "alias": alias}
     _follow(connection.airflow, connection.airflow.trigger(ROLLBACK, conf))
     console.print(Text(f"Version {choice.version} of {family} is {alias} now: {uri}/#/models/{family}"))
+
+
+def _ask_reason() -> str:
+    """Ask until there is one."""
+    while not (reason := str(typer.prompt("Reason")).strip()):
+        pass
+    return reason
 
 
 def _follow(airflow: Airflow, run: str) -> None:

@@ -20,7 +20,7 @@ from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
 from dropforge.stack.secrets import secrets_path
-from dropforge.stack.state import StackState, check_folder, is_running, read_state
+from dropforge.stack.state import StackState, check_folder, is_running, read_state, running_state
 from dropforge.terminal import Console, Text
 
 _STYLES = {
@@ -64,7 +64,7 @@ def up(
     try:
         started = start(folder, ports, lifeline=None if detach else reader, pod_host=pod_host)
         if not started:
-            console.print("The stack runs already.")
+            console.print("The stack is already running.")
         elif not detach:
             _stay(folder, console)
     except KeyboardInterrupt:
@@ -109,6 +109,23 @@ def down(state: StateOption = None) -> None:
     """Stop the stack and everything it started. Data, runs and models stay."""
     folder = check_folder(state or default_state())
     Console().print("Stopped." if stop(folder) else f"Nothing runs in {folder}.")
+
+
+def status(state: StateOption = None) -> None:
+    """Show whether the stack is running, where its pages are, and how each service is.
+
+    Exit code 1 if it is not running or a service is not healthy.
+    """
+    console = Console()
+    folder = check_folder(state or default_state())
+    found = running_state(folder)
+    if found is None:
+        console.print(Text(f"No stack is running in {folder}. `dropforge up` starts one."))
+        raise typer.Exit(1)
+    show_addresses(found, console)
+    console.print(_services_table(found))
+    if found.phase != "ready":
+        raise typer.Exit(1)
 
 
 def doctor(

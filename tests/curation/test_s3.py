@@ -152,7 +152,7 @@ def test_command_line(texts: Callable[..., list[bytes]], tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     card = next(line.split(maxsplit=1)[1] for line in result.output.splitlines() if line.startswith("card"))
     assert "<h1>local</h1>" in Path(card).read_text()
-    for bad, said in (("nowhere", "it is not there"), ("empty", "it is empty")):
+    for bad, said in (("nowhere", "it is not there"), ("empty", "it holds no data file")):
         (tmp_path / "empty").mkdir(exist_ok=True)
         result = run.invoke(app, [str(tmp_path / bad), "--out", str(tmp_path / "out")])
         assert result.exit_code == 1

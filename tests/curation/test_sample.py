@@ -130,6 +130,16 @@ def test_a_folder_becomes_a_version_in_a_folder(folder: Path, tmp_path: Path) ->
     assert json.loads(manifest.read_bytes())["counts"]["input"] == 1060
 
 
+def test_one_file_is_looked_at_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for name in ("a.jsonl", "b.jsonl", "recipe.yaml"):  # neither another file nor a recipe beside it is meant
+        (tmp_path / "one" / name).write_bytes(lines(200) if name == "a.jsonl" else b"not: [a recipe")
+    done = CliRunner().invoke(app, ["curate", str(tmp_path / "one/a.jsonl"), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    (manifest,) = (tmp_path / "out/datasets/local").glob("*/manifest.json")
+    assert json.loads(manifest.read_bytes())["counts"]["input"] == 200
+
+
 def test_a_drop_of_the_bucket_is_looked_at_with_its_own_recipe(
     folder: Path, upload: Callable[..., Drop], store: FolderStore
 ) -> None:
@@ -153,7 +163,7 @@ def test_names_of_files_cannot_steer_the_terminal(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["DATA"], "nothing says where"),
-        (["nowhere", "--sample", "100"], "no such folder"),
+        (["nowhere", "--sample", "100"], "no such file or folder"),
         (["a/b/c", "--sample", "100"], "not FAMILY/DROP"),
         (["DATA", "--sample", "100", "--card", "nowhere/at/all.html"], "--card"),
     ],

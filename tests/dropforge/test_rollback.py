@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dropforge import layout, rollback, tracking
+from dropforge.cli.app import app
 from dropforge.errors import DropforgeError
 from dropforge.moves import STALE, moving
 from dropforge.run import RunSpec
+from dropforge.settings import Settings
 from dropforge.start import model_digest
 from dropforge.store import S3Store
 from tests.dropforge.test_tracking import verdict
@@ -29,6 +34,12 @@ class Family:
         self.name = f"fam-{uuid.uuid4().hex[:8]}"
         self.mlflow = tracking.client(server)
         self.made: list[tuple[RunSpec, dict[str, Any]]] = []
+
+    def name_services(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Set what commands find the services by."""
+        settings = Settings(self.store.bucket, self.store.bucket, "", self.server, "", state)
+        for name, value in settings.to_env().items():
+            monkeypatch.setenv(name, value)
 
     @property
     def champion(self) -> str | None:
@@ -199,7 +210,7 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are(family: Fami
 
 
 def test_what_is_champion_already_and_a_family_without_a_version_are_refused(family: Family) -> None:
-    with pytest.raises(DropforgeError, match=r"no version of it is 'champion'.*The family has no version"):
+    with pytest.raises(DropforgeError, match=r"no version of it is 'champion'.*None of its runs registered a version"):
         family.roll_back()
     family.add()
     with pytest.raises(DropforgeError, match="it is 'champion' already"):
@@ -218,3 +229,25 @@ def test_a_model_that_is_not_whole_any_more_does_not_become_champion(family: Fam
     with pytest.raises(DropforgeError, match=r"version 1 of fam.*another model"):
         family.roll_back(to="1")
     assert family.champion == "3"
+
+
+def test_a_family_without_versions_is_told_before_anybody_is_asked_why(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family.name_services(tmp_path, monkeypatch)
+    done = CliRunner().invoke(app, ["rollback", family.name, "--state", str(tmp_path / "none")], input="too late\n")
+    assert "Reason" not in done.output
+    assert re.search(r"no version of it is 'champion'\. None of its runs registered a version", str(done.exception))
+
+
+def test_the_reason_is_asked_for_until_there_is_one(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family.name_services(tmp_path, monkeypatch)
+    family.add()
+    family.add()
+    words = ["rollback", family.name, "--state", str(tmp_path / "none")]
+    done = CliRunner().invoke(app, words, input="\n \nit swears\nn\n")
+    assert (done.exit_code, done.output.count("Reason"), "Do it?" in done.output) == (1, 3, True)
+    done = CliRunner().invoke(app, [*words, "--reason", " "])
+    assert (done.exit_code, family.champion) == (2, "2")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import io
+import sys
 import time
+import webbrowser
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from dropforge import __version__
+from dropforge.cli.app import app
 from dropforge.cli.connect import connect, stack_folder
 from dropforge.cli.services import show_addresses
 from dropforge.errors import DropforgeError
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.state import StackState, lock_path, mark_path, read_state, write_state
+from dropforge.stack.state import ServiceState, StackState, lock_path, mark_path, read_state, write_state
 from dropforge.terminal import Console
 
 SERVER = {
@@ -77,3 +83,57 @@ def test_a_stack_that_is_named_is_meant_and_so_is_the_default_one_where_nothing_
     assert stack_folder(None) == demo
     with pytest.raises(DropforgeError, match="it is not running"):
         connect(None)
+
+
+def test_without_a_stack_or_services_a_command_says_that_none_is_running(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.acme.example")  # which people have set for other reasons
+    with pytest.raises(DropforgeError, match=r"stack in .*/other: it is not running. .*--state.*DROPFORGE_BUCKET"):
+        connect(demo.parent / "other")
+
+
+def test_status_tells_the_pages_and_what_is_not_healthy(demo: Path) -> None:
+    done = CliRunner().invoke(app, ["status"])
+    assert (done.exit_code, "No stack is running" in done.output) == (1, True)
+    state = read_state(demo)
+    assert state is not None
+    services = {"mlflow": ServiceState("healthy"), "scheduler": ServiceState("failing", message="no heartbeat")}
+    with lock_path(demo).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_state(replace(state, phase="degraded", services=services))
+        done = CliRunner().invoke(app, ["status"])
+        assert done.exit_code == 1
+        for said in (state.settings.airflow_url, state.settings.tracking_uri, "failing", "no heartbeat"):
+            assert said in done.output
+        write_state(replace(state, phase="ready", services={"mlflow": ServiceState("healthy")}))
+        assert CliRunner().invoke(app, ["status"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "url"), [("airflow", "http://airflow.acme.example"), ("mlflow", SERVER["MLFLOW_TRACKING_URI"])]
+)
+def test_open_starts_a_browser(demo: Path, monkeypatch: pytest.MonkeyPatch, page: str, url: str) -> None:
+    for name, value in {**SERVER, "DROPFORGE_AIRFLOW_URL": "http://airflow.acme.example"}.items():
+        monkeypatch.setenv(name, value)
+    note = demo.parent / "opened"
+    browser = demo.parent / "browser"
+    browser.write_text(f"#!{sys.executable}\nimport sys\nopen({str(note)!r}, 'w').write(sys.argv[1])\n")
+    browser.chmod(0o755)
+    monkeypatch.setattr(webbrowser, "_tryorder", None)  # it is found once per process
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    done = CliRunner().invoke(app, ["open", page])
+    assert (done.exit_code, done.output.strip(), note.read_text()) == (0, url, url)
+
+
+def test_open_says_which_address_is_missing(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVER.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("DROPFORGE_AIRFLOW_URL", raising=False)
+    done = CliRunner().invoke(app, ["open", "airflow"])
+    assert "DROPFORGE_AIRFLOW_URL: it is not set" in str(done.exception)
+
+
+def test_the_version_is_shown() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"dropforge {__version__}\n")

@@ -1,0 +1,42 @@
+"""`dropforge open`: the pages of Airflow and MLflow in the browser."""
+
+from __future__ import annotations
+
+import webbrowser
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from dropforge.cli.connect import StateOption, connect, running_stack
+from dropforge.cli.services import login_text
+from dropforge.errors import DropforgeError
+from dropforge.terminal import Console
+
+
+class Page(StrEnum):
+    """A service with pages."""
+
+    AIRFLOW = "airflow"
+    MLFLOW = "mlflow"
+
+
+def open_page(
+    page: Annotated[Page, typer.Argument(help="The service whose pages are opened.", metavar="airflow|mlflow")],
+    state: StateOption = None,
+) -> None:
+    """Open the pages of Airflow or MLflow in the browser, and print their address and login."""
+    connection = connect(state)
+    airflow = page is Page.AIRFLOW
+    url = connection.settings.airflow_url if airflow else connection.settings.tracking_uri
+    if not url.startswith(("http://", "https://")):
+        name, where = ("DROPFORGE_AIRFLOW_URL", "Airflow") if airflow else ("MLFLOW_TRACKING_URI", "MLflow")
+        cause = f"it is {url!r}, which is no address of a page" if url else "it is not set"
+        raise DropforgeError(f"environment variable {name}", cause, f"Set it to the address of {where}'s pages")
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(url, markup=False)
+    if connection.stack is not None:
+        stack = running_stack(connection.stack, "Start it again with `dropforge up`")
+        console.print(login_text(*(stack.login if airflow else stack.mlflow_login), stack.folder, console))
+    if not webbrowser.open(url):
+        raise DropforgeError("the browser", "none could be started here", f"Open {url} in one of yours")
