@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dropforge.cli.connect import StateOption, connect, running_stack
-from dropforge.cli.services import login_text
+from dropforge.cli.connect import StateOption, connect, login_text, running_stack
 from dropforge.errors import DropforgeError
 from dropforge.terminal import Console
 

@@ -12,8 +12,10 @@ from dropforge import settings
 from dropforge.cli.airflow import Airflow
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
+from dropforge.stack.secrets import secrets_path
 from dropforge.stack.state import StackState, check_folder, running_state, state_path
 from dropforge.store import S3Store, Store
+from dropforge.terminal import Console
 
 StateOption = Annotated[
     Path | None,
@@ -75,3 +77,9 @@ def running_stack(state: Path | None, mend: str) -> StackState:
     if stack is None:
         raise DropforgeError(f"stack in {folder}", "it is not running", mend)
     return stack
+
+
+def login_text(user: str, password: str, folder: Path, console: Console) -> str:
+    """User and password as markup; what is no terminal may be a log, and is told where the password is."""
+    shown = f"[bold]{password}[/]" if console.is_terminal else f"in {secrets_path(folder)}"
+    return f"user [bold]{user}[/], password {shown}"

@@ -15,8 +15,9 @@ from dropforge import family_recipe, layout, ledger, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE, NoSuchRunError
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.patience import Patience, asking_mlflow
+from dropforge.cli.result import exit_code, show_result
 from dropforge.cli.upload import default_name, find_files, upload
-from dropforge.cli.watch import View, follow, why_failed
+from dropforge.cli.watch import follow
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import rules_of
@@ -40,7 +41,10 @@ def drop_command(
     again: Annotated[bool, typer.Option(help="Train again on data that was dropped before.")] = False,
     state: StateOption = None,
 ) -> None:
-    """Upload data as a drop; the upload itself starts the run."""
+    """Upload data as a drop; the upload itself starts the run.
+
+    With --follow the exit codes are those of `dropforge follow`.
+    """
     check_family(family)
     files, own = find_files(paths, _tell_skipped), None
     if recipe is not None:
@@ -60,7 +64,8 @@ def drop_command(
     if watch:
         dag_run = run or wait_for_run(connection, found)
         view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
-        raise typer.Exit(show_end(connection, dag_run, view))
+        raise typer.Exit(exit_code(view, show_result(connection, dag_run, view, console)))
+    console.print(Text(f"Follow its run with `dropforge follow {found.family}/{found.drop}`"))
 
 
 def _check_recipe(connection: Connection, family: str, own: Mapping[str, Any]) -> None:
@@ -90,10 +95,14 @@ def follow_command(
     ] = None,
     state: StateOption = None,
 ) -> None:
-    """Follow a run to its end."""
+    """Follow a run to its end.
+
+    Exit code 0 if its model was promoted or it had none to train, 1 if it failed, 3 if its model was not promoted.
+    """
     connection = connect(state)
     dag_run, title = find_dag_run(connection, run)
-    raise typer.Exit(show_end(connection, dag_run, follow(connection, dag_run, title, console)))
+    view = follow(connection, dag_run, title, console)
+    raise typer.Exit(exit_code(view, show_result(connection, dag_run, view, console)))
 
 
 def send(connection: Connection, family: str, name: str, files: dict[str, Path]) -> Drop:
@@ -202,11 +211,3 @@ def _check_begun(connection: Connection, dag_run: str, title: str) -> None:
             f"{sweep} trains on it, and which of its trials is the best is not known yet",
             "Follow it with `dropforge sweep FILE --follow`, or name one of `dropforge runs --trials`",
         ) from None
-
-
-def show_end(connection: Connection, dag_run: str, view: View) -> int:
-    """Say why a run failed, if it did; the exit code."""
-    failed = why_failed(connection.airflow, dag_run, view.stages)
-    if failed is not None:
-        console.print(Text.assemble((f"{failed[0]} failed: ", "red"), failed[1]))
-    return 0 if view.state == "success" else 1

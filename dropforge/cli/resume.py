@@ -10,8 +10,8 @@ import typer
 from dropforge import aside, layout, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.drops import show_end
 from dropforge.cli.named import Named, RunArgument, find
+from dropforge.cli.result import exit_code, show_result
 from dropforge.cli.stop import wait_gone
 from dropforge.cli.watch import ENDED, Stage, follow, read_stages
 from dropforge.errors import DataError, DropforgeError
@@ -64,7 +64,7 @@ def resume(
     console.print(Text(f"Run {named.title} goes on at {stage}: {connection.airflow.page(FINETUNE, named.dag_run)}"))
     if watch:
         view = follow(connection, named.dag_run, named.title, console)
-        raise typer.Exit(show_end(connection, named.dag_run, view))
+        raise typer.Exit(exit_code(view, show_result(connection, named.dag_run, view, console)))
 
 
 def first_unfinished(title: str, went: str, stages: Sequence[Stage]) -> str:

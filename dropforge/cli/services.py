@@ -12,14 +12,13 @@ from rich.live import Live
 from rich.table import Table
 
 from dropforge.cli.cluster_checks import Asked, ahead_of, examine_cluster, job_of
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption, connect, login_text
 from dropforge.cli.kube import Cluster
 from dropforge.cli.probe import follow
 from dropforge.recipes import load_recipe
 from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
-from dropforge.stack.secrets import secrets_path
 from dropforge.stack.state import StackState, check_folder, is_running, read_state, running_state
 from dropforge.terminal import Console, Text
 
@@ -188,12 +187,6 @@ def show_addresses(state: StackState, console: Console) -> None:
     table.add_row("S3 and SQS", state.env()["AWS_ENDPOINT_URL"], f"bucket {state.settings.bucket}")
     table.add_row("Logs", str(state.folder / "logs"), "")
     console.print(table)
-
-
-def login_text(user: str, password: str, folder: Path, console: Console) -> str:
-    """User and password as markup; what is no terminal may be a log, and is told where the password is."""
-    shown = f"[bold]{password}[/]" if console.is_terminal else f"in {secrets_path(folder)}"
-    return f"user [bold]{user}[/], password {shown}"
 
 
 def _services_table(state: StackState) -> Table:

@@ -12,10 +12,10 @@ import typer
 
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.drops import show_end
 from dropforge.cli.named import opened
 from dropforge.cli.patience import LIMIT, Patience
 from dropforge.cli.recipes import FamilyOption, RecipeArgument
+from dropforge.cli.result import exit_code, show_result
 from dropforge.cli.watch import ENDED, Stage, follow, read_stages, why_failed
 from dropforge.data_names import read_name
 from dropforge.drop import is_id
@@ -93,9 +93,7 @@ def submit(
         )
     if watch:
         view = follow(connection, dag_run, named.run or dag_run, console)
-        link = opened(connection, dag_run, dag_run).mlflow_page(connection.settings.tracking_uri)
-        console.print(Text(f"MLflow: {link}") if link and not mlflow else Text())
-        raise typer.Exit(show_end(connection, dag_run, view))
+        raise typer.Exit(exit_code(view, show_result(connection, dag_run, view, console)))
     if not as_json:
         console.print(Text(f"Follow it with `dropforge follow {dag_run}`"))
 

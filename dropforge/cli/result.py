@@ -1,0 +1,123 @@
+"""The end of a run that was followed: why it failed, or which version it registered and whether that was promoted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote
+
+from rich.panel import Panel
+from rich.table import Table
+
+from dropforge import tracking
+from dropforge.cli.airflow import FINETUNE
+from dropforge.cli.connect import Connection, login_text
+from dropforge.cli.patience import asking_mlflow
+from dropforge.cli.watch import View, find_mlflow_run, why_failed
+from dropforge.errors import DropforgeError
+from dropforge.mlflow_pages import run_page, server
+from dropforge.stack.state import running_state
+from dropforge.terminal import Console, Text
+from dropforge.text import read_count
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+#: Exit code where a model was trained and registered, and the alias stayed where it was.
+NOT_PROMOTED: Final = 3
+
+
+class Version(NamedTuple):
+    """What a run registered. :param alias: who holds it now, in words. :param address: by which MLflow loads it."""
+
+    family: str
+    number: str
+    promoted: bool
+    alias: str
+    address: str
+
+
+def show_result(connection: Connection, dag_run: str, view: View, console: Console) -> Version | None:
+    """Print what became of a run that has ended; return the version that it registered, if it did."""
+    failed = why_failed(connection.airflow, dag_run, view.stages)
+    if failed is not None:
+        console.print(Text.assemble((f"{failed[0]} failed: ", "red"), failed[1]), soft_wrap=True)
+    run, version = None, None
+    try:
+        with asking_mlflow(connection.settings.tracking_uri):
+            mlflow, run_id = tracking.client(connection.settings.tracking_uri), find_mlflow_run(connection, dag_run)
+            run = mlflow.get_run(run_id) if run_id else None
+            version = _registered(mlflow, run) if run else None
+    except DropforgeError as error:
+        told = f"What it registered is not known: {error.thing}, {error.cause}"
+        console.print(Text(told, "yellow"), soft_wrap=True)
+    if run is not None:
+        _show_panel(view, run, version, console)
+    _show_links(connection, dag_run, run, version, console)
+    return version
+
+
+def exit_code(view: View, version: Version | None) -> int:
+    """0 for a promoted model and for a run that trained none, 1 for a failure, `NOT_PROMOTED`."""
+    if view.state != "success":
+        return 1
+    return 0 if version is None or version.promoted else NOT_PROMOTED
+
+
+def _registered(mlflow: MlflowClient, run: Run) -> Version | None:
+    from mlflow.exceptions import MlflowException
+
+    family, number = run.data.tags.get(tracking.TAG_FAMILY, ""), run.data.tags.get(tracking.TAG_VERSION, "")
+    if not family or read_count(number) is None:
+        return None
+    try:
+        tags = mlflow.get_model_version(family, number).tags
+    except MlflowException as error:
+        if error.error_code not in tracking.NOT_THERE:
+            raise
+        return None  # deleted since
+    alias = run.data.params.get("promote.alias", "champion")
+    holder = tracking.by_alias(mlflow, family, alias)
+    if holder is not None and str(holder.version) == number:
+        return Version(family, number, True, alias, f"models:/{family}@{alias}")
+    told = f"{alias} is version {holder.version}" if holder else f"there is no {alias}"
+    # The tag tells whom it followed, from the promotion on.
+    return Version(family, number, tracking.TAG_PREVIOUS in tags, told, f"models:/{family}/{number}")
+
+
+def _show_panel(view: View, run: Run, version: Version | None, console: Console) -> None:
+    tags = run.data.tags
+    attempts = tags.get(tracking.TAG_ATTEMPT, "")
+    rows = [
+        ("model", f"{version.family} version {version.number}" if version else "none was registered"),
+        ("alias", version.alias if version else ""),
+        ("eval loss", f"{view.evals[0]:.3f} before, {view.evals[-1]:.3f} after" if view.evals else ""),
+        ("attempts", f"{attempts}, {view.note}" if attempts and view.note else attempts),
+        ("verdict", tags.get(tracking.TAG_VERDICT, "")),
+        ("use it", f'mlflow.pyfunc.load_model("{version.address}")' if version else ""),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        if value:  # as plain text: names from outside may look like markup
+            table.add_row(Text(name, "bold"), Text(value))
+    console.print(Panel(table, title="registered" if version else view.state, expand=False))
+
+
+def _show_links(
+    connection: Connection, dag_run: str, run: Run | None, version: Version | None, console: Console
+) -> None:
+    """Print each address on one line, however narrow the terminal is: a cut one can be neither clicked nor copied."""
+    uri = connection.settings.tracking_uri
+    stack = running_state(connection.stack) if connection.stack is not None else None
+    logins = (stack.login, stack.mlflow_login) if stack else ()
+    airflow, mlflow = (login_text(*login, stack.folder, console) for login in logins) if stack else ("", "")
+    lines = [("Airflow", connection.airflow.page(FINETUNE, dag_run), airflow)]
+    if run is not None:
+        lines.append(("MLflow", run_page(uri, run.info.experiment_id, run.info.run_id), mlflow))
+    if version is not None:
+        page = f"{quote(version.family, safe='')}/versions/{version.number}"
+        lines.append(("version", f"{server(uri)}/#/models/{page}", ""))
+    if stack is not None:
+        lines.append(("logs", str(stack.folder / "logs"), ""))
+    for name, place, login in lines:
+        console.print(Text(f"{name:<8} {place}"), *filter(None, [login]), soft_wrap=True, highlight=False)
