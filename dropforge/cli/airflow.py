@@ -27,6 +27,7 @@ _WHOLE: Final = 300.0  # seconds of one answer
 _LARGEST: Final = 256 << 20  # bytes of one: a task's log has most
 _PIECE: Final = 1 << 16
 _MOST: Final = 50_000  # task instances of a run
+_INSTANCE: Final = "dag_id", "dag_run_id", "task_id", "map_index"  # what tells it from others, also of several runs
 _CONNECTED: Final = frozenset({"connection.connect_tcp.complete", "connection.start_tls.complete"})
 _TAKEN: Final = 60.0  # seconds from an answer to the end of a task that has nothing else to do
 _OF_A_DAG: Final = re.compile(r"/api/v2/dags/([^/]+)(?:/dagRuns)?")
@@ -262,11 +263,11 @@ class Airflow:
 
     def _instances(self, path: str) -> list[dict[str, Any]]:
         """All task instances of a list that Airflow hands out in pages."""
-        found: dict[tuple[str, int], dict[str, Any]] = {}
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
         for offset in range(0, _MOST, _PAGE):
             page = self._rows(path, "task_instances", {"limit": _PAGE, "offset": offset})
             before = len(found)
-            found |= {(str(one.get("task_id")), int(one.get("map_index", -1))): one for one in page}
+            found |= {tuple(str(one.get(name)) for name in _INSTANCE): one for one in page}
             if len(page) < _PAGE:
                 return list(found.values())
             if len(found) == before:  # a list may move while it is read, by some of it

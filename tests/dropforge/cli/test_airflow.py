@@ -153,3 +153,14 @@ def test_a_log_of_any_shape_has_an_error_or_none() -> None:
     for details in ("x", [], [5], {"a": 1}, [{}]):
         assert last_error([{"error_detail": details}, 7, "line"]) in (None, "None")
     assert last_error([{"error_detail": [{"exc_value": "it broke\nLast lines of x"}]}]) == "it broke"
+
+
+def test_tasks_of_several_runs_are_told_apart(serve: Serve) -> None:
+    """Of all runs at once Airflow's pages name the same tasks again and again."""
+    every = [{"dag_run_id": f"run-{n // 14}", "task_id": f"task-{n % 14}", "map_index": -1} for n in range(120)]
+
+    def page(handler: BaseHTTPRequestHandler) -> None:
+        first = int(re.findall(r"offset=(\d+)", handler.path)[0])
+        told({"task_instances": every[first : first + 50]})(handler)
+
+    assert serve(page)[1].task_states("~", "~") == every
