@@ -141,6 +141,12 @@ def identity(files: Iterable[DropFile]) -> str:
     return hashlib.sha256(json.dumps(lines, ensure_ascii=False).encode()).hexdigest()[:32]
 
 
+def identity_of_objects(drop: Drop) -> str:
+    """The identity of a drop by its very objects: where another one has its `identity`, and not its bytes."""
+    objects = [drop.id, *sorted((file.key, file.etag) for file in drop.files)]
+    return hashlib.sha256(json.dumps(objects, ensure_ascii=False).encode()).hexdigest()[:32]
+
+
 def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
     """Read a `_SUCCESS` object: None when it is empty, else its files by relative key, or what Spark wrote.
 

@@ -8,6 +8,7 @@
     ledger/pending/FAMILY/ID.json            the drop is waiting for a run
     ledger/in-flight/FAMILY/ID.json          the drop's event was sent, and its run has not ended
     ledger/claims/FAMILY/ID/N.json           the run that took the drop; N > 1 for forced re-runs
+    ledger/proven/FAMILY/ID.json             a run has read the drop's files, and they are what it promised
     ledger/batches/FAMILY/ID.json            several drops that became one run by the family's window, and its recipe
     ledger/superseded/FAMILY/ID.json         a drop that gets no run because of a newer one, and why
     ledger/intake/FAMILY.json                what the family's rules of intake remember
@@ -195,6 +196,10 @@ def family_and_id(prefix: str, key: str) -> tuple[str, str]:
 
 def pending_key(family: str, drop_id: str) -> str:
     return f"{PENDING}{family}/{drop_id}.json"
+
+
+def proven_key(family: str, drop_id: str) -> str:
+    return f"ledger/proven/{family}/{drop_id}.json"
 
 
 def in_flight_key(family: str, drop_id: str) -> str:

@@ -7,13 +7,14 @@ cannot both win.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from dropforge import layout
-from dropforge.drop import Drop
+from dropforge.drop import MAX_FILES, Drop, identity_of_objects
 from dropforge.json_objects import UnreadableError, read_as, read_object
 from dropforge.store import MissingObjectError, Store
 
@@ -35,13 +36,66 @@ class Claim:
     at: str = ""
 
 
-def record(store: Store, drop: Drop) -> bool:
-    """Enter a complete drop; False if the same bytes were entered before. A new drop becomes pending."""
-    # Pending first: a crash between the two writes leaves a drop that is nudged, not one that is forgotten.
-    if store.stat(layout.ledger_key(drop.family, drop.id)) is not None:
-        return False
+def record(store: Store, drop: Drop) -> Drop | None:
+    """Enter a complete drop, and return its entry; None if the same bytes were entered before. It becomes pending.
+
+    Two drops may list the same checksums and hold other bytes. Where no run has read the first one's files, and these
+    are gone or were changed, it takes the place of the first one; where they are there, its id is that of its objects.
+    """
+    known = _find_entry(store, drop.family, drop.id)
+    if known is not None and _holding(store, known, drop) is not None:
+        return None
+    if known is not None and _is_there(store, known):
+        drop = drop.model_copy(update={"id": identity_of_objects(drop)})
+    # Pending first: a crash between the writes leaves a drop that is nudged, not one that is forgotten.
     wait(store, drop)
-    return store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json())
+    if known is None or known.id != drop.id:
+        if store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json()):
+            return drop
+        return record(store, drop) if known is None else None  # another one was faster, and may hold other bytes
+    store.delete_all(layout.claims_prefix(drop.family, drop.id))
+    store.delete(layout.superseded_key(drop.family, drop.id))
+    store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
+    return drop
+
+
+def find(store: Store, drop: Drop) -> Drop | None:
+    """Return the entry that holds the bytes of a drop, whoever uploaded them; None if there is none."""
+    known = _find_entry(store, drop.family, drop.id)
+    return None if known is None else _holding(store, known, drop)
+
+
+def _holding(store: Store, known: Drop, drop: Drop) -> Drop | None:
+    """Which entry holds the bytes of a drop. :param known: that of its id."""
+    if _objects(known) == _objects(drop) or store.stat(layout.proven_key(drop.family, drop.id)) is not None:
+        return known
+    return _find_entry(store, drop.family, identity_of_objects(drop))
+
+
+def _objects(drop: Drop) -> dict[str, tuple[int, str]]:
+    return {file.key: (file.size, file.etag) for file in drop.files}
+
+
+def _is_there(store: Store, drop: Drop) -> bool:
+    """Whether the files of an entry are those that it names; of another bucket, which is not looked into, they are."""
+    if drop.root is not None and "://" in drop.root:
+        return True
+    found = islice(store.list(drop.prefix), MAX_FILES + 2)
+    etags = {info.key.removeprefix(drop.prefix): info.etag for info in found}
+    return all(etags.get(file.key) == file.etag for file in drop.files)
+
+
+def prove(store: Store, family: str, drop_ids: Iterable[str]) -> None:
+    """Note that a run has read the files of drops, and that they are what these promised."""
+    for drop_id in drop_ids:
+        store.put_if_absent(layout.proven_key(family, drop_id), _stamp({}))
+
+
+def _find_entry(store: Store, family: str, drop_id: str) -> Drop | None:
+    try:
+        return read(store, family, drop_id)
+    except MissingObjectError:
+        return None
 
 
 def wait(store: Store, drop: Drop, **more: Any) -> None:

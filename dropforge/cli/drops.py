@@ -26,7 +26,6 @@ from dropforge.recipes.load import build_recipe, default_preset, read_drop_recip
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import families_folder
 from dropforge.stack.services import source_root
-from dropforge.store import MissingObjectError
 from dropforge.terminal import Console, Text
 
 console = Console()
@@ -58,9 +57,12 @@ def drop_command(
     console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
     known = _known(connection, found)
     if known is not None and not again:
-        told = f"The same data was dropped before; {known}. Nothing is trained twice: use --again to insist."
-        console.print(Text(told))
-    run = start_again(connection, found) if known is not None and again else None
+        owner = ledger.newest_owner(connection.store, known.family, known.id)
+        told = f"as {known.family}/{known.drop}, " + (f"taken by {owner}" if owner else "not taken by a run yet")
+        console.print(
+            Text(f"The same data was dropped before; {told}. Nothing is trained twice: use --again to insist.")
+        )
+    run = start_again(connection, known) if known is not None and again else None
     if watch:
         dag_run = run or wait_for_run(connection, found)
         view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
@@ -126,10 +128,11 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> st
     held = None
     while time.monotonic() < end:
         try:
-            owner = ledger.newest_owner(connection.store, drop.family, drop.id)
-            if owner is None:
-                _check_not_superseded(connection, drop)
-                held = ledger.held(connection.store, drop.family, drop.id)
+            entry = ledger.find(connection.store, drop)  # another drop of its checksums may hold other bytes
+            owner = ledger.newest_owner(connection.store, entry.family, entry.id) if entry else None
+            if owner is None and entry is not None:
+                _check_not_superseded(connection, entry)
+                held = ledger.held(connection.store, entry.family, entry.id)
         except BotoCoreError as error:
             patience.check_stack()
             mend = "Start the stack with `dropforge up`"
@@ -164,16 +167,12 @@ def start_again(connection: Connection, drop: Drop) -> str:
     return connection.airflow.trigger(FINETUNE, conf)
 
 
-def _known(connection: Connection, drop: Drop) -> str | None:
-    """What is known of the same bytes from before this upload; None if they are new."""
-    try:
-        before = ledger.read(connection.store, drop.family, drop.id)
-    except MissingObjectError:
-        return None
-    if before.drop == drop.drop:
-        return None  # intake has been quicker than this command
-    owner = ledger.newest_owner(connection.store, before.family, before.id)
-    return f"as {before.family}/{before.drop}" + (f", taken by {owner}" if owner else ", not taken by a run yet")
+def _known(connection: Connection, drop: Drop) -> Drop | None:
+    """The entry of the same bytes from before this upload; None if they are new."""
+    before = ledger.find(connection.store, drop)
+    if before is None or before.drop == drop.drop:
+        return None  # or intake has been quicker than this command
+    return before
 
 
 def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:

@@ -11,8 +11,8 @@ from dropforge.drop import Drop, DropFile
 from dropforge.store import MissingObjectError, Store
 
 
-def make(name: str = "d", content: str = "sha256:00") -> Drop:
-    files = (DropFile(key="a.jsonl", size=1, content=content, etag="e"),)
+def make(name: str = "d", content: str = "sha256:00", etag: str = "e") -> Drop:
+    files = (DropFile(key="a.jsonl", size=1, content=content, etag=etag),)
     from dropforge.drop import identity
 
     return Drop(family="fam", drop=name, id=identity(files), bucket="b", files=files)
@@ -70,3 +70,59 @@ def test_a_crash_before_the_entry_is_mended_by_the_next_message(store: Store) ->
     drop = make()
     store.put(layout.pending_key("fam", drop.id), b"{}")
     assert ledger.record(store, drop)
+
+
+def lay(store: Store, name: str, text: bytes) -> Drop:
+    """Upload a file and list it under one checksum, whatever it holds."""
+    store.put(f"{layout.drop_prefix('fam', name)}a.jsonl", text)
+    info = store.stat(f"{layout.drop_prefix('fam', name)}a.jsonl")
+    assert info is not None
+    return make(name, etag=info.etag)
+
+
+def test_other_bytes_under_a_checksum_that_nobody_has_looked_at_are_another_drop(store: Store) -> None:
+    false, true = lay(store, "false", b"x"), lay(store, "true", b"y")
+    assert ledger.record(store, false) == false
+    ledger.claim(store, "fam", false.id, "of-the-false-one")
+    entered = ledger.record(store, true)
+    assert entered is not None
+    assert (entered.id != false.id, entered.files) == (True, true.files)
+    assert list(ledger.pending(store)) == [("fam", entered.id)]
+    assert ledger.find(store, true) == entered
+    assert ledger.find(store, false) == false
+    for repeated in (false, true, lay(store, "true-too", b"y")):
+        assert ledger.record(store, repeated) is None
+    assert ledger.owner_of(store, "fam", false.id) == "of-the-false-one"
+
+
+def test_once_a_run_has_read_them_the_same_checksums_are_the_same_bytes(store: Store) -> None:
+    """As of a store whose tags differ for the same bytes."""
+    first, again = lay(store, "first", b"x"), make("again", etag="another")
+    ledger.record(store, first)
+    ledger.prove(store, "fam", [first.id])
+    assert (ledger.record(store, again), ledger.find(store, again)) == (None, first)
+    store.delete_all(layout.drop_prefix("fam", "first"))
+    assert ledger.record(store, again) is None
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_what_was_repaired_or_moved_before_a_run_has_read_it_waits_again(store: Store, name: str) -> None:
+    first = lay(store, "first", b"x")
+    ledger.record(store, first)
+    ledger.claim(store, "fam", first.id, "failed")
+    store.delete_all(layout.drop_prefix("fam", "first"))
+    mended = lay(store, name, b"y")
+    assert ledger.record(store, mended) == mended
+    assert ledger.read(store, "fam", first.id) == mended
+    assert list(ledger.pending(store)) == [("fam", first.id)]
+    assert ledger.claim(store, "fam", first.id, "next") is not None
+    assert ledger.record(store, mended) is None
+
+
+def test_of_two_that_come_at_once_none_is_lost(store: Store) -> None:
+    drops = [lay(store, f"d{number}", bytes([number])) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        entered = list(pool.map(lambda drop: ledger.record(store, drop), drops))
+    assert all(entered)
+    assert {one for _, one in ledger.pending(store)} == {drop.id for drop in entered if drop is not None}
+    assert [ledger.find(store, drop) for drop in drops] == entered

@@ -17,7 +17,7 @@ from dropforge_airflow.operators import CurateOperator
 from dropforge_airflow.tasks.data import cluster_job
 
 import curation
-from dropforge import ledger
+from dropforge import layout, ledger
 from dropforge.drop import read_drop
 from dropforge.recipes import load_recipe
 from tests.dropforge_airflow.conftest import Yard
@@ -107,7 +107,9 @@ def test_a_retry_finds_its_curation_and_tells_its_dataset(yard: Yard, namespace:
     objects.patch_namespaced_custom_object_status(*GROUP, namespace, "sparkapplications", name, state)
     seen = {"phase": "succeeded", "reason": None, "message": ""}
     event = {"kind": "ended", "job": memory["pytorch_job"], "observation": seen}
+    assert yard.store.stat(layout.proven_key("fam", drop.id)) is None
     assert task.resume(context(memory, 2), event)["digest"] == made.digest
+    assert yard.store.stat(layout.proven_key("fam", drop.id)) is not None
     # Airflow may end the try that was just resumed: the next one has no trigger, and no other application.
     late = CurateOperator(task_id="curate", planned=planned, retries=3, deferrable=True)
     assert late.execute(context(memory, 3))["digest"] == made.digest

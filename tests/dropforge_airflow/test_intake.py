@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Set
 from datetime import UTC, datetime, timedelta
@@ -10,13 +11,16 @@ from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
+from airflow.sdk.exceptions import AirflowFailException
 from dropforge_airflow.assets import FINETUNE_DAG
+from dropforge_airflow.tasks import data
 from dropforge_airflow.tasks.announce import Line
 from dropforge_airflow.tasks.intake import Intake, run_intake, take_in
 
 from dropforge import in_flight, inbox, layout, ledger
 from dropforge.drop import read_drop
 from dropforge.errors import DropforgeError
+from dropforge.recipes import load_recipe
 from dropforge.store import FolderStore, S3Store, Store
 
 from .conftest import Yard
@@ -389,3 +393,30 @@ def test_an_inbox_entry_that_is_nested_too_deep_is_removed(store: Store) -> None
     arrive(store, upload(store, "fam", "d"))
     assert len(intake(store).keys) == 1
     assert list(store.list(layout.INBOX)) == []
+
+
+def test_a_repair_of_what_its_checksum_did_not_fit_gets_a_run(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DROPFORGE_STATE", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    good = "".join(json.dumps({"text": f"row {number} of a drop"}) + "\n" for number in range(40))
+    listed = json.dumps([{"key": "a.jsonl", "size": len(good), "sha256": hashlib.sha256(good.encode()).hexdigest()}])
+    arrive(yard.store, upload(yard.store, "fam", "d", good.replace("row", "raw"), listed), bucket=yard.bucket)
+    (drop,) = intake_of(yard).entered
+    recipe = load_recipe("tiny", {"curation": {"workers": 1}}).plain()
+    planned: Any = {"family": "fam", "drop_id": drop.id, "counter": 1, "recipe": recipe}
+    ledger.claim(yard.store, "fam", drop.id, "run")
+    with pytest.raises(AirflowFailException, match=r"a\.jsonl.*Upload changed data as a new drop"):
+        data.curate(planned)
+    arrive(yard.store, upload(yard.store, "fam", "d", good, listed), bucket=yard.bucket, salt="mended")
+    assert [one.id for one in intake_of(yard).entered] == [drop.id]
+    data.curate(planned)
+    # From now on the checksum is that of bytes which were looked at: whoever lists it, uploads them again.
+    key = upload(yard.store, "fam", "other", good.replace("row", "raw"), listed)
+    arrive(yard.store, key, bucket=yard.bucket)
+    assert len(intake_of(yard).known) == 1
+
+
+def intake_of(yard: Yard) -> Intake:
+    return take_in(yard.store, yard.bucket, "alias", Line)

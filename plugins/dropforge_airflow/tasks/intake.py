@@ -241,9 +241,11 @@ def _enter(
         on_refusal(error)
         return True
     store.delete(refused)
-    if ledger.record(store, drop):
-        done.entered.append(drop)
-        log.info("Drop %s/%s is entered: %d files, %d bytes, id %s", *name, len(drop.files), drop.total_bytes, drop.id)
+    entered = ledger.record(store, drop)
+    if entered is not None:
+        done.entered.append(entered)
+        told = len(drop.files), drop.total_bytes, entered.id
+        log.info("Drop %s/%s is entered: %d files, %d bytes, id %s", *name, *told)
     else:
         done.known.append(drop)
         log.info("Drop %s/%s holds the same bytes as one that was entered before (id %s)", *name, drop.id)

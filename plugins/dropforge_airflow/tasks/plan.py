@@ -261,8 +261,7 @@ def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) 
     if family is not None and head != family:
         raise DataError(f"drop {asked!r}", f"it is not of family {family!r}", "Leave `family` empty")
     drop = read_drop(store, layout.check_family(head), layout.check_drop(name), bucket)
-    ledger.record(store, drop)
-    return drop
+    return ledger.record(store, drop) or ledger.find(store, drop) or drop
 
 
 def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
