@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.table import Column, Table
 
 from dropforge import layout, ledger, sweep_tracking, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.history import read_points
+from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.watch import read_stages, why_failed
 from dropforge.drop import is_id, parse_partition_key
@@ -30,21 +31,65 @@ console = Console()
 
 
 class Row(NamedTuple):
-    """One line of the list. `began` is in seconds since 1970."""
+    """A run of the list; None and empty texts for what is not known, or not known yet.
+
+    :param began: seconds since 1970. :param seconds: how long it took. :param drop: FAMILY/DROP, or what else it read.
+    :param loss: of the evaluation set, before and after. :param tries: of its training, or the trials of a sweep.
+    """
 
     began: float
     run: str
     status: str
-    version: str = "-"
-    loss: str = "-"
-    tries: str = "-"
-    verdict: str = "-"
+    seconds: float | None = None
+    drop: str = ""
+    base: str = ""
+    version: str = ""
+    loss: tuple[float, ...] = ()
+    tries: str = ""
+    verdict: str = ""
+
+    def values(self) -> dict[str, Cell]:
+        """Return what programs get."""
+        before, after = (self.loss[0], self.loss[-1]) if self.loss else (None, None)
+        return {
+            "run": self.run,
+            "status": self.status,
+            "started": f"{datetime.fromtimestamp(self.began, UTC):%FT%TZ}",
+            "seconds": None if self.seconds is None else round(self.seconds),
+            "drop": self.drop or None,
+            "base": self.base or None,
+            "version": self.version or None,
+            "loss_before": _finite(before),
+            "loss_after": _finite(after),
+            "tries": self.tries or None,
+            "verdict": self.verdict or None,
+        }
+
+    def cells(self) -> tuple[str, ...]:
+        """Return what people see, in the order of `_COLUMNS`."""
+        loss = " → ".join(f"{value:.3f}" for value in dict.fromkeys(self.loss))
+        started = f"{datetime.fromtimestamp(self.began).astimezone():%m-%d %H:%M}"
+        found = (
+            started,
+            _took(self.seconds),
+            self.drop,
+            self.base,
+            self.version,
+            loss,
+            self.tries,
+            _short(self.verdict),
+        )
+        return self.run, self.status, *(cell or "-" for cell in found)
+
+
+_COLUMNS = "run", "status", "started", "took", "drop", "base", "version", "eval loss", "tries", "verdict"
 
 
 def runs(
     family: Annotated[str | None, typer.Option("--family", "-f", help="Only this family.")] = None,
     limit: Annotated[int, typer.Option(help="How many.", min=1)] = 20,
     trials: Annotated[bool, typer.Option("--trials", help="The trials of sweeps, too.")] = False,
+    output: OutputOption = Output.TABLE,
     state: StateOption = None,
 ) -> None:
     """List runs, the newest first. A sweep is one line, and its best trial another one once it is a candidate."""
@@ -58,17 +103,17 @@ def runs(
         missing = ""
     except DropforgeError as error:
         missing = f"Runs that failed before training are not listed: {error.thing}, {error.cause}."
-    table = Table(
-        *(Column(name, no_wrap=True) for name in ("run", "status", "version", "eval loss", "tries")),
-        "verdict",
-        box=None,
-        header_style="bold",
-    )
-    for row in sorted(found, key=lambda row: row.began, reverse=True)[:limit]:
-        table.add_row(*(Text(cell) for cell in row[1:]))  # as plain text: names from outside may look like markup
-    console.print(table if found else "There are no runs yet. Start one with `dropforge drop PATH --family NAME`.")
+    newest = sorted(found, key=lambda row: row.began, reverse=True)[:limit]
+    if output is not Output.TABLE:
+        print_values([row.values() for row in newest], tuple(Row(0.0, "", "").values()), output)
+    elif newest:
+        print_table(_COLUMNS, [row.cells() for row in newest], console)
+    else:
+        of = f" of family {family}" if family else ""
+        console.print(Text(f"There are no runs{of} yet. Start one with `dropforge drop PATH --family NAME`."))
     if missing:
-        console.print(Text(missing, "yellow"))
+        told = Console(stderr=True, soft_wrap=True) if output is not Output.TABLE else console
+        told.print(Text(missing, "yellow"))
 
 
 def _tracked(connection: Connection, family: str | None, limit: int, *, trials: bool) -> tuple[list[Row], set[str]]:
@@ -86,29 +131,41 @@ def _tracked(connection: Connection, family: str | None, limit: int, *, trials: 
 def _run(uri: str, item: Run) -> Row:
     tags = item.data.tags
     points = list(read_points(uri, item.info.run_id, "eval/loss", most=2).values())  # the first and the last
-    return Row(
-        item.info.start_time / 1000,
+    return _opened(
+        item,
         tags.get(tracking.TAG_RUN, ""),
-        item.info.status,
-        tags.get(tracking.TAG_VERSION, "-"),
-        f"{points[0]:.3f} → {points[-1]:.3f}" if points else "-",
-        tags.get(tracking.TAG_ATTEMPT, "-"),
-        _short(tags.get(tracking.TAG_VERDICT, "-")),
+        drop=_drop_of(tags.get(tracking.TAG_SOURCE, "")),
+        base=item.data.params.get("base.model", ""),
+        loss=tuple(points),
+        tries=tags.get(tracking.TAG_ATTEMPT, ""),
+        verdict=tags.get(tracking.TAG_VERDICT, ""),
     )
 
 
 def _swept(item: Run) -> Row:
     tags, loss = item.data.tags, item.data.metrics.get("eval/loss")
     best = tags.get(tracking.TAG_BEST)
-    return Row(
-        item.info.start_time / 1000,
+    return _opened(
+        item,
         tags[tracking.TAG_SWEEP],
-        item.info.status,
-        tags.get(tracking.TAG_VERSION, "-"),
-        "-" if loss is None else f"{loss:.3f}",
-        f"{item.data.params.get('trials', '?')} trials",
-        f"the best is {best}" if best else "-",
+        loss=() if loss is None else (loss,),
+        tries=f"{item.data.params.get('trials', '?')} trials",
+        verdict=f"the best is {best}" if best else "",
     )
+
+
+def _opened(item: Run, name: str, **more: Any) -> Row:
+    """The row of a run that MLflow has."""
+    info = item.info
+    seconds = None if info.end_time is None else max(0.0, (info.end_time - info.start_time) / 1000)
+    version = item.data.tags.get(tracking.TAG_VERSION, "")
+    return Row(info.start_time / 1000, name, info.status, seconds, version=version, **more)
+
+
+def _drop_of(source: str) -> str:
+    """FAMILY/DROP of a drop's prefix, or the source as it is named."""
+    found = layout.parse_drop_key(f"{source.rstrip('/')}/{layout.SUCCESS}")
+    return f"{found[0].family}/{found[0].drop}" if found else source
 
 
 def _untracked(
@@ -128,7 +185,7 @@ def _untracked(
             continue  # beyond the limit, or deleted in MLflow
         stage, cause = why_failed(airflow, name, stages) or ("it", f"see {airflow.page(FINETUNE, name)}")
         verdict = f"{stage} failed: {textwrap.shorten(cause, _REASON, placeholder=' …')}"
-        yield Row(began, drop or name, "FAILED", verdict=verdict)
+        yield Row(began, drop or name, "FAILED", drop=drop, verdict=verdict)
         limit -= 1
         if not limit:
             return
@@ -154,6 +211,19 @@ def _asked_for(connection: Connection, run: Mapping[str, Any]) -> tuple[str, str
     except (DataError, MissingObjectError):
         return family, ""
     return family, f"{family}/{drop}" if family and drop else ""
+
+
+def _took(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _short(verdict: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import uuid
 
 import pytest
 
 from dropforge import ledger, sweep_tracking, sweeps, tracking
-from dropforge.cli import history
+from dropforge.cli import history, runs
 from dropforge.cli.history import Course, read_points
 from dropforge.drop import Drop
 from dropforge.store import S3Store
 from dropforge.sweeps import Outcome
+from dropforge.terminal import Console
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
 LOSS = "eval/loss"
@@ -139,6 +143,56 @@ def test_without_airflow_the_list_is_shown_with_a_note(
     assert done.exit_code == 0, done.output
     assert f"{family}-1-abc" in done.output
     assert "Runs that failed before training are not listed: Airflow at http://127.0.0.1:1" in done.output
+
+
+def test_programs_get_whole_values(terminal: Terminal, airflow: FakeAirflow, mlflow_server: str, family: str) -> None:
+    run = track(mlflow_server, family, f"{family}-1-abc", "tracked")
+    mlflow = tracking.client(mlflow_server)
+    for tag, value in (
+        (tracking.TAG_SOURCE, f"drops/{family}/good/"),
+        (tracking.TAG_VERDICT, "promote:\tit is [best]"),
+    ):
+        mlflow.set_tag(run, tag, value)
+    mlflow.log_param(run, "base.model", "org/base")
+    airflow.add(DagRun("early", "failed", ("failed",), "no room", KEY.format(family=family, drop="bad")))
+    early, tracked = json.loads(terminal("runs", "--family", family, "-o", "json").stdout)
+    known = mlflow.get_run(run).info
+    assert (early["run"], early["drop"], early["seconds"], early["started"]) == (
+        *2 * (f"{family}/bad",),
+        None,
+        "2100-01-01T00:00:00Z",
+    )
+    assert {name: tracked[name] for name in ("run", "status", "drop", "base", "version", "verdict")} == {
+        "run": f"{family}-1-abc",
+        "status": "FAILED",
+        "drop": f"{family}/good",
+        "base": "org/base",
+        "version": None,
+        "verdict": "promote:\tit is [best]",
+    }
+    assert (tracked["loss_before"], tracked["loss_after"]) == (8.0, 2.5)
+    assert tracked["seconds"] == round((known.end_time - known.start_time) / 1000)
+    rows = list(csv.DictReader(io.StringIO(terminal("runs", "--family", family, "-o", "tsv").stdout), delimiter="\t"))
+    assert [(row["run"], row["verdict"], row["version"]) for row in rows] == [
+        (f"{family}/bad", "plan failed: no room", ""),
+        (f"{family}-1-abc", "promote: it is [best]", ""),
+    ]
+    assert json.loads(terminal("runs", "--family", "nobody", "-o", "json").stdout) == []
+    assert terminal("runs", "--family", "nobody", "-o", "tsv").stdout.split("\t")[0] == "run"
+
+
+def test_nothing_is_cut_in_a_pipe(
+    terminal: Terminal, airflow: FakeAirflow, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "console", Console(width=80))
+    name, error = f"manual__{'x' * 150}", f"a long story {'y' * 200} without an end"
+    airflow.add(DagRun(name, "failed", ("failed",), error, conf={"family": family}))
+    (line,) = (one for one in terminal("runs", "--family", family).output.splitlines() if name in one)
+    assert line.rstrip().endswith(error)
+
+
+def test_a_family_without_runs_is_named(terminal: Terminal) -> None:
+    assert "There are no runs of family nobody yet" in terminal("runs", "--family", "nobody").output
 
 
 def test_a_long_history_is_read_once(mlflow_server: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
