@@ -191,7 +191,7 @@ def build_family(values: Mapping[str, Any]) -> Family:
         section, _, inner_key = key.partition(".")
         about = help_of(_SECTIONS.get(section, Family), inner_key) or help_of(Family, section)
         cause = "it is missing" if first["type"] == "missing" else f"{_said(first['msg'])}, not {first['input']!r:.60}"
-        raise RecipeError(f"key `{key}`", cause, f"It stands for: {about or key}") from None
+        raise RecipeError(f"key `{key}`", cause, f"Meaning: {about or key}") from None
     _check_used(family)
     if not family.starts and not family.governs:
         return family

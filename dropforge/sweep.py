@@ -354,7 +354,7 @@ def _validated(model: type[Model], values: Mapping[str, Any], path: str) -> Mode
         cause = "it is missing" if first["type"] == "missing" else f"{said[:1].lower()}{said[1:]}"
         name = {info.alias or name: name for name, info in model.model_fields.items()}[str(first["loc"][0])]
         key = path + ".".join(str(part) for part in first["loc"])
-        raise RecipeError(f"sweep key `{key}`", cause, f"It stands for: {help_of(model, name)}") from None
+        raise RecipeError(f"sweep key `{key}`", cause, f"Meaning: {help_of(model, name)}") from None
 
 
 def _shown(value: Any) -> str:

@@ -25,7 +25,8 @@ from dropforge.placement.pods import told as placed_on
 from dropforge.provenance import code_digest
 from dropforge.recipe import Compute, Recipe
 from dropforge.recipes import load_recipe, presets
-from dropforge.recipes.rules import PLACEHOLDER
+from dropforge.recipes.load import build_recipe, over_preset, read_named
+from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
 from dropforge.terminal import Console
 
@@ -76,9 +77,10 @@ def plan(
 ) -> None:
     """Print steps, tokens, memory per rank, hours, cost and what would be done; starts nothing.
 
-    Fails if the memory is clearly too small, as the run would.
+    A recipe that extends nothing and names no base stands over the default preset, as that of a drop does. Fails if the
+    memory is clearly too small, as the run would.
     """
-    loaded = load_recipe(recipe)
+    loaded = build_recipe(over_preset(read_named(recipe)))
     size = None
     if data is not None:
         files = [data] if data.is_file() else files_below(data).values()
@@ -86,6 +88,7 @@ def plan(
     figures = estimate(loaded, size)
     speed = None if family is None else _measured(connect(state), check_family(family), loaded)
     Console().print(_plan_table(loaded, figures, forecast(loaded, figures, speed)))
+    check_startable(loaded)
     check_memory(loaded, figures)
 
 

@@ -57,11 +57,11 @@ def _first(error: ValidationError) -> DropforgeError:
         near = difflib.get_close_matches(name, known, 1, 0.5)
         return wrong(key, "it is unknown", f"Did you mean `{near[0]}`?" if near else f"Known here: {', '.join(known)}")
     if found["type"] == "missing":
-        return wrong(key, "it is missing", f"It stands for: {about}")
+        return wrong(key, "it is missing", f"Meaning: {about}")
     said = found["msg"][:1].lower() + found["msg"][1:]
     if found["type"] == "string_pattern_mismatch":
         said = "it is no name that Kubernetes takes: lower-case letters, digits and hyphens, 63 at the most"
-    return wrong(key, f"{said}, not {found['input']!r:.60}", f"It stands for: {about}" if about else "Mend the value")
+    return wrong(key, f"{said}, not {found['input']!r:.60}", f"Meaning: {about}" if about else "Mend the value")
 
 
 def _place(parts: list[str]) -> tuple[type[BaseModel], str]:

@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dropforge.recipes.drop_rules import Authority, check_differences
 from dropforge.recipes.place_rules import fill_sizes, without_sizes
 from dropforge.recipes.rules import SIZES, check_combinations
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
+from dropforge.recipes.unknown_keys import Fault, find_unknown, inner_model, paths, recipe_error, without_unknown
 from dropforge.section import help_of
 from dropforge.strict_yaml import DIGITS, UNFIT, load_strict
 from dropforge.text import escape, why_unstorable
@@ -33,6 +34,7 @@ from dropforge.text import escape, why_unstorable
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
 _NUMBERS = 10**18
+_MISSING = "it is missing"
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
@@ -104,22 +106,34 @@ def build_recipe(values: Mapping[str, Any]) -> Recipe:
 
 
 def _validate(values: Mapping[str, Any]) -> Recipe:
-    """Check each value for itself."""
+    """Check each value for itself. :raises RecipeError: that names every wrong one."""
     _check_values(values)
-    _check_keys(values, Recipe)
-    check_done(values)
+    unknown = list(find_unknown(values))
+    if not unknown:
+        check_done(values)
     try:
-        return Recipe.model_validate(fill_sizes(values))
+        recipe = Recipe.model_validate(fill_sizes(without_unknown(values) if unknown else values))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        # What is missing may be what an unknown key was to say.
+        wrong = [fault for fault in _faults(error) if not unknown or fault.cause != _MISSING]
+        raise recipe_error([*unknown, *wrong]) from None
+    if unknown:
+        raise recipe_error(unknown)
+    return recipe
+
+
+def _faults(error: ValidationError) -> Iterator[Fault]:
+    """Yield what is wrong with each key, once."""
+    seen: set[str] = set()
+    for one in error.errors(include_url=False):
         # Without the branch of a union.
-        parts = [str(part) for part in first["loc"]]
+        parts = [str(part) for part in one["loc"]]
         key = ".".join(part for part in parts if "[" not in part and not part.startswith("constrained-"))
-        raise RecipeError(
-            f"recipe key `{key}`",
-            f"{first['msg'][:1].lower()}{first['msg'][1:]}" + (f", not {first['input']!r:.60}"),
-            f"It stands for: {_describe(key)}",
-        ) from None
+        if key in seen:
+            continue
+        seen.add(key)
+        said = f"{one['msg'][:1].lower()}{one['msg'][1:]}, not {one['input']!r:.60}"
+        yield Fault(key, _MISSING if one["type"] == "missing" else said, f"Meaning: {' '.join(_describe(key).split())}")
 
 
 def put_drop_over(under: Mapping[str, Any], values: Mapping[str, Any], authority: Authority) -> dict[str, Any]:
@@ -151,7 +165,8 @@ def read_drop_recipe(path: Path) -> dict[str, Any]:
     :raises RecipeError: if it is none, or has a key that no recipe has.
     """
     values = _read_file(path)
-    _check_keys(resolve(values), Recipe)
+    if unknown := list(find_unknown(resolve(values))):
+        raise recipe_error(unknown)
     return values
 
 
@@ -160,10 +175,22 @@ def default_preset() -> str:
     return os.environ.get("DROPFORGE_PRESET") or "sample"
 
 
+def over_preset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values, `extends` resolved; over the default preset where it extends none and names no base."""
+    alone = "extends" not in values and "base" not in values
+    return merge(resolve({"extends": default_preset()}), values) if alone else resolve(values)
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     """The strict YAML mapping of a file, of which no more is read than a recipe may have."""
     with path.open("rb") as stream:
-        return read_yaml(stream.read(RECIPE_LIMIT + 1))
+        text = stream.read(RECIPE_LIMIT + 1)
+    try:
+        return read_yaml(text)
+    except RecipeError as error:
+        if error.thing != "recipe":
+            raise
+        raise RecipeError(f"recipe {str(path)!r}", error.cause, error.mend) from None
 
 
 def read_yaml(text: bytes | str, called: str = "recipe key") -> dict[str, Any]:
@@ -183,8 +210,8 @@ def read_mapping(text: bytes | str, limit: int) -> dict[str, Any]:
     try:
         values = load_strict(text)
     except (yaml.YAMLError, RecursionError, *UNFIT) as error:
-        cause = " ".join(str(error).split())
-        raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Mend the line that is named") from None
+        cause = " ".join(str(error).split()).replace(' in "<byte string>"', "").replace(' in "<unicode string>"', "")
+        raise RecipeError("recipe", f"it is not a YAML mapping ({cause})", "Correct the line that is named") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -326,41 +353,9 @@ def _check_values(value: Any, called: str = "recipe key", path: str = "") -> Non
         raise UnfitValueError(thing, f"it is a {kind}, in YAML's words", "Put a text into quotes, and write no tags")
 
 
-def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:
-    known = model.model_fields
-    for key, value in values.items():
-        if key not in known:
-            near = difflib.get_close_matches(str(key), _paths(model), 1, 0.5)
-            elsewhere = [name for name in _paths(Recipe) if name.rpartition(".")[2] == key]
-            hint = f"{path}{near[0]}" if near else elsewhere[0] if elsewhere else None
-            raise RecipeError(
-                f"recipe key `{path}{key}`",
-                "it is unknown",
-                f"Did you mean `{hint}`?" if hint else f"Known here: {', '.join(known)}",
-            )
-        inner = _section(known[key].annotation)
-        if inner is not None and isinstance(value, Mapping):
-            _check_keys(value, inner, f"{path}{key}.")
-
-
 def key_names() -> tuple[str, ...]:
     """All dotted keys of a recipe, sections among them."""
-    return tuple(_paths(Recipe))
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    options = [annotation, *getattr(annotation, "__args__", ())]
-    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
-
-
-def _paths(model: type[BaseModel], prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for key, info in model.model_fields.items():
-        names.append(prefix + key)
-        inner = _section(info.annotation)
-        if inner is not None:
-            names += _paths(inner, f"{prefix}{key}.")
-    return names
+    return tuple(paths(Recipe))
 
 
 def _describe(key: str) -> str:
@@ -370,5 +365,5 @@ def _describe(key: str) -> str:
         if model is None or part not in model.model_fields:
             break
         text = help_of(model, part) or text
-        model = _section(model.model_fields[part].annotation)
+        model = inner_model(model.model_fields[part].annotation)
     return text[:1].lower() + text[1:]

@@ -31,6 +31,7 @@ from dropforge.recipes.load import (
     resolve,
 )
 from dropforge.recipes.rules import check_startable
+from dropforge.recipes.unknown_keys import WORDS, find_unknown
 from dropforge.sweep import build_sweep
 
 SCRATCH = "base: {scratch: {}}\n"
@@ -615,3 +616,38 @@ def test_any_overrides_give_a_recipe_or_a_recipe_error(values: object) -> None:
             parse_recipe("extends: tiny", values)
         except RecipeError as error:
             assert error.thing  # noqa: PT017 - either outcome is right
+
+
+def test_all_wrong_keys_are_named_at_once() -> None:
+    text = "train: {learning_rte: 1, precision: float16, optimizer: adam}\ndata: {eval_fraction: much}\n"
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(SCRATCH + text)
+    assert (caught.value.thing, caught.value.mend) == ("recipe", "Correct all of them")
+    assert [line.partition("`: ")[0] for line in caught.value.cause.splitlines()] == [
+        "4 keys are wrong:",
+        "- `train.learning_rte",
+        "- `data.eval_fraction",
+        "- `train.optimizer",
+        "- `train.precision",
+    ]
+    with pytest.raises(RecipeError, match=r"`extend`: it is unknown. Did you mean `extends`\?$"):
+        parse_recipe("extend: sample")  # not that it has no base, which is what that was to say
+    many = {"extends": "sample", "train": {f"key-{number}": 1 for number in range(1000)}}
+    with pytest.raises(RecipeError, match=r"1000 keys are wrong(?s:.*)and 980 more"):
+        build_recipe(resolve(many))
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_words_of_other_tools_are_known(word: str) -> None:
+    meant = WORDS[word]
+    assert meant in key_names()
+    for values in ({word: 1}, {"train": {word: 1}}, {"base": {word: 1}}):
+        (fault,) = find_unknown(values)
+        assert fault.hint == f"Did you mean `{meant}`?"
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("a: [b\n")
+    with pytest.raises(RecipeError, match=r"recipe '.*r.yaml': it is not a YAML mapping .*line 1, column 4") as caught:
+        load_recipe(tmp_path / "r.yaml")
+    assert "string>" not in str(caught.value)

@@ -108,7 +108,7 @@ REFUSED = [
     ({"space": {"train.seed": 3}}, "it is no list of values", "or a range"),
     ({"space": {"train.seed": [1, 1]}}, "a value stands in it twice", "Take one"),
     ({"space": {"train.clip": [1, 1.0]}}, "trials 0 and 1 have the same recipe", "Take one of their values out"),
-    ({"space": {"train.seed": ["one"]}}, "trial 0 (seed one), recipe key `train.seed`", "It stands for"),
+    ({"space": {"train.seed": ["one"]}}, "trial 0 (seed one), recipe key `train.seed`", "Meaning: "),
     ({"space": {"train.clip": {"from": 2, "to": 1}}}, "1 is not above 2", ""),
     ({"space": {"train.clip": {"from": 0, "to": 1, "scale": "log"}}}, "begins above 0", "Give a small number"),
     ({"space": {"train.clip": {"from": 0, "to": 1, "step": 2}}}, "`space.train.clip.step`", "`space.train.clip.steps`"),

@@ -53,6 +53,14 @@ def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
         assert word in done.stdout
 
 
+def test_plan_reads_a_recipe_as_its_drop_would(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("train: {max_steps: 10}\n")
+    done = dropforge("plan", "recipe.yaml", cwd=tmp_path)
+    assert (done.returncode, "1,328,256" in done.stdout) == (0, True), done.stderr
+    done = dropforge("plan", "recipe.yaml", cwd=tmp_path, DROPFORGE_PRESET="lora")
+    assert (done.returncode, "`base.model`" in done.stderr) == (2, True)  # it could never start
+
+
 def test_plan_tells_hours_cost_and_what_the_limits_make_of_them(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     limits = "{ask_above: {gpu_hours: 1, cost: 2}, stop_above: {gpu_hours: 1.2}}"

@@ -43,7 +43,7 @@ def in_cohort(rest: str = "", quota: str = f"gpu: {{gpus: 8, {ROOM}}}") -> str:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", r"key `flavors`: it is missing. It stands for: kinds of nodes"),
+        ("", r"key `flavors`: it is missing. Meaning: kinds of nodes"),
         ("- a", r"teams file: it is not a YAML mapping"),
         ("a: &x {}\nb: *x", r"aliases are not allowed\)"),
         ("a: !!python/object/apply:os.system [id]", r"could not determine a constructor"),
