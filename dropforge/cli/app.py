@@ -122,6 +122,7 @@ app.command("secret")(secret.secret)
 app.command("instances")(instances.instances)
 app.command("render")(recipes.render)
 app.command("plan")(recipes.plan)
+app.command("presets")(recipes.presets_command)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.cli.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
@@ -25,7 +26,7 @@ from dropforge.placement.pods import told as placed_on
 from dropforge.provenance import code_digest
 from dropforge.recipe import Compute, Recipe
 from dropforge.recipes import load_recipe, presets
-from dropforge.recipes.load import build_recipe, over_preset, read_named
+from dropforge.recipes.load import about_preset, build_recipe, over_preset, read_named
 from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
 from dropforge.terminal import Console
@@ -90,6 +91,54 @@ def plan(
     Console().print(_plan_table(loaded, figures, forecast(loaded, figures, speed)))
     check_startable(loaded)
     check_memory(loaded, figures)
+
+
+def presets_command(output: OutputOption = Output.TABLE) -> None:
+    """List the presets: what each trains, how, and the memory that each rank takes.
+
+    A recipe begins with `extends: PRESET`; `dropforge plan PRESET` shows more of one.
+    """
+    rows = [_preset_row(name) for name in presets()]
+    if output is not Output.TABLE:
+        print_values(rows, tuple(rows[0]), output)
+        return
+    cells = [
+        (
+            str(row["preset"]),
+            str(row["method"]),
+            _short(int(row["parameters"] or 0)),
+            str(int(row["nodes"] or 1) * int(row["gpus"] or 0) or "CPU"),
+            size_text(int(row["rank_bytes"])) if row["rank_bytes"] else "-",
+            str(row["about"]),
+        )
+        for row in rows
+    ]
+    print_table(("preset", "method", "size", "GPUs", "memory", "what it is"), cells, Console())
+
+
+def _short(parameters: int) -> str:
+    """`8.03B`; a dash where it is not known."""
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g}{letter}"
+    return "-"
+
+
+def _preset_row(name: str) -> dict[str, Cell]:
+    recipe = load_recipe(name)
+    figures, base = estimate(recipe), recipe.base.model
+    return {
+        "preset": name,
+        "task": recipe.task,
+        "base": None if base == PLACEHOLDER else base,
+        "method": recipe.train.method,
+        "parameters": figures.parameters,
+        "trained": figures.trained,
+        "nodes": recipe.compute.nodes,
+        "gpus": recipe.compute.gpus,
+        "rank_bytes": figures.rank_bytes,
+        "about": about_preset(name),
+    }
 
 
 def _measured(connection: Connection, family: str, recipe: Recipe) -> Speed | None:

@@ -11,6 +11,7 @@ import difflib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,16 @@ class UnfitValueError(RecipeError):
 def presets() -> tuple[str, ...]:
     """Names of the presets, sorted."""
     return tuple(sorted(_preset_files()))
+
+
+def about_preset(name: str) -> str:
+    """Return what a preset is for: the first sentence of the comment that its file begins with."""
+    lines: list[str] = []
+    for line in _preset_files()[name].read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return re.split(r"(?<=\.) (?=[A-Z])", " ".join(lines), maxsplit=1)[0]
 
 
 def _preset_files() -> dict[str, Path]:

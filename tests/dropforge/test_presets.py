@@ -7,6 +7,7 @@ counted without a head.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -153,3 +154,16 @@ def test_shapes_without_a_head_size_divide_the_width() -> None:
     shape = shape_of_config({"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 300})
     assert isinstance(shape, Shape)
     assert (shape.head, shape.kv_heads, shape.mlp, shape.tied) == (16, 4, 256, False)
+
+
+def test_presets_are_listed_with_what_they_take() -> None:
+    done = CliRunner().invoke(app, ["presets", "-o", "json"])
+    rows = {row["preset"]: row for row in json.loads(done.stdout)}
+    assert tuple(rows) == presets()
+    for name, row in rows.items():
+        about = row["about"]
+        assert (about[:1].isupper(), about.endswith(".")) == (True, True), name
+    assert (rows["lora"]["base"], rows["lora"]["parameters"]) == (None, None)
+    assert (rows["llama-3.1-8b"]["parameters"], rows["llama-3.1-8b"]["gpus"]) == (8_030_261_248, 1)
+    (line,) = (one for one in CliRunner().invoke(app, ["presets"]).stdout.splitlines() if "llama-3.1-8b" in one)
+    assert line.split()[:6] == ["llama-3.1-8b", "lora", "8.03B", "1", "64.1", "GB"]
