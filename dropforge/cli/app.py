@@ -28,6 +28,7 @@ from dropforge.cli import (
     family,
     forget,
     images,
+    init,
     install,
     instances,
     letters,
@@ -89,6 +90,7 @@ app.command("down")(services.down)
 app.command("status")(services.status)
 app.command("open")(browse.open_page)
 app.command("doctor")(services.doctor)
+app.command("init")(init.init)
 app.command("drop")(drops.drop_command)
 app.command("follow")(drops.follow_command)
 app.command("submit")(submit.submit)

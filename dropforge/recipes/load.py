@@ -144,7 +144,9 @@ def _faults(error: ValidationError) -> Iterator[Fault]:
             continue
         seen.add(key)
         said = f"{one['msg'][:1].lower()}{one['msg'][1:]}, not {one['input']!r:.60}"
-        yield Fault(key, _MISSING if one["type"] == "missing" else said, f"Meaning: {' '.join(_describe(key).split())}")
+        yield Fault(
+            key, _MISSING if one["type"] == "missing" else said, f"Meaning: {' '.join(help_of_key(key).split())}"
+        )
 
 
 def put_drop_over(under: Mapping[str, Any], values: Mapping[str, Any], authority: Authority) -> dict[str, Any]:
@@ -369,7 +371,8 @@ def key_names() -> tuple[str, ...]:
     return tuple(paths(Recipe))
 
 
-def _describe(key: str) -> str:
+def help_of_key(key: str) -> str:
+    """Return what a key of a recipe means, as part of a sentence. :param key: with dots."""
     model: type[BaseModel] | None = Recipe
     text = "the key is not in the model"
     for part in key.split("."):
@@ -377,4 +380,4 @@ def _describe(key: str) -> str:
             break
         text = help_of(model, part) or text
         model = inner_model(model.model_fields[part].annotation)
-    return text[:1].lower() + text[1:]
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]  # GPUs stay in capitals
