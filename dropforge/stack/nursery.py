@@ -1,9 +1,13 @@
 """Import once, fork often: the parts of Airflow share the modules that each would take seconds to import.
 
-`python -m dropforge.stack.nursery MODULE...` imports the modules, then reads requests from its standard input, one JSON
-object a line: `{"module": ..., "arguments": [...], "log": path}` is run as `python -m` would, in a session of its own,
-and answered by its process number. The process is an orphan by design: the supervisor, which reaps orphans, becomes its
-parent. Modules only; nothing may have been started in them, so a second thread ends the nursery at once.
+`python -m dropforge.stack.nursery MODULE...` imports the modules, then receives orders from the socket that is its
+standard input: `{"module": ..., "arguments": [...], "log": path}` with the reading end of a pipe. It is run as
+`python -m` would, in a session of its own, and answered by its process number. The process is an orphan by design: the
+supervisor, which reaps orphans, is its parent when the answer comes. Modules only; nothing may have been started in
+them, so a second thread ends the nursery at once.
+
+A fork becomes its module when it is let go by a byte in the order's pipe, and ends when that is closed without one. So
+whatever stalls or dies on the way to the answer, and whenever it goes on, an order that was given up is never run.
 """
 
 from __future__ import annotations
@@ -12,18 +16,24 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import runpy
 import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from dropforge.stack import processes
 from dropforge.stack.log_files import open_log
 
 READY = "ready"
+_PATIENCE = 5.0  # seconds for an answer
+_LARGEST = 64 << 10  # bytes of an order
 
 
 class Nursery:
@@ -33,18 +43,21 @@ class Nursery:
         self, modules: Sequence[str], env: dict[str, str], folder: Path, log: Path, pass_fds: tuple[int, ...]
     ) -> None:
         with os.fdopen(open_log(log), "ab") as output:
+            self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dropforge.stack.nursery", *modules],
                 env=env,
                 cwd=folder,
-                stdin=subprocess.PIPE,
+                stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
                 pass_fds=pass_fds,
                 text=True,
             )
+        theirs.close()
         self.pid = self._process.pid
+        self._identity = processes.look(self.pid)
         self._ready = False
 
     def ready(self) -> bool | None:
@@ -57,24 +70,31 @@ class Nursery:
         return True if self._ready else None
 
     def spawn(self, module: str, arguments: Sequence[str], log: Path) -> int | None:
-        """Start a process; its number, or None if the nursery is broken."""
-        assert self._process.stdin is not None
+        """Start a process; its number, or None if the nursery is broken: it is killed then, and its fork never runs."""
         assert self._process.stdout is not None
+        order = {"module": module, "arguments": list(arguments), "log": str(log)}
+        let_go, ours = os.pipe()
         try:
-            request = {"module": module, "arguments": list(arguments), "log": str(log)}
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline() if self._answers(5.0) else ""
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [let_go])
+            answer = self._process.stdout.readline() if self._answers(_PATIENCE) else ""
+            if answer.strip():
+                os.write(ours, b"\n")
+                return int(answer)
         except OSError:
-            return None
-        return int(answer) if answer.strip() else None
+            pass
+        finally:
+            os.close(let_go)
+            os.close(ours)
+        if self._identity is not None:  # one that stalls would keep its memory
+            processes.send(self._identity, signal.SIGKILL)
+        return None
 
     def close(self) -> None:
         """Let it end; what it started stays."""
         self._process.returncode = 0  # reaped by the supervisor
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        self._orders.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def _answers(self, patience: float) -> bool:
         assert self._process.stdout is not None
@@ -90,21 +110,32 @@ def main(modules: list[str]) -> None:
     gc.collect()
     gc.freeze()
     print(READY, flush=True)
-    while line := sys.stdin.readline():
-        request = json.loads(line)
+    orders = socket.socket(fileno=0)
+    number = mmap.mmap(-1, 4)  # shared with forks
+    while True:
+        text, received, _, _ = socket.recv_fds(orders, _LARGEST, 1)
+        if not text:
+            return
+        order, (let_go,) = json.loads(text), received
+        number[:] = bytes(4)
         child = os.fork()
         if child == 0:
             grandchild = os.fork()
             if grandchild == 0:
-                _become(request["module"], request["arguments"], request["log"])
-            print(grandchild, flush=True)
+                _become(order["module"], order["arguments"], order["log"], let_go)
+            number[:] = grandchild.to_bytes(4)
             os._exit(0)
+        os.close(let_go)
         os.waitpid(child, 0)
+        print(int.from_bytes(number[:]) or "", flush=True)
 
 
-def _become(module: str, arguments: list[str], log: str) -> None:
-    """Turn this fork into `python -m module arguments`; never returns."""
+def _become(module: str, arguments: list[str], log: str, let_go: int) -> None:
+    """Turn this fork into `python -m module arguments` when it is let go; never returns."""
     os.setsid()
+    if not os.read(let_go, 1):
+        os._exit(1)
+    os.close(let_go)
     try:
         output = open_log(Path(log))
     except OSError as error:
@@ -115,8 +146,6 @@ def _become(module: str, arguments: list[str], log: str) -> None:
         os.dup2(source, target)
     os.close(output)
     os.close(null)
-    # The nursery's pipes are behind 0 and 1; what Python had read ahead is not ours.
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.argv = [module, *arguments]
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
