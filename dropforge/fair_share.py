@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from dropforge.errors import DropforgeError
@@ -53,16 +54,16 @@ class Share:
     held: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
-def share(families: Mapping[str, FamilyLoad], slots: RunSlots, taken: int) -> Share:
+def share(families: Mapping[str, FamilyLoad], slots: RunSlots, taken: int, now: datetime) -> Share:
     """Hand out what is free, one run at a time; a family without any run gets one in any case.
 
     So others' runs keep nobody out: what Airflow cannot begin yet stands in its queue, with one run of each family.
 
     :param taken: runs of all kinds that have a slot, or wait for one.
     """
-    queues = {name: deque(sorted(one.waiting, key=lambda drop: drop.age)) for name, one in families.items()}
+    queues = {name: deque(sorted(one.waiting, key=lambda drop: drop.age(now))) for name, one in families.items()}
     # The family with the fewest runs is next; of two with as many, the one whose drop has waited longer.
-    order = [(families[name].in_flight, queue[0].age, name) for name, queue in queues.items() if queue]
+    order = [(families[name].in_flight, queue[0].age(now), name) for name, queue in queues.items() if queue]
     heapq.heapify(order)
     go: list[tuple[str, str]] = []
     while order:
@@ -75,7 +76,7 @@ def share(families: Mapping[str, FamilyLoad], slots: RunSlots, taken: int) -> Sh
             continue
         go.append((name, queues[name].popleft().id))
         if queues[name]:
-            heapq.heappush(order, (flying + 1, queues[name][0].age, name))
+            heapq.heappush(order, (flying + 1, queues[name][0].age(now), name))
     held = {(name, drop.id): _reason(families[name], slots) for name, queue in queues.items() for drop in queue}
     return Share(tuple(go), held)
 

@@ -18,8 +18,8 @@ from dropforge.errors import RecipeError
 from dropforge.section import Section
 
 BATCH: Final = 1000  # drops that `data.source.drops` reads as one
-# By which clocks of machines differ. What was noted later than that was noted before the clock was set back, and
-# nothing waits for it.
+# By which clocks of machines differ. What was noted later than that was noted before the clock was set back: nothing
+# waits for it, and what came since is newer.
 _SKEW: Final = timedelta(minutes=5)
 _UNITS: Final = {
     "minute": timedelta(minutes=1),
@@ -99,10 +99,11 @@ class Waiting:
     announced: bool = False
     batch: bool = False
 
-    @property
-    def age(self) -> tuple[float, datetime, str]:
-        """Sorts by the order of the uploads, whatever the order of their messages."""
-        return self.completed, self.at, self.drop
+    def age(self, now: datetime) -> tuple[bool, float, datetime, str]:
+        """Sorts by the order of the uploads, whatever the order of their messages; first what is from the future."""
+        # The bucket's clock and ours are two: an upload is no later than its entry.
+        came = min(self.completed, self.at.timestamp())
+        return came <= (now + _SKEW).timestamp(), came, self.at, self.drop
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class Decision:
 
 def decide(rules: Intake, waiting: Sequence[Waiting], known: Known, now: datetime) -> Decision:
     """What becomes of a family's waiting drops."""
-    passed = _passed(rules, waiting, known)
-    stays = sorted((one for one in waiting if one.id not in passed), key=lambda one: one.age)
+    passed = _passed(rules, waiting, known, now)
+    stays = sorted((one for one in waiting if one.id not in passed), key=lambda one: one.age(now))
     held: dict[str, str] = {}
     times: list[datetime] = []
     turns = _Turns(rules.limit, known.announced.values(), now)
@@ -165,19 +166,19 @@ def remember(rules: Intake, waiting: Sequence[Waiting], known: Known, go: Iterab
     announced = {one: known.announced.get(one, now) for one in go if one not in sent}
     return Known(
         {one: at for one, at in {**known.announced, **announced}.items() if at > since},
-        _newest(waiting, known),
+        _newest(waiting, known, now),
     )
 
 
-def _passed(rules: Intake, waiting: Sequence[Waiting], known: Known) -> dict[str, str]:
+def _passed(rules: Intake, waiting: Sequence[Waiting], known: Known, now: datetime) -> dict[str, str]:
     if rules.latest_only:
-        newest = _newest(waiting, known)
+        newest = _newest(waiting, known, now)
         why = "superseded by drop {0.drop} (id {0.id}), which is newer (intake.latest_only)"
         return {one.id: why.format(newest) for one in waiting if newest is not None and one.id != newest.id}
     if rules.gathers is None:
         return {}
     # A batch reads the files as they are now: of several under one name only the last one's are there.
-    last = {(one.place, one.drop): one for one in sorted(waiting, key=lambda one: one.age) if _gathers(one)}
+    last = {(one.place, one.drop): one for one in sorted(waiting, key=lambda one: one.age(now)) if _gathers(one)}
     why = "superseded by a newer upload under its name (id {0.id}), which replaced its files (intake.window)"
     return {
         one.id: why.format(last[one.place, one.drop])
@@ -186,8 +187,8 @@ def _passed(rules: Intake, waiting: Sequence[Waiting], known: Known) -> dict[str
     }
 
 
-def _newest(waiting: Sequence[Waiting], known: Known) -> Waiting | None:
-    return max([*filter(None, [known.newest]), *waiting], key=lambda one: one.age, default=None)
+def _newest(waiting: Sequence[Waiting], known: Known, now: datetime) -> Waiting | None:
+    return max([*filter(None, [known.newest]), *waiting], key=lambda one: one.age(now), default=None)
 
 
 def _gathers(one: Waiting) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from dropforge_airflow.backlog import Nudged, deserves_event
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dropforge import intake_ledger
+from dropforge.fair_share import FamilyLoad, RunSlots, share
 from dropforge.intake_ledger import State
-from dropforge.intake_rules import Intake, Known, Waiting, decide
+from dropforge.intake_rules import Intake, Known, Waiting, decide, remember
 from dropforge.store import FolderStore
 from dropforge.watching.runs import Runs
 
@@ -31,6 +35,38 @@ def test_rules_of_intake_hold_no_drop_longer_than_they_say(later: datetime) -> N
     soon = NOW + timedelta(seconds=2)
     assert decide(Intake(window="30 minutes"), [Waiting("1", "a", soon)], Known(), NOW).held
     assert decide(Intake(rate="1 per day"), [drop], Known({"0": soon}), NOW).held
+
+
+def uploaded(name: str, at: datetime, entered: datetime | None = None, place: str = "b") -> Waiting:
+    return Waiting(name, name, entered or at, at.timestamp(), place)
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_a_drop_that_came_with_the_wrong_clock_is_older_than_those_that_came_since(later: datetime) -> None:
+    ahead, rules = uploaded("ahead", later), Intake(latest_only=True)
+    known = remember(rules, [ahead], Known(), decide(rules, [ahead], Known(), later).go, later)
+    since = uploaded("since", NOW)
+    for waiting in ([since], [ahead, since]):
+        assert decide(rules, waiting, known, NOW).go == ("since",)
+    known = remember(rules, [ahead, since], known, ("since",), NOW)
+    # And it stays so once the calendar has come to what was noted.
+    assert list(decide(rules, [ahead], known, NOW).passed) == ["ahead"]
+    assert decide(rules, [uploaded("next", later)], known, later).go == ("next",)
+    again = [replace(ahead, drop="same"), replace(since, drop="same")]
+    assert list(decide(Intake(window="1 minute"), again, Known(), NOW).passed) == ["ahead"]
+    # Nor does it wait behind all that come.
+    assert decide(Intake(rate="1 per day"), [since, ahead], Known(), NOW).go == ("ahead",)
+    assert share({"f": FamilyLoad([since, ahead], limit=1)}, RunSlots(), 0, NOW).go == (("f", "ahead"),)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=5, unique=True), st.sampled_from([-86400, -3600, 0, 3600]))
+def test_the_newest_is_the_bucket_s_however_wrong_our_own_clock_is(minutes: list[int], off: int) -> None:
+    rules, known, ours = Intake(latest_only=True), Known(), timedelta(seconds=off)
+    for minute in sorted(minutes):
+        at = NOW + timedelta(minutes=minute)
+        drop = uploaded(str(minute), at, at + ours)
+        assert decide(rules, [drop], known, at + ours).go == (drop.id,)
+        known = remember(rules, [drop], known, [drop.id], at + ours)
 
 
 def test_a_family_sleeps_no_longer_than_it_may(tmp_path) -> None:

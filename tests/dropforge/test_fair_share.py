@@ -19,7 +19,7 @@ def waits(*hours: float) -> list[Waiting]:
 
 
 def went(families: dict[str, FamilyLoad], slots: RunSlots, taken: int = 0) -> str:
-    return " ".join(f"{family}{drop_id}" for family, drop_id in share(families, slots, taken).go)
+    return " ".join(f"{family}{drop_id}" for family, drop_id in share(families, slots, taken, NOW).go)
 
 
 def test_families_take_turns_however_many_drops_one_has_and_the_oldest_of_each_is_first() -> None:
@@ -37,7 +37,7 @@ def test_who_has_fewer_runs_in_flight_is_next_and_of_equals_who_waits_longer() -
 
 def test_no_family_has_more_than_its_limit_and_its_file_wins_over_the_installation() -> None:
     families = {"a": FamilyLoad(waits(1, 2, 3), 1), "b": FamilyLoad(waits(4, 5, 6), 1, 3), "c": FamilyLoad(waits(7), 9)}
-    shared = share(families, RunSlots(16, 2), 11)
+    shared = share(families, RunSlots(16, 2), 11, NOW)
     assert shared.go == (("a", "1"), ("b", "4"), ("b", "5"))
     assert f"at most 2 of its family ({VARIABLE}) and 16 of all" in shared.held["a", "2"]
     assert "at most 3 of its family (intake.max_active_runs) and 16 of all" in shared.held["b", "6"]
@@ -46,7 +46,7 @@ def test_no_family_has_more_than_its_limit_and_its_file_wins_over_the_installati
 
 def test_ten_thousand_families_and_drops_are_shared_out_at_once() -> None:
     families = {f"f{n}": FamilyLoad(waits(*range(n, n + 5))) for n in range(10_000)}
-    assert len(share(families, RunSlots(), 0).go) == 50_000
+    assert len(share(families, RunSlots(), 0, NOW).go) == 50_000
 
 
 @pytest.mark.parametrize(

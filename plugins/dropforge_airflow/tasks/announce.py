@@ -92,7 +92,7 @@ def _shared(
         for (name, _), marker in by_id.items():
             families.setdefault(name, []).append(intake_ledger.waiting(marker.id, marker.note))
         loads = {one.family: FamilyLoad(families.get(one.family, ()), counts[one.family], one.limit) for one in ruled}
-        shared = fair_share.share(loads, slots, taken)
+        shared = fair_share.share(loads, slots, taken, now)
         there = pool.map(lambda one: store.stat(layout.ledger_key(*one)) is not None, shared.go)
         # A marker whose drop is not in the ledger yet takes nobody's place: its entry in the inbox brings it again.
         if not (without := [one for one, found in zip(shared.go, there, strict=True) if not found]):
