@@ -97,7 +97,8 @@ class Drop(BaseModel):
     parts: tuple[Part, ...] = ()
     """The uploads that it is made of, if a recipe or a family's window named several."""
     completed: float = 0.0
-    """When its `_SUCCESS` was written, as the store tells it (Unix time); 0 where nobody noted it."""
+    """When its `_SUCCESS` was written, as the store tells it (Unix time), see `dropforge.ledger.in_order`; 0 where
+    nobody noted it."""
 
     @property
     def prefix(self) -> str:

@@ -98,6 +98,22 @@ def _find_entry(store: Store, family: str, drop_id: str) -> Drop | None:
         return None
 
 
+def last_entry(store: Store, family: str) -> float:
+    """When the family's last entry was made, as the store tells it (Unix time); 0 if it has none."""
+    return max(store.times(layout.entries_prefix(family)).values(), default=0.0)
+
+
+def in_order(drop: Drop, last: float, now: float) -> Drop:
+    """The drop as it is to be entered now: after the last entry, though that be from the future.
+
+    Then the clock was set back since, and the order of the family's uploads would be wrong for good.
+    :param last: as `last_entry` tells it.
+    """
+    if last <= now:
+        return drop
+    return drop.model_copy(update={"completed": max(drop.completed, int(last) + 1.0)})
+
+
 def wait(store: Store, drop: Drop, **more: Any) -> None:
     """Put the drop's marker: it waits for a run."""
     note = {"drop": drop.drop, "bucket": drop.bucket, "completed": drop.completed, **more}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from collections.abc import Set
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +22,9 @@ from dropforge_airflow.tasks.intake import Intake, run_intake, take_in
 from dropforge import in_flight, inbox, layout, ledger
 from dropforge.drop import read_drop
 from dropforge.errors import DropforgeError
+from dropforge.families import Family
 from dropforge.recipes import load_recipe
+from dropforge.retraining import Arrival, There, Trained, choose
 from dropforge.store import FolderStore, S3Store, Store
 
 from .conftest import Yard
@@ -79,6 +83,25 @@ def test_repeats_and_another_order_change_nothing(store: Store) -> None:
     second = intake(store)
     assert sorted(key.split("/")[2] for key in first.keys + second.keys) == ["d0", "d1", "d2"]
     assert len(second.known) == 3
+
+
+def test_a_drop_is_later_than_one_that_came_with_a_clock_a_day_ahead(tmp_path: Path) -> None:
+    store, ids, tomorrow = FolderStore(tmp_path), [], time.time() + 86400
+    for name in ("sunday", "monday", "tuesday", "wednesday"):
+        success = upload(store, "fam", name, f'{{"text": "{name}"}}')
+        if name == "monday":
+            os.utime(tmp_path / success, (tomorrow, tomorrow))
+        arrive(store, success)
+        [drop] = intake(store).entered
+        ids.append(drop.id)
+        if name == "monday":
+            os.utime(tmp_path / layout.ledger_key("fam", drop.id), (tomorrow, tomorrow))
+    arrived = [Arrival(drop.drop, drop.id) for drop in ledger.arrived(store, "fam")]
+    assert [one.id for one in arrived] == ids
+    family = Family(cron="0 3 * * *", data="since-champion", recipe={"extends": "tiny"})
+    for known in (ids[:2], ids[1:2]):
+        taken = choose(family, There(arrived, Trained("1", frozenset(known), {}), {}, {}))
+        assert [one.drop for one in taken] == ["tuesday", "wednesday"]
 
 
 def test_the_same_bytes_under_another_name_are_the_same_drop(store: Store) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -145,6 +145,7 @@ def take_in(
     done = Intake()
     places = {bucket: Place(bucket_alias, store), **others}
     kept: set[str] = set()
+    last_entry = cache(partial(ledger.last_entry, store))  # a family has many, and a burst many drops
     closes = time.monotonic() + _OPEN
 
     def attempt(entry: ObjectInfo, step: Callable[[], bool]) -> bool:
@@ -161,7 +162,7 @@ def take_in(
         entered = []
         for its_bucket, name in names:
             told = partial(on_refusal, name, entry.key)
-            enter = partial(_enter, store, name, its_bucket, places[its_bucket], done, until, told)
+            enter = partial(_enter, store, name, its_bucket, places[its_bucket], done, until, told, last_entry)
             entered.append(attempt(entry, enter))
         if not all(entered):
             return False  # the trigger wakes for it again
@@ -214,6 +215,7 @@ def _enter(
     done: Intake,
     until: datetime,
     on_refusal: Callable[[DropforgeError], None],
+    last_entry: Callable[[str], float],
 ) -> bool:
     """Enter a finished drop, or refuse it, whatever is wrong with it; False if it waits for its files until then.
 
@@ -241,6 +243,7 @@ def _enter(
         on_refusal(error)
         return True
     store.delete(refused)
+    drop = ledger.in_order(drop, last_entry(name.family), time.time())
     entered = ledger.record(store, drop)
     if entered is not None:
         done.entered.append(entered)
