@@ -1,7 +1,8 @@
 """One hand at a family's alias: who reads which version holds it and then moves it is not overtaken in between.
 
 MLflow has no conditional move. So whoever moves an alias holds an object in the ledger for that moment, taken by
-conditional PUT. Who was killed meanwhile takes it up again when tried anew; others take it over after `STALE` seconds.
+conditional PUT. Who was killed meanwhile takes it up again when tried anew; others take it over once they have seen it
+unchanged for `STALE` seconds of their own, whatever became of the calendar's clock meanwhile.
 """
 
 from __future__ import annotations
@@ -28,47 +29,56 @@ def moving(
     family: str,
     owner: str,
     *,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
     """Hold the family's aliases; waits for others.
 
-    :param owner: who moves; the same one again needs not wait for itself.
+    :param owner: who moves; the same one again needs not wait for itself. :param clock: one that nobody sets.
     :raises DropforgeError: if others hold them for twice as long as anybody should, or it cannot be read who does.
     """
-    key, until = layout.move_key(family), clock() + 2 * STALE
-    while (holder := _take(store, key, owner, clock())) != owner:
-        if clock() > until:
+    key, began = layout.move_key(family), clock()
+    left, since = "", began  # tag of what another holds, and when it was seen first
+    while True:
+        holder, tag = _take(store, key, owner, left if clock() - since > STALE else "")
+        if holder == owner:
+            break
+        if clock() - began > 2 * STALE:
             raise DropforgeError(
                 f"the aliases of {family}",
                 f"{holder} has been moving them for a long time",
                 f"See what became of it; if nobody moves them, delete {store.uri}/{key}",
             )
+        if tag != left:
+            left, since = tag, clock()
         sleep(_PAUSE)
     try:
         yield
     finally:
         with suppress(UnreadableError):  # no more ours; whoever comes next is told
-            found = _held(store, key)
-            if found is not None and found[0] == owner:
+            if _held(store, key) == owner:
                 store.delete(key)
 
 
-def _take(store: Store, key: str, owner: str, now: float) -> str:
-    """Take the object if it is free, or was left behind; who holds it then."""
-    body = json.dumps({"owner": owner, "at": now}).encode()
+def _take(store: Store, key: str, owner: str, left: str) -> tuple[str, str]:
+    """Take the object if it is free, or was left behind; who holds it then, and its tag.
+
+    :param left: tag of what was left behind.
+    """
+    # The time makes each object another one; nobody counts by it.
+    body = json.dumps({"owner": owner, "at": time.time()}).encode()
     if store.put_if_absent(key, body):
-        return owner
-    known, found = store.stat(key), _held(store, key)
-    if known is None or found is None:
-        return "somebody"  # gave it up at this moment
-    holder, since = found
-    mine = holder == owner or now - since > STALE
-    return owner if mine and store.put_if_match(key, body, known.etag) else holder if holder != owner else "somebody"
+        return owner, ""
+    known, holder = store.stat(key), _held(store, key)
+    if known is None or holder is None:
+        return "somebody", ""  # gave it up at this moment
+    if (holder == owner or known.etag == left) and store.put_if_match(key, body, known.etag):
+        return owner, ""
+    return holder if holder != owner else "somebody", known.etag
 
 
-def _held(store: Store, key: str) -> tuple[str, float] | None:
+def _held(store: Store, key: str) -> str | None:
     try:
-        return read_as(store, key, lambda found: (str(found["owner"]), float(found["at"])), _MEND)
+        return read_as(store, key, lambda found: str(found["owner"]), _MEND)
     except MissingObjectError:
         return None
