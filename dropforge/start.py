@@ -188,8 +188,9 @@ def _mend(store: Store, source: RunSpec) -> str:
         place = f"Its checkpoints lie in {source.checkpoints_root}, where this cannot look"
         return f"{place}: have one exported, with `dropforge checkpoints {source.run} STEP export`"
     prefix = f"{layout.run_prefix(source.run)}checkpoints/"
-    names = (key.removeprefix(prefix).split("/") for key in store.sizes(prefix))
-    there = sorted({int(parts[0].removeprefix("step-")) for parts in names if parts[-1] == "manifest.json"})
+    keys = (key.removeprefix(f"{prefix}step-") for key in store.sizes(prefix))
+    steps = (key.removesuffix("/manifest.json") for key in keys if key.endswith("/manifest.json"))
+    there = sorted({int(step) for step in steps if step.isdecimal()})
     kept = ", ".join(f"step-{step}" for step in there)
     return f"Retention keeps the newest and the best: choose one of {kept}" if kept else "The run has no checkpoint"
 

@@ -20,8 +20,9 @@ from dropforge.stack.databases import Databases
 from dropforge.stack.log_files import open_log, read_end
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.services import LOCAL, PORTS, hosts, source_root
+from dropforge.stack.services import LOCAL, hosts, source_root
 from dropforge.stack.state import (
+    PORTS,
     ServiceState,
     StackState,
     check_folder,

@@ -21,7 +21,6 @@ from dropforge.stack.databases import Databases, data_folder
 from dropforge.stack.secrets import Secrets, read_own, write_private
 from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
-PORTS = ("objects", "mlflow", "airflow")
 LOCAL = "127.0.0.1"
 _FOR_PODS = {"objects", "mlflow"}
 CLUSTER = "kubeflow_training.jobs.local"

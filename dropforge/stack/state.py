@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.errors import DropforgeError
+from dropforge.json_objects import typed
 from dropforge.settings import Settings, absolute, is_self_service
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.processes import Traces
@@ -29,6 +30,7 @@ DEAD_QUEUE = "dropforge-drops-dead"
 ACCOUNT = "123456789012"
 REGION = "us-east-1"
 AIRFLOW_USER = "admin"
+PORTS = ("objects", "mlflow", "airflow")
 _LARGEST_PID = (1 << 31) - 1
 # Fit for paths in addresses and configuration files without any quoting.
 _BAD_CHARACTERS = set("%$?#\"'\\")
@@ -238,22 +240,26 @@ def running_state(folder: Path) -> StackState | None:
 
 
 def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
-    traces = values["traces"]
-    return StackState(
-        folder=folder,
-        phase=values["phase"],
-        ports={name: _number(port, 65535) for name, port in values["ports"].items()},
-        services={name: ServiceState(**service) for name, service in values["services"].items()},
-        supervisor=_identity(values["supervisor"]),
-        traces=Traces(
-            traces["boot"],
-            traces["stack_id"],
-            mark_path(folder),
-            frozenset(map(_identity, traces["processes"])),
-        ),
-        started=values["started"],
-        secrets=read_secrets(folder),
-        pod_host=values.get("pod_host"),
+    traces, ports = values["traces"], values["ports"]
+    return typed(
+        StackState(
+            folder=folder,
+            phase=values["phase"],
+            ports={name: _number(ports[name], 65535) for name in PORTS},
+            services={name: typed(ServiceState(**service)) for name, service in values["services"].items()},
+            supervisor=_identity(values["supervisor"]),
+            traces=typed(
+                Traces(
+                    traces["boot"],
+                    traces["stack_id"],
+                    mark_path(folder),
+                    frozenset(map(_identity, traces["processes"])),
+                )
+            ),
+            started=values["started"],
+            secrets=read_secrets(folder),
+            pod_host=values.get("pod_host"),
+        )
     )
 
 

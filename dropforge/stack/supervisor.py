@@ -31,8 +31,9 @@ from dropforge.stack.processes import Traces
 from dropforge.stack.respawn import respawn
 from dropforge.stack.secrets import read_secrets, write_private
 from dropforge.stack.service_logs import cut_log
-from dropforge.stack.services import PORTS, Service, note_migrated, prepare, services
+from dropforge.stack.services import Service, note_migrated, prepare, services
 from dropforge.stack.state import (
+    PORTS,
     ServiceState,
     StackState,
     full_disk,

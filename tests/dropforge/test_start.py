@@ -169,7 +169,9 @@ def test_a_checkpoint_that_retention_deleted_is_refused_unless_it_was_exported(b
     bucket.run("one")
     bucket.checkpoint("one", 75)
     bucket.checkpoint("one", 100)
-    with pytest.raises(RecipeError, match=r"no runs/one/step-50 \(any more\).*choose one of step-75, step-100"):
+    for name in ("notes", "step-", "step-²", "7", "step-9/more", "my-step-8"):  # whatever a pod writes beside them
+        bucket.store.put(f"runs/one/checkpoints/{name}/manifest.json", b"{}")
+    with pytest.raises(RecipeError, match=r"no runs/one/step-50 \(any more\).*choose one of step-75, step-100\b"):
         settle(recipe("runs/one/step-50"), bucket.store, "fam", nobody)
     folder = bucket.export("one", 50)
     _, start = settle(recipe("runs/one/step-50"), bucket.store, "fam", nobody)

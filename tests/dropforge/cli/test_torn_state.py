@@ -23,7 +23,7 @@ from dropforge.stack.doctor import Level, examine
 from dropforge.stack.postgres import forget_dead_server
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import Secrets, read_secrets
-from dropforge.stack.state import StackState, is_running, lock_path, mark_path, read_state, write_state
+from dropforge.stack.state import ServiceState, StackState, is_running, lock_path, mark_path, read_state, write_state
 
 
 def commands(group: Any, *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -70,6 +70,34 @@ def test_a_torn_state_is_told_with_its_mend_by_every_command(tmp_path: Path, fil
     (finding,) = [one for one in examine(folder) if one.check == "ports"]
     assert finding.level is Level.FAIL
     assert file in finding.found
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"phase": 5},
+        {"started": "x"},
+        {"pod_host": 5},
+        {"ports": {"objects": 1}},
+        {"services": {"x": {"status": None}}},
+        {"services": {"x": {"status": "failed", "pid": "a"}}},
+        {"services": {"x": {"status": "failed", "restarts": "b"}}},
+        {"services": {"x": {"status": "failed", "message": 7}}},
+        {"traces": {"boot": 5, "stack_id": "i", "processes": []}},
+        {"traces": {"boot": "b", "stack_id": None, "processes": []}},
+    ],
+    ids=lambda odd: "-".join(str(word) for name in odd for word in (name, odd[name])),
+)
+def test_a_value_of_another_kind_is_told_as_what_is_torn(tmp_path: Path, odd: dict[str, Any]) -> None:
+    read_secrets(tmp_path)
+    ports, traces = {"objects": 1, "mlflow": 2, "airflow": 3}, Traces("boot", "id", mark_path(tmp_path), frozenset())
+    services = {"a": ServiceState("healthy", 1, 2), "b": ServiceState("waiting")}
+    write_state(StackState(tmp_path, "ready", ports, services, (1, 0), traces, 0.0, Secrets(), "10.0.0.1"))
+    assert read_state(tmp_path) is not None
+    path = tmp_path / "stack.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
+    with pytest.raises(DropforgeError, match=r"stack\.json: it cannot be read .* Delete it"):
+        read_state(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["deep", "large", "pipe", "device"])
