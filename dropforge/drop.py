@@ -25,6 +25,7 @@ from dropforge.store import ObjectInfo, Store, TooLargeError, check_not_archived
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 MAX_FILES: Final = 100_000
 """Files that one drop may have; each is asked for by itself."""
+_LISTED: Final = 2  # as many keys are listed: consoles make one that ends with `/` for each folder
 _SUCCESS_BYTES: Final = 32 << 20  # enough for as many files with long names
 _ENTRY_KEYS: Final = 10  # more than an entry has
 
@@ -251,10 +252,14 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         checksum, or there is no file with rows.
     """
     prefix = layout.drop_prefix(family, name)
-    infos = islice((info for info in store.list(prefix) if not info.key.endswith("/")), MAX_FILES + 2)
-    found = {info.key.removeprefix(prefix): info for info in infos}
+    most = _LISTED * MAX_FILES
+    infos = list(islice(store.list(prefix), most + 2))
+    found = {info.key.removeprefix(prefix): info for info in infos if not info.key.endswith("/")}
     if len(found) - (layout.SUCCESS in found) > MAX_FILES:  # `_SUCCESS` need not be among so many
         raise _too_many(f"drop {family}/{name}", "it has more files than that")
+    if len(infos) > most + 1:
+        cause = f"it has more than {most:,} keys, most of them of folders"
+        raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it anew")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
         raise DataError(

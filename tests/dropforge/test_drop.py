@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier
 
@@ -131,6 +132,25 @@ def test_a_drop_of_more_files_than_may_be_is_refused(store: Store, monkeypatch: 
         put(store, "d", {"c.jsonl": b"1"}, listed=False)
     with pytest.raises(DataError, match="more files than that"):  # of which `_SUCCESS` is not among the first
         put(store, "e", {f"{number}.jsonl": b"1" for number in range(8)}, listed=False)
+
+
+def test_a_drop_s_folders_are_listed_to_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dropforge.drop.MAX_FILES", 2)
+    put(store, "d", {"a.jsonl": b"1", "b.jsonl": b"2"})
+    files, folders, listed = list(store.list(layout.drop_prefix("fam", "d"))), 2, 0
+
+    def keys(prefix: str) -> Iterator[ObjectInfo]:
+        nonlocal listed
+        for info in [*(ObjectInfo(f"{prefix}{number}/", 0, "e") for number in range(folders)), *files]:
+            listed += 1
+            yield info
+
+    monkeypatch.setattr(store, "list", keys)
+    assert len(read_drop(store, "fam", "d").files) == 2
+    folders, listed = 100, 0
+    with pytest.raises(DataError, match=r"fam/d: it has more than 4 keys, most of them of folders.*end with `/`"):
+        read_drop(store, "fam", "d")
+    assert listed == 6
 
 
 def test_an_empty_success_lists_nothing() -> None:
