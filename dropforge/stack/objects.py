@@ -20,11 +20,11 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, unquote_to_bytes, urlsplit
+from urllib.parse import parse_qs, unquote_to_bytes
 from xml.parsers.expat import ExpatError
 
 # Before moto is imported: it reads these when it is.
@@ -43,7 +43,7 @@ from dropforge.stack.body import BodyError, read_body, wanted_digests
 from dropforge.stack.connections import Handler, Server, ask_for_files
 from dropforge.stack.documents import check_document, no_body, read_document, read_start
 from dropforge.stack.moto_objects import ACCOUNT, REGION, Request, StoredObject, install, models
-from dropforge.stack.moto_requests import NOT_ALLOWED, ask, ask_s3
+from dropforge.stack.moto_requests import ask, ask_s3
 from dropforge.stack.persistence import Persistence, is_full, queue_models, s3, sqs_queues
 from dropforge.stack.post_policy import check_form, fields_before_file
 from dropforge.stack.queue_requests import (
@@ -57,6 +57,15 @@ from dropforge.stack.queue_requests import (
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
 from dropforge.stack.turn import Turn
+from dropforge.stack.writes import (
+    check_asked,
+    check_conditions,
+    check_owners,
+    check_policy,
+    check_source,
+    read_source,
+    sends_object,
+)
 from dropforge.standard_streams import hold_standard_streams
 
 log = logging.getLogger("dropforge.objects")
@@ -81,12 +90,7 @@ _STATUS = {
     "MissingContentLength": "411 Length Required",
     "NotImplemented": "501 Not Implemented",
 }
-# Headers of a DELETE, for which S3 has directory buckets only.
-_UNKNOWN_CONDITIONS = {"HTTP_X_AMZ_IF_MATCH_LAST_MODIFIED_TIME", "HTTP_X_AMZ_IF_MATCH_SIZE"}
 _READS = {"GET", "HEAD", "OPTIONS"}
-_DOCUMENTS = {"acl", "tagging", "retention", "legal-hold"}  # sub-resources of a key that a PUT sends as XML
-_NOT_PUT = {"restore", "select", "torrent"}
-_PART = {"partNumber", "uploadId"}
 StartResponse = Callable[..., Any]
 
 
@@ -186,11 +190,12 @@ class ObjectServer:
             raise ServiceError("501 Not Implemented", "NotImplemented", f"The embedded stack has no {signed.service}")
         if not _BUCKET_NAME.fullmatch(bucket):
             raise ServiceError("400 Bad Request", "InvalidBucketName", "A bucket's name has letters, digits, . - and _")
+        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        check_owners(environ, query, ACCOUNT)
         if environ["REQUEST_METHOD"] in _READS:
             no_body(environ)
             with self._moto(), Request(self._store.bodies).running(), self._access_log(bucket):
                 return ask_s3(self._s3, environ)
-        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
         return self._write(environ, bucket, _key(raw_key), query, signed.chunk_signer)
 
     def _check_signature(self, environ: Environ, bucket: str, key: str) -> Signed:
@@ -224,10 +229,9 @@ class ObjectServer:
     ) -> Answer:
         body = None
         method, names = environ["REQUEST_METHOD"], query.keys()
-        if method == "PUT" and key and not names >= _PART and _NOT_PUT & names:
-            # moto takes it for the object itself.
-            raise ServiceError(NOT_ALLOWED, "MethodNotAllowed", f"{min(_NOT_PUT & names)} is not changed by a PUT")
-        if _sends_object(method, key, names) and "HTTP_X_AMZ_COPY_SOURCE" not in environ:
+        check_asked(method, key, names)
+        check_conditions(environ, key, names)
+        if sends_object(method, key, names) and "HTTP_X_AMZ_COPY_SOURCE" not in environ:
             body = self._store.bodies.spool(wanted_digests(environ))
         request = Request(self._store.bodies, body)
         with request.running():
@@ -236,9 +240,11 @@ class ObjectServer:
             else:
                 document = read_document(environ, _DOCUMENT if key or query else _FORM)
                 check_document(environ, document, of_object="uploadId" in query)
+                if method == "PUT" and not key and "policy" in query:
+                    check_policy(document)
             self._hash_source(environ, request)
             with self._moto(), self._access_log(bucket):
-                _check_conditions(environ, bucket, key, query)
+                _check_on_objects(environ, bucket, key, query)
                 return self._ask_and_save(environ, bucket, key, query)
 
     def _ask_and_save(self, environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> Answer:
@@ -247,6 +253,7 @@ class ObjectServer:
             answer = ask_s3(self._s3, environ)
             if answer[0] >= "400":  # moto may have changed something before it refused
                 raise _Refused(answer)
+            _check_size(environ, bucket, key, query)
             if BUCKET not in s3().buckets:
                 raise ServiceError("403 Forbidden", "AccessDenied", "The stack's own bucket stays")
             if "uploads" in query:
@@ -302,15 +309,11 @@ class ObjectServer:
 
     def _hash_source(self, environ: Environ, request: Request) -> None:
         """Compute the entity tag of what is to be copied before moto's turn: a large object takes seconds."""
-        try:
-            found = urlsplit(environ.get("HTTP_X_AMZ_COPY_SOURCE", ""))
-        except ValueError:
-            raise ServiceError("400 Bad Request", "InvalidArgument", "x-amz-copy-source is no bucket and key") from None
-        bucket, _, key = unquote(found.path).lstrip("/").partition("/")
-        if not key or bucket not in s3().buckets:
+        found = read_source(environ)
+        if found is None or found.bucket not in s3().buckets:
             return
         with self._turn:
-            source = s3().get_object(bucket, key, version_id=parse_qs(found.query).get("versionId", [None])[0])
+            source = s3().get_object(found.bucket, found.key, version_id=found.version)
             if not isinstance(source, StoredObject) or source.contentsize <= WHOLE:
                 return
             pieces, tag = source.pieces, source.etag.strip('"')
@@ -403,11 +406,6 @@ def _health(held: float) -> Answer:
     return text_answer("503 Service Unavailable", text, "text/plain")
 
 
-def _sends_object(method: str, key: str, query: Set[str]) -> bool:
-    """Whether a request's body is the bytes of an object or of a part, and no document."""
-    return method == "PUT" and bool(key) and (query >= _PART or not _DOCUMENTS & query)
-
-
 def _key(raw: str) -> str:
     try:
         key = unquote_to_bytes(raw).decode()
@@ -447,16 +445,16 @@ def _check_form(environ: Environ, bucket: str, access_key: str, secret_key: str,
         raise ServiceError("400 Bad Request", "EntityTooLarge", f"The policy allows a file of {sizes.start} bytes up")
 
 
-def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> None:
-    """Check the conditions that moto leaves out: on a copy's target and on an upload's completion, and the upload.
+def _check_on_objects(environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> None:
+    """Check the conditions that moto leaves out: on a copy's source and target, on an upload's completion, the upload.
 
-    Those that nobody checks are refused: who makes them means not to write without.
+    :raises ServiceError: if one does not hold.
     """
-    if key and (environ.get("HTTP_IF_NONE_MATCH", "*") != "*" or _UNKNOWN_CONDITIONS & environ.keys()):
-        message = (
-            "A write's If-None-Match is `*`, and x-amz-if-match-... is for other buckets than the embedded stack has"
-        )
-        raise ServiceError("501 Not Implemented", "NotImplemented", message)
+    source = read_source(environ) if environ["REQUEST_METHOD"] == "PUT" else None
+    if source is not None and source.bucket in s3().buckets:
+        copied = s3().get_object(source.bucket, source.key, version_id=source.version)
+        if isinstance(copied, StoredObject):
+            check_source(environ, copied.etag, copied.last_modified)
     found = s3().buckets.get(bucket)
     if not key or found is None:
         return
@@ -475,6 +473,17 @@ def _check_conditions(environ: Environ, bucket: str, key: str, query: dict[str, 
         raise ServiceError("404 Not Found", "NoSuchKey", "The object to be replaced is not there")
     if (wanted and existing.etag.strip('"') != wanted.strip('"')) or (copies and absent and existing is not None):
         raise ServiceError("412 Precondition Failed", "PreconditionFailed", "The object is not as the request wants it")
+
+
+def _check_size(environ: Environ, bucket: str, key: str, query: dict[str, list[str]]) -> None:
+    """:raises ServiceError: if an upload was completed to another size than its client says."""
+    told = environ.get("HTTP_X_AMZ_MP_OBJECT_SIZE")
+    if told is None or "uploadId" not in query or environ["REQUEST_METHOD"] != "POST":
+        return
+    size = s3().get_object(bucket, key).contentsize
+    if told != str(size):
+        message = f"x-amz-mp-object-size is not {size}, which the upload's parts have together"
+        raise ServiceError("400 Bad Request", "InvalidRequest", message)
 
 
 def _keys(state: Path) -> tuple[str, str]:

@@ -71,6 +71,8 @@ KNOWN = {
 # And ours does.
 MENDED = {
     "objects.a_key_that_is_too_long",
+    "copies.if_the_source_is_the_one",
+    "copies.if_the_source_was_not_changed",
     "copies.onto_what_is_not_there_yet",
     "checksums.a_wrong_md5_is_refused",
     "checksums.a_part_with_a_wrong_checksum_is_refused",
