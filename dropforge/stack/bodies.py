@@ -19,7 +19,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from dropforge.store import sync_folder
 
@@ -39,11 +39,17 @@ class Piece(NamedTuple):
 
 
 class Checksum:
-    """A running checksum by S3's name; only those that the standard library can compute."""
+    """A running checksum by S3's name."""
 
     def __init__(self, name: str) -> None:
         self._crc = 0
-        self._hash = None if name == "crc32" else hashlib.new(name, usedforsecurity=False)
+        self._hash: Any = None
+        if name in ("crc32c", "crc64nvme"):
+            from dropforge.stack.crc import Crc  # few clients ask for it, and it needs numpy
+
+            self._hash = Crc(name)
+        elif name != "crc32":
+            self._hash = hashlib.new(name, usedforsecurity=False)
 
     def update(self, data: bytes) -> None:
         if self._hash is None:
@@ -52,7 +58,7 @@ class Checksum:
             self._hash.update(data)
 
     def digest(self) -> bytes:
-        return self._crc.to_bytes(4, "big") if self._hash is None else self._hash.digest()
+        return self._crc.to_bytes(4, "big") if self._hash is None else bytes(self._hash.digest())
 
 
 class Spool:

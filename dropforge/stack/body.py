@@ -20,7 +20,6 @@ _LINE = 16 << 10
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,16})[ \t]*(;[^\r\n]*)?\r\n")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _CHECKSUMS = {"crc32": "CRC32", "sha1": "SHA1", "sha256": "SHA256", "crc32c": "CRC32C", "crc64nvme": "CRC64NVME"}
-_COMPUTED = ("crc32", "sha1", "sha256")
 
 
 class BodyError(Exception):
@@ -46,7 +45,7 @@ def wanted_digests(environ: dict[str, Any]) -> tuple[str, ...]:
     asked = " ".join(
         environ.get(name, "").lower() for name in ("HTTP_X_AMZ_TRAILER", "HTTP_X_AMZ_SDK_CHECKSUM_ALGORITHM")
     )
-    for name in _COMPUTED:
+    for name in _CHECKSUMS:
         if f"HTTP_X_AMZ_CHECKSUM_{name.upper()}" in environ or re.search(rf"\b{name}\b", asked):
             names.add(name)
     return tuple(sorted(names))
@@ -63,6 +62,8 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
         raise BodyError("InvalidRequest", "x-amz-decoded-content-length must be a number of bytes")
     trailers: dict[str, str] = {}
     payload = environ.get("HTTP_X_AMZ_CONTENT_SHA256", "")
+    if payload.startswith("STREAMING-") and promised is None:
+        raise BodyError("MissingContentLength", "An upload in S3's chunks needs x-amz-decoded-content-length")
     if payload.startswith("STREAMING-AWS4-") and chunk_signer is None:
         raise BodyError("SignatureDoesNotMatch", "the upload's chunks are signed, but their request is not")
     blocks = _plain(environ)
@@ -72,7 +73,11 @@ def read_body(environ: dict[str, Any], spool: Spool, chunk_signer: ChunkSigner |
             raise BodyError("IncompleteBody", f"{promised} bytes were promised and more came")
     if promised is not None and spool.size != int(promised):
         raise BodyError("IncompleteBody", f"{promised} bytes were promised and {spool.size} came")
-    for name, value in trailers.items():
+    announced = {name.strip().lower() for name in environ.get("HTTP_X_AMZ_TRAILER", "").split(",") if name.strip()}
+    checksums = {name: value for name, value in trailers.items() if name.startswith("x-amz-checksum-")}
+    if not checksums.keys() <= announced <= trailers.keys():
+        raise BodyError("MalformedTrailerError", "what follows the upload's last chunk is not what x-amz-trailer says")
+    for name, value in checksums.items():
         environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
     spool.finish()
     check_digests(environ, spool.digest)
@@ -181,7 +186,7 @@ def _decode(lines: _Lines, trailers: dict[str, str], signer: ChunkSigner | None)
         sha256 = hashlib.sha256(text.encode("latin-1")).hexdigest()
         if not signer.check_trailer(sha256, signature) if signer.trailer else found:
             raise BodyError("SignatureDoesNotMatch", "what follows the upload's last chunk is not what was signed")
-    trailers.update((name, value) for name, value in found.items() if name.startswith("x-amz-checksum-"))
+    trailers.update(found)
 
 
 def _read_trailers(lines: _Lines) -> dict[str, str]:
@@ -211,11 +216,11 @@ def check_digests(environ: dict[str, Any], digest: Callable[[str], bytes]) -> No
     for name, official in _CHECKSUMS.items():
         header = f"HTTP_X_AMZ_CHECKSUM_{name.upper()}"
         value = environ.get(header)
-        if value is None and name == algorithm and name in _COMPUTED:
+        if value is None and name == algorithm:
             value = environ[header] = base64.b64encode(digest(name)).decode()
         if value is None:
             continue
-        if name in _COMPUTED and decode_checksum(value) != digest(name):
+        if decode_checksum(value) != digest(name):
             raise BodyError("BadDigest", f"the bytes that came have another {official} than the client says")
         # moto keeps a checksum only if this header names it.
         environ["HTTP_X_AMZ_SDK_CHECKSUM_ALGORITHM"] = official

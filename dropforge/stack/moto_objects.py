@@ -151,7 +151,7 @@ class StoredUpload(models.FakeMultipart):  # type: ignore[misc]
         return content, f"{tags.digest().hex()}-{len(parts)}", self._checksum(parts, pieces)
 
     def _checksum(self, parts: list[StoredObject], pieces: tuple[Piece, ...]) -> tuple[str, str, int] | None:
-        """Type, value and count as moto keeps them; of those that we cannot compute, none is shown."""
+        """Type, value and count as moto keeps them; of those that take long to compute, none is shown."""
         name = str(self.metadata.get("x-amz-checksum-algorithm") or "").lower()
         if name not in _COMPUTED:
             return None

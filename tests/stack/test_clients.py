@@ -74,6 +74,7 @@ MENDED = {
     "copies.if_the_source_is_the_one",
     "copies.if_the_source_was_not_changed",
     "copies.onto_what_is_not_there_yet",
+    "checksums.a_wrong_checksum_is_refused",
     "checksums.a_wrong_md5_is_refused",
     "checksums.a_part_with_a_wrong_checksum_is_refused",
     "multipart.a_part_after_the_end",

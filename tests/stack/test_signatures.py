@@ -33,7 +33,7 @@ from pyarrow import fs
 from werkzeug.serving import make_server
 
 from dropforge.stack.bodies import Bodies, Spool
-from dropforge.stack.body import BodyError, read_body
+from dropforge.stack.body import BodyError, read_body, wanted_digests
 from dropforge.stack.post_policy import check_form
 from dropforge.stack.signatures import SUBRESOURCES, ChunkSigner, SignatureError, Signed, check
 
@@ -759,7 +759,7 @@ def read(environ: Environ, body: bytes | io.RawIOBase, signer: ChunkSigner | Non
     """What arrives in the spool, or the code of the refusal."""
     size = len(body) if isinstance(body, bytes) else int(environ["CONTENT_LENGTH"])
     stream = io.BytesIO(body) if isinstance(body, bytes) else body
-    spool = Spool(folder)
+    spool = Spool(folder, wanted_digests(environ))
     try:
         read_body({**environ, "wsgi.input": stream, "CONTENT_LENGTH": str(size)}, spool, signer)
         return stored(spool, folder)
@@ -848,7 +848,10 @@ def test_a_made_upload_in_signed_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [b"3\r\nabcd\r\n0\r\n\r\n", b"3\r\nabc", b"-1\r\n", b"x\r\n", b"", b"3\r\nabc\r\n"])
 def test_broken_chunks(body: bytes, tmp_path: Path) -> None:
-    environ = {"HTTP_X_AMZ_CONTENT_SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"}
+    environ = {
+        "HTTP_X_AMZ_CONTENT_SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+        "HTTP_X_AMZ_DECODED_CONTENT_LENGTH": "3",
+    }
     assert read(environ, body, None, tmp_path) == "IncompleteBody"
     assert read(environ, b"3\r\nabc\r\n0\r\n\r\n", None, tmp_path) == b"abc"
 
@@ -867,7 +870,11 @@ class Endless(io.RawIOBase):
 
 
 def test_reading_takes_little_memory(tmp_path: Path) -> None:
-    environ = {"HTTP_X_AMZ_CONTENT_SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "CONTENT_LENGTH": str(1 << 40)}
+    environ = {
+        "HTTP_X_AMZ_CONTENT_SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+        "HTTP_X_AMZ_DECODED_CONTENT_LENGTH": str(1 << 40),
+        "CONTENT_LENGTH": str(1 << 40),
+    }
     huge = [f"{32 << 20:x}\r\n".encode(), *[b"a" * (1 << 16)] * 512, b"\r\n"]
     trailers = (f"x-amz-checksum-{number}:1\r\n".encode() for number in range(1 << 40))
     line = iter(lambda: b"a" * (1 << 16), b"")

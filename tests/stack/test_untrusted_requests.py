@@ -30,6 +30,7 @@ from dropforge.stack.body import BodyError, RequestTimeoutError, read_body
 from dropforge.stack.documents import check_document
 from dropforge.stack.services import LOCAL
 from dropforge.stack.supervisor import port_trouble
+from tests.stack.clients.checksums import KINDS, checksum
 from tests.stack.conftest import Server
 from tests.stack.test_objects import BUCKET, bodies, listing
 from tests.stack.test_supervisor import until
@@ -488,6 +489,33 @@ def test_chunks_that_nobody_signed_change_nothing(server: Server) -> None:
     assert client.get_object_tagging(Bucket=BUCKET, Key="k")["TagSet"] == []
     assert "Parts" not in client.list_parts(Bucket=BUCKET, Key="m", UploadId=upload)
     assert "Traceback" not in (server.state / "objects.log").read_text()
+
+
+def test_a_trailer_is_what_was_promised(server: Server) -> None:
+    streaming = {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "Content-Encoding": "aws-chunked"}
+    sized = {**streaming, "x-amz-decoded-content-length": "5"}
+
+    def sent(lines: dict[str, str], announced: str, headers: dict[str, str] = sized) -> tuple[int, str]:
+        trailer = "".join(f"x-amz-checksum-{name}:{value}\r\n" for name, value in lines.items())
+        told = {**headers, "x-amz-trailer": announced} if announced else headers
+        return server.put(f"/{BUCKET}/k", f"5\r\nhello\r\n0\r\n{trailer}\r\n".encode(), told)
+
+    right = {kind.lower(): checksum(kind, b"hello") for kind in KINDS}
+    for name, value in right.items():
+        wrong = base64.b64encode(bytes(len(base64.b64decode(value)))).decode()
+        for status, code, answer in (
+            (400, "BadDigest", sent({name: wrong}, f"x-amz-checksum-{name}")),
+            (400, "BadDigest", server.put(f"/{BUCKET}/k", b"hello", {f"x-amz-checksum-{name}": wrong})),
+            (400, "MalformedTrailerError", sent({}, f"x-amz-checksum-{name}")),
+            (400, "MalformedTrailerError", sent({name: value}, "")),
+            (411, "MissingContentLength", sent({name: value}, f"x-amz-checksum-{name}", streaming)),
+        ):
+            assert (answer[0], code in answer[1]) == (status, True), (name, answer)
+    assert listing(server.client()) == []
+    for name, value in right.items():
+        assert sent({name: value}, f" X-Amz-Checksum-{name}")[0] == 200
+        head = server.client().head_object(Bucket=BUCKET, Key="k", ChecksumMode="ENABLED")
+        assert head[f"Checksum{name.upper()}"] == value
 
 
 @pytest.mark.parametrize("header", ["Content-MD5", "x-amz-checksum-crc32", "x-amz-checksum-sha256"])
