@@ -59,7 +59,8 @@ def curate(planned: Plan) -> Curated:
         shutil.rmtree(workdir, ignore_errors=True)
         raise
     shutil.rmtree(workdir, ignore_errors=True)
-    return _told(settings, store, planned, made)
+    _prove(store, planned)
+    return _told(settings, store, made)
 
 
 def workplace(planned: Plan) -> str:
@@ -108,7 +109,8 @@ def from_cluster(planned: Plan) -> Curated:
         store = connection.open_store(settings.bucket)
         digest = json.loads(store.get(job.result))["digest"]
         manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], digest)))
-    return _told(settings, store, planned, manifest)
+    _prove(store, planned)
+    return _told(settings, store, manifest)
 
 
 def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
@@ -123,8 +125,11 @@ def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
     return replace(made, workdir=workdir, result=f"{prefix}result.json"), prefix
 
 
-def _told(settings: Settings, store: Store, planned: Plan, made: dataset.Manifest) -> Curated:
+def _prove(store: Store, planned: Plan) -> None:
     ledger.prove(store, planned["family"], [planned["drop_id"], *(part["id"] for part in planned.get("parts", ()))])
+
+
+def _told(settings: Settings, store: Store, made: dataset.Manifest) -> Curated:
     lineage.tell(lambda: lineage.curated(settings.root, made))
     card = made.files.get("card_html", "")
     warnings = json.loads(store.get(made.files["card_json"]))["warnings"] if "card_json" in made.files else []
