@@ -15,9 +15,8 @@ from dropforge import family_recipe, layout, ledger, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE, NoSuchRunError
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.patience import Patience, asking_mlflow
-from dropforge.cli.result import exit_code, show_result
+from dropforge.cli.result import follow_to_end
 from dropforge.cli.upload import default_name, find_files, upload
-from dropforge.cli.watch import follow
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import rules_of
@@ -65,8 +64,7 @@ def drop_command(
     run = start_again(connection, known) if known is not None and again else None
     if watch:
         dag_run = run or wait_for_run(connection, found)
-        view = follow(connection, dag_run, f"{found.family}/{found.drop}", console)
-        raise typer.Exit(exit_code(view, show_result(connection, dag_run, view, console)))
+        raise typer.Exit(follow_to_end(connection, dag_run, f"{found.family}/{found.drop}", console))
     console.print(Text(f"Follow its run with `dropforge follow {found.family}/{found.drop}`"))
 
 
@@ -103,8 +101,7 @@ def follow_command(
     """
     connection = connect(state)
     dag_run, title = find_dag_run(connection, run)
-    view = follow(connection, dag_run, title, console)
-    raise typer.Exit(exit_code(view, show_result(connection, dag_run, view, console)))
+    raise typer.Exit(follow_to_end(connection, dag_run, title, console))
 
 
 def send(connection: Connection, family: str, name: str, files: dict[str, Path]) -> Drop:

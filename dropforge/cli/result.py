@@ -12,7 +12,7 @@ from dropforge import tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, login_text
 from dropforge.cli.patience import asking_mlflow
-from dropforge.cli.watch import View, find_mlflow_run, why_failed
+from dropforge.cli.watch import View, find_mlflow_run, follow, why_failed
 from dropforge.errors import DropforgeError
 from dropforge.mlflow_pages import run_page, server
 from dropforge.stack.state import running_state
@@ -37,6 +37,18 @@ class Version(NamedTuple):
     address: str
 
 
+def follow_to_end(connection: Connection, dag_run: str, title: str, console: Console) -> int:
+    """Show a run until it ends, and what became of it; return the exit code.
+
+    0 for a promoted model and for a run that trained none, 1 for a failure, `NOT_PROMOTED`.
+    """
+    view = follow(connection, dag_run, title, console)
+    version = show_result(connection, dag_run, view, console)
+    if view.state != "success":
+        return 1
+    return 0 if version is None or version.promoted else NOT_PROMOTED
+
+
 def show_result(connection: Connection, dag_run: str, view: View, console: Console) -> Version | None:
     """Print what became of a run that has ended; return the version that it registered, if it did."""
     failed = why_failed(connection.airflow, dag_run, view.stages)
@@ -55,13 +67,6 @@ def show_result(connection: Connection, dag_run: str, view: View, console: Conso
         _show_panel(view, run, version, console)
     _show_links(connection, dag_run, run, version, console)
     return version
-
-
-def exit_code(view: View, version: Version | None) -> int:
-    """0 for a promoted model and for a run that trained none, 1 for a failure, `NOT_PROMOTED`."""
-    if view.state != "success":
-        return 1
-    return 0 if version is None or version.promoted else NOT_PROMOTED
 
 
 def _registered(mlflow: MlflowClient, run: Run) -> Version | None:

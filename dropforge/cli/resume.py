@@ -11,9 +11,9 @@ from dropforge import aside, layout, sweeps, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.named import Named, RunArgument, find
-from dropforge.cli.result import exit_code, show_result
+from dropforge.cli.result import follow_to_end
 from dropforge.cli.stop import wait_gone
-from dropforge.cli.watch import ENDED, Stage, follow, read_stages
+from dropforge.cli.watch import ENDED, Stage, read_stages
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.stages import STAGES
@@ -63,8 +63,7 @@ def resume(
     connection.airflow.clear(FINETUNE, named.dag_run, stage)
     console.print(Text(f"Run {named.title} goes on at {stage}: {connection.airflow.page(FINETUNE, named.dag_run)}"))
     if watch:
-        view = follow(connection, named.dag_run, named.title, console)
-        raise typer.Exit(exit_code(view, show_result(connection, named.dag_run, view, console)))
+        raise typer.Exit(follow_to_end(connection, named.dag_run, named.title, console))
 
 
 def first_unfinished(title: str, went: str, stages: Sequence[Stage]) -> str:

@@ -15,8 +15,8 @@ from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.named import opened
 from dropforge.cli.patience import LIMIT, Patience
 from dropforge.cli.recipes import FamilyOption, RecipeArgument
-from dropforge.cli.result import exit_code, show_result
-from dropforge.cli.watch import ENDED, Stage, follow, read_stages, why_failed
+from dropforge.cli.result import follow_to_end
+from dropforge.cli.watch import ENDED, Stage, read_stages, why_failed
 from dropforge.data_names import read_name
 from dropforge.drop import is_id
 from dropforge.errors import DataError, DropforgeError, RecipeError
@@ -92,8 +92,7 @@ def submit(
             f"run {dag_run}", f"another run has these data (stage {skipped.name} was skipped)", "Use --again to insist"
         )
     if watch:
-        view = follow(connection, dag_run, named.run or dag_run, console)
-        raise typer.Exit(exit_code(view, show_result(connection, dag_run, view, console)))
+        raise typer.Exit(follow_to_end(connection, dag_run, named.run or dag_run, console))
     if not as_json:
         console.print(Text(f"Follow it with `dropforge follow {dag_run}`"))
 
