@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
@@ -25,7 +25,8 @@ from dropforge.store import ObjectInfo, Store, TooLargeError, check_not_archived
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 MAX_FILES: Final = 100_000
 """Files that one drop may have; each is asked for by itself."""
-_LISTED: Final = 2  # as many keys are listed: consoles make one that ends with `/` for each folder
+MAX_KEYS: Final = 2 * MAX_FILES
+"""Keys below one drop: consoles make one that ends with `/` for each folder."""
 _SUCCESS_BYTES: Final = 32 << 20  # enough for as many files with long names
 _ENTRY_KEYS: Final = 10  # more than an entry has
 
@@ -252,13 +253,12 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         checksum, or there is no file with rows.
     """
     prefix = layout.drop_prefix(family, name)
-    most = _LISTED * MAX_FILES
-    infos = list(islice(store.list(prefix), most + 2))
+    infos = list(listed_keys(store, prefix))
     found = {info.key.removeprefix(prefix): info for info in infos if not info.key.endswith("/")}
     if len(found) - (layout.SUCCESS in found) > MAX_FILES:  # `_SUCCESS` need not be among so many
         raise _too_many(f"drop {family}/{name}", "it has more files than that")
-    if len(infos) > most + 1:
-        cause = f"it has more than {most:,} keys, most of them of folders"
+    if len(infos) > MAX_KEYS + 1:
+        cause = f"it has more than {MAX_KEYS:,} keys, most of them of folders"
         raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it anew")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
@@ -301,6 +301,11 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
             f"drop {family}/{name}", "it holds no file with rows", f"Upload the data before {layout.SUCCESS}"
         )
     return drop
+
+
+def listed_keys(store: Store, prefix: str) -> Iterator[ObjectInfo]:
+    """Yield the keys below a drop's prefix, `_SUCCESS` among them, and one more than a drop may have at most."""
+    return islice(store.list(prefix), MAX_KEYS + 2)
 
 
 def drop_file(store: Store, prefix: str, info: ObjectInfo, key: str, entry: SuccessEntry | None) -> DropFile:

@@ -10,11 +10,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any, Final
 
 from dropforge import layout
-from dropforge.drop import MAX_FILES, Drop, identity_of_objects
+from dropforge.drop import Drop, identity_of_objects, listed_keys
 from dropforge.json_objects import UnreadableError, read_as, read_object
 from dropforge.store import MissingObjectError, Store
 
@@ -43,20 +42,26 @@ def record(store: Store, drop: Drop) -> Drop | None:
     are gone or were changed, it takes the place of the first one; where they are there, its id is that of its objects.
     """
     known = _find_entry(store, drop.family, drop.id)
-    if known is not None and _holding(store, known, drop) is not None:
+    if known is None:  # of two that come at once the second one may hold other bytes
+        return drop if _enter(store, drop) else record(store, drop)
+    if _holding(store, known, drop) is not None:
         return None
-    if known is not None and _is_there(store, known):
-        drop = drop.model_copy(update={"id": identity_of_objects(drop)})
-    # Pending first: a crash between the writes leaves a drop that is nudged, not one that is forgotten.
+    if "://" in known.prefix or _is_there(store, known):  # another bucket is not looked into
+        own = drop.model_copy(update={"id": identity_of_objects(drop)})
+        return own if _enter(store, own) else None
+    # Pending first, the entry last: a crash in between is mended by the next message.
     wait(store, drop)
-    if known is None or known.id != drop.id:
-        if store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json()):
-            return drop
-        return record(store, drop) if known is None else None  # another one was faster, and may hold other bytes
     store.delete_all(layout.claims_prefix(drop.family, drop.id))
     store.delete(layout.superseded_key(drop.family, drop.id))
     store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
     return drop
+
+
+def _enter(store: Store, drop: Drop) -> bool:
+    """Make the entry of a drop that waits for a run; False if there is one of its id."""
+    # Pending first: a crash between the two writes leaves a drop that is nudged, not one that is forgotten.
+    wait(store, drop)
+    return store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json())
 
 
 def find(store: Store, drop: Drop) -> Drop | None:
@@ -77,11 +82,8 @@ def _objects(drop: Drop) -> dict[str, tuple[int, str]]:
 
 
 def _is_there(store: Store, drop: Drop) -> bool:
-    """Whether the files of an entry are those that it names; of another bucket, which is not looked into, they are."""
-    if drop.root is not None and "://" in drop.root:
-        return True
-    found = islice(store.list(drop.prefix), MAX_FILES + 2)
-    etags = {info.key.removeprefix(drop.prefix): info.etag for info in found}
+    """Whether the files of an entry are still the objects that it names."""
+    etags = {info.key.removeprefix(drop.prefix): info.etag for info in listed_keys(store, drop.prefix)}
     return all(etags.get(file.key) == file.etag for file in drop.files)
 
 
@@ -128,15 +130,10 @@ def place(store: Store, drop: Drop) -> Drop:
     if store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json()):
         return drop
     known = read(store, drop.family, drop.id)
-    if known == drop or all(_there(store, known.prefix + file.key, file.etag) for file in known.files):
+    if known == drop or _is_there(store, known):
         return known
     store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
     return drop
-
-
-def _there(store: Store, key: str, etag: str) -> bool:
-    info = store.stat(key)
-    return info is not None and info.etag == etag
 
 
 def read(store: Store, family: str, drop_id: str) -> Drop:

@@ -136,6 +136,7 @@ def test_a_drop_of_more_files_than_may_be_is_refused(store: Store, monkeypatch: 
 
 def test_a_drop_s_folders_are_listed_to_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dropforge.drop.MAX_FILES", 2)
+    monkeypatch.setattr("dropforge.drop.MAX_KEYS", 4)
     put(store, "d", {"a.jsonl": b"1", "b.jsonl": b"2"})
     files, folders, listed = list(store.list(layout.drop_prefix("fam", "d"))), 2, 0
 

@@ -56,6 +56,17 @@ def plan(store: Store, source: Drop | None = None, owner: str = "run-1", **param
     return make_plan(store, "b", params, partition_key=key, owner=owner, installation=ALONE)
 
 
+def test_the_form_reads_the_drop_that_it_names_though_others_held_its_bytes_first(store: Store) -> None:
+    """Its own recipe lies beside it; of an upload that was trained on and deleted nothing is left to read."""
+    first = entered(store, "d1", "train: {max_steps: 7}\n")
+    ledger.prove(store, "fam", [first.id])
+    for name in ("a.jsonl", "recipe.yaml", "_SUCCESS"):
+        store.put(f"drops/fam/d2/{name}", store.get(f"drops/fam/d1/{name}"))
+    store.delete_all("drops/fam/d1/")
+    found = plan(store, drop="fam/d2")
+    assert (found["drop"], found["drop_id"], found["recipe"]["train"]["max_steps"]) == ("d2", first.id, 7)
+
+
 def test_an_event_run_takes_its_drop(store: Store) -> None:
     drop = entered(store)
     made = plan(store, drop)

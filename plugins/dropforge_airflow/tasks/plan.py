@@ -261,7 +261,8 @@ def find_drop(store: Store, bucket: str, asked: str | None, family: str | None) 
     if family is not None and head != family:
         raise DataError(f"drop {asked!r}", f"it is not of family {family!r}", "Leave `family` empty")
     drop = read_drop(store, layout.check_family(head), layout.check_drop(name), bucket)
-    return ledger.record(store, drop) or ledger.find(store, drop) or drop
+    entry = ledger.record(store, drop) or ledger.find(store, drop)
+    return drop if entry is None else drop.model_copy(update={"id": entry.id})
 
 
 def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
