@@ -17,10 +17,9 @@ from dropforge import layout
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile, identity
 from dropforge.errors import DataError
-from dropforge.folder_files import files_below
+from dropforge.folder_files import files_of
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore, Store
-from dropforge.text import has_surrogates
 
 #: Rules of the gate that say nothing about a sample.
 _OF_THE_WHOLE = frozenset(
@@ -65,10 +64,7 @@ def local_drop(
         raise DataError(
             f"path {data}", "it is not there", "Give a JSONL, CSV, Parquet or text file, or a folder of them"
         )
-    if has_surrogates(data.name):
-        raise DataError(f"path {str(data)!r}", "its name is no UTF-8, as a key has to be", "Give it another")
-    keys = files_below(data, on_skip) if data.is_dir() else [data.name]
-    infos = map(FolderStore(folder_of(data)).stat, keys)
+    infos = map(FolderStore(folder_of(data)).stat, files_of(data, on_skip))
     found = [info for info in infos if info is not None and info.key != layout.SUCCESS]
     files = tuple(DropFile(key=i.key, size=i.size, content=f"etag:{i.etag}", etag=i.etag) for i in found)
     drop = Drop(family=family, drop=name, id=identity(files), bucket="", files=files)

@@ -1,4 +1,4 @@
-"""Which files of a folder a person means to give: none that is hidden, and nothing that lies outside it."""
+"""Which files a person means to give: one, or those of a folder that are not hidden and do not lie outside it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from dropforge.errors import DataError
 from dropforge.text import has_surrogates
 
 _NO_TEXT = "its name is no UTF-8"
+
+
+def files_of(path: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
+    """Return a file by its name, also where it is a link: it is what the person named; or the files below a folder.
+
+    :param on_skip: as of `files_below`.
+    :raises DataError: if it is neither, or the file's name cannot be a key.
+    """
+    if path.is_dir():
+        return files_below(path, on_skip)
+    if not path.is_file():
+        raise DataError(f"path {str(path)!r}", "it is neither a file nor a folder", "Check the spelling")
+    if has_surrogates(path.name):
+        raise DataError(f"file {str(path)!r}", f"{_NO_TEXT}, as a key has to be", "Give it another")
+    return {path.name: path}
 
 
 def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:

@@ -122,10 +122,10 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120) -> st
     """
     patience = Patience(connection.stack, f"dropforge follow {drop.family}/{drop.drop}")
     end = time.monotonic() + seconds
-    held = None
+    held, entry = None, None
     while time.monotonic() < end:
         try:
-            entry = ledger.find(connection.store, drop)  # another drop of its checksums may hold other bytes
+            entry = entry or ledger.find(connection.store, drop)  # one of its checksums alone may hold other bytes
             owner = ledger.newest_owner(connection.store, entry.family, entry.id) if entry else None
             if owner is None and entry is not None:
                 _check_not_superseded(connection, entry)

@@ -16,7 +16,7 @@ from dropforge.cli.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
-from dropforge.folder_files import files_below
+from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast
 from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
 from dropforge.layout import check_family, run_prefix
@@ -84,8 +84,7 @@ def plan(
     loaded = build_recipe(over_preset(read_named(recipe)))
     size = None
     if data is not None:
-        files = [data] if data.is_file() else files_below(data).values()
-        size = sum(map(_text_bytes, files))
+        size = sum(map(_text_bytes, files_of(data).values()))
     figures = estimate(loaded, size)
     speed = None if family is None else _measured(connect(state), check_family(family), loaded)
     Console().print(_plan_table(loaded, figures, forecast(loaded, figures, speed)))

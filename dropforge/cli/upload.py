@@ -10,9 +10,8 @@ from pathlib import Path
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.folder_files import files_below
+from dropforge.folder_files import files_of
 from dropforge.store import Store
-from dropforge.text import has_surrogates
 
 
 def find_files(paths: list[Path], on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
@@ -23,15 +22,7 @@ def find_files(paths: list[Path], on_skip: Callable[[Path, str], None] = lambda 
     """
     files: dict[str, Path] = {}
     for path in paths:
-        if path.is_dir():
-            found = files_below(path, on_skip)
-        elif path.is_file() and has_surrogates(path.name):
-            raise DataError(f"file {str(path)!r}", "its name is no UTF-8, as a key has to be", "Give it another")
-        elif path.is_file():
-            found = {path.name: path}  # a link, too: it is what the person named
-        else:
-            raise DataError(f"path {str(path)!r}", "it is neither a file nor a folder", "Check the spelling")
-        for key, item in found.items():
+        for key, item in files_of(path, on_skip).items():
             if any(part.startswith(".") for part in key.split("/")) or key == layout.SUCCESS:
                 continue
             if key in files:
