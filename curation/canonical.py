@@ -363,18 +363,26 @@ def _parse_list(value: Any, name: str) -> list[Message]:
         if type(content) is str and len(message) == _PLAIN and known != "function_call":
             found.append((known, content, None))
         else:
-            found.append(_message(known, content, message))
+            made = _message(known, content, message)
+            twice = message.get("role") is not None and message.get("from") is not None
+            found.append((*made[:2], turns.both(made[2], _speaker(known, message["from"]))) if twice else made)
     return found
+
+
+def _speaker(role: str, speaker: Any) -> turns.Beside | None:
+    """What a `from` beside a `role` says that the role does not."""
+    same = isinstance(speaker, str) and ROLES.get(speaker.strip().lower()) == role
+    return None if same else turns.Beside({}, ("from",))
 
 
 def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
     if role == "function_call":
         text, parts = _content(content, "content of a call")
         return "assistant", "", turns.both(turns.called(message, text), parts)
-    beside = turns.beside(message)
+    beside = turns.beside(message, role)
     if content is None and beside is not None and "tool_calls" in beside.told:
         return role, "", beside
-    text, parts = _content(content, f"content of {role}")
+    text, parts = _content(content, f"content of {role}", role)
     return role, text, turns.both(beside, parts)
 
 
@@ -382,13 +390,13 @@ def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
 _PLAIN: Final = 2
 
 
-def _content(value: Any, name: str) -> tuple[str, turns.Beside | None]:
+def _content(value: Any, name: str, role: str = "assistant") -> tuple[str, turns.Beside | None]:
     """The text of a content, and what its parts say beside theirs, if it has parts."""
     value = shapes.texts(value)
     if isinstance(value, str):
         return value, None
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        return turns.of_parts(value, name)
+        return turns.of_parts(value, name, role)
     raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")
 
 

@@ -30,7 +30,7 @@ from curation.reasons import Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
-from curation.shapes import is_repr
+from curation.shapes import is_chat, is_repr
 from curation.spellings import LONGEST_UNSET, is_unset
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
@@ -205,7 +205,8 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 
 def _look(row: Row, report: Report) -> None:
-    """Count a row that says what programs write for a missing value, or answers as Python shows a list."""
+    """Count a row that says what programs write for a missing value, answers as Python shows a list, or holds a whole
+    conversation in a text or prompt."""
     texts = row.contents if row.text is None else (row.text,)
     # Most are neither, which length and last character tell at once.
     for text in texts:
@@ -217,6 +218,7 @@ def _look(row: Row, report: Report) -> None:
     for spelling in {text.strip() for role, text in said if role in {"user", "assistant"} and is_unset(text)}:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
     report.shown += any(role == "assistant" and is_repr(text) for role, text in said)
+    report.chats += any((role == "user" or row.text is not None) and is_chat(text) for role, text in said)
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:

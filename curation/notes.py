@@ -33,10 +33,12 @@ def warnings(
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
     recoded = f"lines are not UTF-8, and were read as {rules.encoding}"
     python = "rows answer with a list or object as Python shows it; if that is not meant, write the text alone"
-    counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values(), python)}
+    chats = "rows hold a conversation as JSON text, learned as it is: name its column in `data.columns` as `messages`"
+    counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values(), python, chats)}
     for task, report in reports:
         counted[recoded][task.name] += report.recoded
         counted[python][task.name] += report.shown
+        counted[chats][task.name] += report.chats
         for seen, number in report.dialect.items():
             counted[SEEN[seen]][task.name] += number
     for what, rows in counted.items():

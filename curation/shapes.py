@@ -88,6 +88,11 @@ def is_repr(text: str) -> bool:
     return text.rstrip()[-1:] in {"]", "}", ")"} and _SHOWN.match(text) is not None
 
 
+def is_chat(text: str) -> bool:
+    """Tell whether a text is a list of messages, or an object with one, in JSON or as Python shows it."""
+    return text.lstrip()[:1] in {"[", "{"} and text.rstrip()[-1:] in {"]", "}"} and may_be_chat(text)
+
+
 def may_be_chat(text: str) -> bool:
     """Tell whether a text names a role as messages do, in JSON or as Python shows it."""
     return _ROLE.search(text) is not None

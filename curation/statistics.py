@@ -86,11 +86,13 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
         lines += [f"{name}: one value, or several? {_counted(group)}" for group in values]
     if statistics.unset:
         lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
-    wrong = sum(rows for label, rows in statistics.truths.items() if label.lower() == "false")
-    if wrong and statistics.shapes["messages"] and not classes:
-        lines.append(
-            f"labels: {wrong:,} rows have `false`; an answer that is marked as wrong so is learned all the same"
-        )
+    if statistics.shapes["messages"] and not classes:
+        only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
+        for no in ("false", "0") if only else ("false",):
+            if wrong := sum(rows for label, rows in statistics.truths.items() if label.lower() == no):
+                lines.append(
+                    f"labels: {wrong:,} rows have `{no}`; an answer that is marked as wrong so is learned all the same"
+                )
     return [*lines, *(told(*item) for item in statistics.repeated)]
 
 

@@ -161,7 +161,8 @@ class Report:
     what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
     which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here;
     `unset` in how many rows a text, prompt or answer is what programs write for a missing value, by its spelling, and
-    `shown` in how many an answer is a list or object as Python shows it."""
+    `shown` in how many an answer is a list or object as Python shows it, and `chats` in how many a text or prompt is a
+    conversation."""
 
     file: int
     records: int = 0
@@ -180,3 +181,4 @@ class Report:
     dialect: dict[str, int] = field(default_factory=dict)
     unset: dict[str, int] = field(default_factory=dict)
     shown: int = 0
+    chats: int = 0

@@ -49,7 +49,7 @@ def tells(beside: Beside | None) -> bool:
     return beside is not None and bool(beside.told)
 
 
-def beside(message: Mapping[Any, Any]) -> Beside | None:
+def beside(message: Mapping[Any, Any], role: str = "assistant") -> Beside | None:
     """What of a message's other keys reaches a template or the loss; None if there is nothing to tell.
 
     :raises RejectError: if one of them has a value that cannot be read.
@@ -73,9 +73,9 @@ def beside(message: Mapping[Any, Any]) -> Beside | None:
         others.append("function_call")
     if message.get("content") is not None and message.get("value") not in (None, message["content"]):
         others.append("value")
-    flags = [_flag(message[key], key) for key in _FLAGS if message.get(key) is not None]
-    if not all(flags):
+    if not all(_flag(message[key], key) for key in _FLAGS if message.get(key) is not None):
         found["train"] = False
+    others += asked(message, role)
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
     if calls is not None:
         unknown += tuple(f"tool_calls.{key}" for key in _unread(calls if isinstance(calls, list) else [calls]))
@@ -101,7 +101,13 @@ def both(one: Beside | None, other: Beside | None) -> Beside | None:
     return Beside({**one.told, **other.told}, (*one.unknown, *other.unknown))
 
 
-def of_parts(parts: list[dict[Any, Any]], name: str) -> tuple[str, Beside | None]:
+def asked(message: Mapping[Any, Any], role: str) -> list[str]:
+    """Flags that ask to learn what somebody else than the assistant says: the recipe decides that for all rows."""
+    flags = [key for key in _FLAGS if message.get(key) is not None and _flag(message[key], key)]
+    return [] if role == "assistant" else [f"{key} of {role}" for key in flags]
+
+
+def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") -> tuple[str, Beside | None]:
     """The text of a content in parts, and what they say beside it. :param name: what is told of the content.
 
     :raises RejectError: if a part is no text, or only some of them are to be learned.
@@ -126,6 +132,7 @@ def of_parts(parts: list[dict[Any, Any]], name: str) -> tuple[str, Beside | None
     unknown = {
         f"content.{key}": None for part in parts for key, value in part.items() if key not in _IN_PARTS and value
     }
+    unknown |= {key: None for part in parts for key in asked(part, role)}
     told = {} if learned == {True} else {"train": False}
     return "".join(map(str, texts)), Beside(told, tuple(unknown)) if told or unknown else None
 

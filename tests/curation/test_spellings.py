@@ -205,12 +205,40 @@ def test_missing_values_and_lists_of_python_s_that_are_learned_are_told(make: Ma
     assert shown.startswith("a.jsonl: 9 rows answer with a list or object as Python shows it")
 
 
-def test_answers_that_are_marked_as_wrong_are_told(make: Make, store: FolderStore) -> None:
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [([True, False, False], "false"), ([1, 0, 0], "0"), ([0], "0"), ([0, 1, 2], None), ([True, 1, 1], None)],
+)
+def test_answers_that_are_marked_as_wrong_are_told(
+    make: Make, store: FolderStore, labels: list[object], told: str | None
+) -> None:
     """As TRL's KTO has them."""
-    rows = [{"prompt": f"p {n}", "completion": "c", "label": n % 3 == 0} for n in range(30)]
+    rows = [{"prompt": f"p {n}", "completion": "c", "label": label} for n, label in enumerate(labels * 20)]
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
-    told = "labels: 20 rows have `false`; an answer that is marked as wrong so is learned all the same"
-    assert told in json.loads(store.get(made.files["card_json"]))["warnings"]
+    found = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "marked" in line]
+    count = sum(not label for label in labels) * 20
+    assert found == (
+        []
+        if told is None
+        else [f"labels: {count} rows have `{told}`; an answer that is marked as wrong so is learned all the same"]
+    )
+
+
+def test_conversations_that_stand_in_a_text_are_told(make: Make, store: FolderStore) -> None:
+    """A column of messages that was written as text, under a name that is no conversation's."""
+    chats = [[{"role": "user", "content": f"Is {n} on?"}, {"role": "assistant", "content": "Yes."}] for n in range(20)]
+    texts = [{"text": json.dumps(chat)} for chat in chats]
+    texts += [{"text": json.dumps({"messages": chat})} for chat in chats]
+    texts += [{"text": str(chat)} for chat in chats]
+    texts += [{"prompt": f" {json.dumps(chat)}", "completion": "It is on."} for chat in chats]
+    texts += [{"text": json.dumps(["user", n])} for n in range(20)]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, texts)).encode()})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "conversation" in line]
+    how = "learned as it is: name its column in `data.columns` as `messages`"
+    assert told == [f"a.jsonl: 80 rows hold a conversation as JSON text, {how}"]
+
+
+def test_labels_of_texts_mark_no_answer(make: Make, store: FolderStore) -> None:
     texts = make({"a.jsonl": lines(label=[True, False] * 20)}, "texts")
     assert not any("marked" in line for line in json.loads(store.get(texts.files["card_json"]))["warnings"])
 

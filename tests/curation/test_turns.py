@@ -118,6 +118,17 @@ def test_what_a_message_says_twice_in_other_words_is_told() -> None:
     assert canonical(chat(ASK, {**ANSWER, "value": ANSWER["content"]})).unknown == ()
     both = calling(content=None, tool_calls=[CALL], function_call={"name": "other", "arguments": {}})
     assert canonical(both).unknown == ("messages.function_call",)
+    assert canonical(chat({**ASK, "from": "gpt"}, {**ANSWER, "from": 7})).unknown == ("messages.from",)
+    assert canonical(chat({**ASK, "from": "Human"}, {**ANSWER, "from": None})).unknown == ()
+
+
+def test_a_question_that_asks_to_be_learned_is_told() -> None:
+    """It is where `train.loss_on` is `all`, whatever its message says."""
+    asked = chat({**ASK, "train": True}, {**ANSWER, "train": True})
+    assert canonical(asked).unknown == ("messages.train of user",)
+    assert canonical(chat({**ASK, "weight": 0}, {**ANSWER, "weight": 1})).unknown == ()
+    parts = [{"type": "text", "text": "Is it on?", "weight": 1}]
+    assert canonical(chat({"role": "user", "content": parts}, ANSWER)).unknown == ("messages.weight of user",)
 
 
 @pytest.mark.parametrize("column", ["image", "images", "Audio", "videos"])

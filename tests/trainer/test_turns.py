@@ -111,6 +111,36 @@ def test_thoughts_are_learned_where_the_template_writes_them() -> None:
     assert parts(TemplateEncoder(made, "answers"), made, THINKING)[0] == ["<think>hm</think>wrong<|im_end|>"]
 
 
+LAST_THOUGHTS = TOOLS.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}", 1)
+NO_THOUGHTS = CHATML.replace("m['content'] +", "m['content'].split('</think>')[-1] +", 1)  # as DeepSeek R1's
+ASIDE, WRITTEN = {"reasoning_content": "hm"}, "<think>\nhm\n</think>\n\nwrong"
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    ("aside", "written_as", "loss_on", "lost"),
+    [
+        (LAST_THOUGHTS, QWEN_3, "answers", 0),
+        (LAST_THOUGHTS, QWEN_3, "all", 1),
+        (TOOLS, CHATML, "answers", 0),
+        (TOOLS, CHATML, "all", 0),
+        (CHATML, NO_THOUGHTS, "answers", 1),
+        (CHATML, NO_THOUGHTS, "all", 1),
+    ],
+)
+def test_thoughts_before_a_later_question_are_counted_where_they_are_left_out(
+    aside: str, written_as: str, loss_on: str, lost: int, written: bool
+) -> None:
+    """Qwen 3's template writes the last ones alone: answers that are learned are texts of their own, all of it is one.
+    Thoughts stand beside an answer, or in it as the model would write them."""
+    pairs = tuple((role, WRITTEN if written and text == "wrong" else text) for role, text in PAIRS)
+    row = Row(b"k" * 16, pairs, None, beside=() if written else ({}, ASIDE, {}, {}))
+    facts: dict[str, Any] = {}
+    made = tokenizer(written_as if written else aside)
+    texts = [made.decode(list(one.ids)) for one in documents(TemplateEncoder(made, loss_on), [row], 512, facts)]
+    assert (facts["unwritten_thoughts"], any("hm" in text for text in texts)) == (lost, not lost)
+
+
 NAMED = Row(b"k" * 16, PAIRS[:2], None, beside=({"name": "Bob"}, {"name": "Eve"}))
 BRIEF = Row(b"k" * 16, (("system", "be brief"), *PAIRS[:2]), None)
 LATER = Row(b"k" * 16, (*PAIRS[:2], ("system", "be brief"), *PAIRS[2:]), None)

@@ -218,7 +218,7 @@ class TemplateEncoder(Encoder):
             return [str(error)]
 
     def unwritten(self, row: Row) -> frozenset[str]:
-        return frozenset() if row.messages is None else self.template.unwritten(row.turns, row.tools)
+        return frozenset() if row.messages is None else self.template.unwritten(row.turns, row.tools, self.all)
 
     @no_panic()
     def _tokenise(self, texts: list[str], special: bool) -> list[tuple[list[int], list[tuple[int, int]]]]:

@@ -74,6 +74,7 @@ UNWRITTEN: Final = {
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _COUNTED: Final = {
     "thoughts": "unwritten_thoughts",
+    "written thoughts": "unwritten_thoughts",
     "system": "unwritten_system",
     "later system": "unwritten_system",
     "results": "unwritten_results",
@@ -90,12 +91,15 @@ _REFUSED: Final = {
 def _kinds(messages: list[Message], tools: Tools) -> set[str]:
     """What a conversation has that a template may leave out: keys of `_COUNTED` and `_REFUSED`."""
     found = {"tools"} if tools else set()
+    last = max((turn for turn, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for turn, message in enumerate(messages):
         role = message["role"]
         if role == "system":
             found.add("later system" if turn else "system")
         elif role == "tool":
             found.add("results")
+        elif role == "assistant" and "</think>" in message["content"]:
+            found |= {"written thoughts"} | ({"earlier written thoughts"} if turn < last else set())
         if len(message) == 2:  # as most: a role and a content
             continue
         if message.get("tool_calls"):
@@ -104,7 +108,7 @@ def _kinds(messages: list[Message], tools: Tools) -> set[str]:
         if message.get("name"):
             found.add(f"names of {role}")
         if "reasoning_content" in message:
-            found.add("thoughts")
+            found |= {"thoughts"} | ({"earlier thoughts"} if turn < last else set())
     return found
 
 
@@ -139,6 +143,8 @@ def _calling(content: str, *numbers: int) -> list[list[Message]]:
     return [[*head, *results, _SAY], head]
 
 
+#: As most models write thoughts, and as templates that leave them out look for them.
+_THOUGHT: Final = _message("assistant", f"<think>\n{_TOLD}\n</think>\n\n{_ANSWER}")
 _RESULT: Final = _message("tool", _TOLD, tool_call_id="dropforg1")
 _PROBES: Final[dict[str, list[list[Message]]]] = {
     "tools": [[_ASK, _SAY], [_ASK]],
@@ -146,6 +152,9 @@ _PROBES: Final[dict[str, list[list[Message]]]] = {
     "several calls": _calling("", 1, 2),
     "content": _calling(_TOLD, 1),
     "thoughts": [[_ASK, _message("assistant", _ANSWER, reasoning_content=_TOLD)]],
+    "earlier thoughts": [[_ASK, _message("assistant", _ANSWER, reasoning_content=_TOLD), _ASK, _SAY]],
+    "written thoughts": [[_ASK, _THOUGHT]],
+    "earlier written thoughts": [[_ASK, _THOUGHT, _ASK, _SAY]],
     "system": [[_message("system", _TOLD), _ASK, _SAY]],
     "later system": [
         [_ASK, _SAY, _message("system", _TOLD), _ASK, _SAY],
@@ -286,9 +295,18 @@ class ChatTemplate:
         used._check(messages, tools)
         return used._text(messages, tools)
 
-    def unwritten(self, messages: list[Message], tools: Tools = ()) -> frozenset[str]:
-        """What a conversation says and the template leaves out, by names of `UNWRITTEN`."""
-        return frozenset(_COUNTED[kind] for kind in self._of(tools)._lost(messages, tools) if kind in _COUNTED)
+    def unwritten(self, messages: list[Message], tools: Tools = (), whole: bool = False) -> frozenset[str]:
+        """What a conversation says and the template leaves out, by names of `UNWRITTEN`.
+
+        :param whole: it is learned as one text, in which many templates leave out what was thought before a later
+            question; answers that are learned are texts of their own then, unless the template marks them.
+        """
+        used = self._of(tools)
+        lost = used._lost(messages, tools)
+        found = {_COUNTED[kind] for kind in lost if kind in _COUNTED}
+        if lost & {"earlier thoughts", "earlier written thoughts"} and (whole or used.marked):
+            found.add(_COUNTED["thoughts"])
+        return frozenset(found)
 
     def _of(self, tools: Tools) -> ChatTemplate:
         """The one that a conversation with such tools is written by."""
