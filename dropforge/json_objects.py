@@ -95,14 +95,21 @@ def parse_object(data: bytes | str, thing: str, mend: str = "") -> dict[str, Any
 
     :raises UnreadableError: if it is none, is nested more than `DEEPEST` deep, or has a number that no float holds.
     """
+    value = parse_value(data, thing, mend)
+    if isinstance(value, dict):
+        return value
+    why = f"it is {_KINDS.get(type(value), 'null')} and no object"
+    raise UnreadableError(thing, f"it cannot be read: {why}", mend or _MEND)
+
+
+def parse_value(data: bytes | str, thing: str, mend: str = "") -> Any:
+    """The JSON value of a text, as `parse_object` reads an object."""
     try:
         value = json.loads(data, parse_int=_whole_number)
         brackets = data.count(b"{") + data.count(b"[") if isinstance(data, bytes) else data.count("{") + data.count("[")
         if is_too_deep(value, brackets):
             raise RecursionError
-        if isinstance(value, dict):
-            return value
-        why = f"it is {_KINDS.get(type(value), 'null')} and no object"
+        return value
     except RecursionError:
         why = f"brackets are nested more than {DEEPEST} deep"
     except ValueError as error:

@@ -159,15 +159,12 @@ def test_what_others_wrote_below_the_description_stays(run: Tracking) -> None:
 
 
 def test_a_model_that_a_person_deleted_comes_not_back_and_keeps_no_other_away(run: Tracking) -> None:
-    tracker = make_tracker(run, print)
-    models = make_models(run, tracker, print)
-    assert models is not None
+    models = Models(Rest(run.uri), run, print)
     models.show(shown(ROOT, [seal(10, 5.0)], []))
     models.work()
     tracking.client(run.uri).delete_logged_model(seen(run)["step-10"].model_id)
     models.show(shown(ROOT, [seal(10, 5.0), seal(20, 4.0)], []))
     models.work()
-    tracker.close()
     assert marks(run) == {"step-20": {"best", "last"}}
 
 
@@ -242,3 +239,33 @@ def test_what_mlflow_did_not_take_is_sent_once_it_is_back(run: Tracking, tmp_pat
         assert not tags.keys() & {"dropforge.ask", "dropforge.run"}  # Airflow's login sends what a training has kept
         left = {info.key: json.loads(store.get(info.key)) for info in store.list("runs/fam-1/")}
         assert left == {"runs/fam-1/unsent-tags/2-5.json": {"tags": {}, "checkpoints": [{"step": 2}]}}
+
+
+def test_a_file_that_is_odd_or_refused_stays_and_holds_up_no_other(
+    run: Tracking, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pods may write what they like below their run."""
+    mlflow, store = tracking.client(run.uri), FolderStore(tmp_path)
+    point = {"key": "train/loss", "timestamp": 1_700_000_000_000, "value": 1.0, "step": 1}
+    odd: dict[str, Any] = {
+        "unsent-metrics/notes": [],
+        "unsent-metrics/0-a.json": [],
+        "unsent-metrics/0-1.json": [{**point, "more": 1}],
+        "unsent-metrics/0-2.json": [{**point, "key": "what?"}],
+        "unsent-metrics/0-3.json": {"other": {}},
+        "unsent-tags/0-4.json": {"tags": [1]},
+        "unsent-tags/0-5.json": {"tags": {"dropforge.steps": 7}},
+        "unsent-tags/0-6.json": "tags",
+        "unsent-tags/0-7.json": None,
+    }
+    for name, content in odd.items():
+        store.put(f"runs/fam-1/{name}", json.dumps(content).encode())
+    store.put("runs/fam-1/unsent-tags/0-8.json", b"[" * 100_000)
+    store.put("runs/fam-1/unsent-metrics/1-9.json", json.dumps([point]).encode())
+    store.put("runs/fam-1/unsent-tags/1-9.json", json.dumps({"tags": {"dropforge.steps": "7"}}).encode())
+    assert unsent.send(store, "fam-1", run.uri, run.run_id) == 2
+    found = mlflow.get_run(run.run_id).data
+    assert (found.metrics, found.tags["dropforge.steps"]) == ({"train/loss": 1.0}, "7")
+    left = {info.key.removeprefix("runs/fam-1/") for info in store.list("runs/fam-1/")}
+    assert left == {*odd, "unsent-tags/0-8.json"}
+    assert all(name in caplog.text for name in left)
