@@ -22,6 +22,7 @@ from dropforge.recipes.load import (
     RECIPE_LIMIT,
     build_recipe,
     merge,
+    preset_values,
     put_drop_over,
     put_first_drop_over,
     read_yaml,
@@ -38,13 +39,13 @@ _TRIES: Final = 5
 class Kept:
     """A family's recipe in the ledger.
 
-    :param recipe: as in a `recipe.yaml`, `extends` not resolved. :param preset: over which it stands.
+    :param recipe: as in a `recipe.yaml`, `extends` not resolved. :param preset: over which it stands, if any.
     :param origin: the family's first drop, or a person. :param by: name of the drop, or of the person.
     :param at: when, in ISO 8601.
     """
 
     recipe: dict[str, Any]
-    preset: str
+    preset: str | None
     origin: Literal["drop", "person"]
     by: str
     at: str
@@ -56,14 +57,15 @@ class Kept:
 
     def resolved(self) -> dict[str, Any]:
         """The values, over the preset that they stood over when they were kept."""
-        return merge(resolve({"extends": self.preset}), resolve(self.recipe))
+        return merge(preset_values(self.preset), resolve(self.recipe))
 
 
 @dataclass(frozen=True)
 class Ruling:
     """What holds for a family's drops.
 
-    :param values: the recipe, `extends` resolved. :param own: whether it is the family's, not the installation's.
+    :param values: the recipe, `extends` resolved; empty if neither the family nor the installation has one.
+    :param own: whether it is the family's, not the installation's.
     """
 
     values: dict[str, Any]
@@ -71,20 +73,21 @@ class Ruling:
     own: bool
 
 
-def rule(store: Store, family: str, preset: str, file: Family | None = None) -> Ruling:
+def rule(store: Store, family: str, preset: str | None, file: Family | None = None) -> Ruling:
     """Find what holds for a family.
 
-    :param preset: of the installation. :param file: the family's file, if it has one.
+    :param preset: of the installation, if it has one. :param file: the family's file, if it has one.
     :raises RecipeError: if what stands there is no recipe (any more).
     """
     if file is not None and file.governs:
         name = f"family {family} (its file {family}{ENDING})"
         return Ruling(file.resolved(), Authority(name, "the file changes it for all its drops"), own=True)
-    under = resolve({"extends": preset})
+    under = preset_values(preset)
     kept = read(store, family)
     if kept is None:
         change = f"`dropforge family set {family} --recipe FILE` gives the family another recipe"
-        return Ruling(under, Authority(f"preset {preset}, which {family} goes by,", change), own=False)
+        name = f"family {family}" if preset is None else f"preset {preset}, which {family} goes by,"
+        return Ruling(under, Authority(name, change), own=False)
     change = f"`dropforge family set {family} --recipe FILE` changes it for all its drops"
     authority = Authority(f"family {family} ({kept.told})", change)
     try:
@@ -134,6 +137,11 @@ def put_drop(ruling: Ruling, own: Mapping[str, Any], *, sets_it: bool) -> dict[s
     """
     if sets_it:
         return put_first_drop_over(ruling.values, own)
+    if not ruling.values:
+        if not own:
+            return {}
+        cause = "what is trained is not for this drop to say, and nobody else has said it"
+        raise RecipeError(ruling.authority.name, cause, ruling.authority.change)
     return put_drop_over(ruling.values, own, ruling.authority)
 
 
@@ -155,15 +163,15 @@ def keep_first(store: Store, family: str, kept: Kept) -> bool:
     return store.put_if_absent(layout.family_recipe_key(family), _json(kept))
 
 
-def first(recipe: Mapping[str, Any], preset: str, drop: str) -> Kept:
+def first(recipe: Mapping[str, Any], preset: str | None, drop: str) -> Kept:
     """What a first drop leaves. :param recipe: its own, empty if it has none."""
     return Kept(dict(recipe), preset, "drop", drop, _now())
 
 
-def write(store: Store, family: str, recipe: Mapping[str, Any], preset: str, by: str) -> Kept | None:
+def write(store: Store, family: str, recipe: Mapping[str, Any], preset: str | None, by: str) -> Kept | None:
     """Set a family's recipe.
 
-    :param preset: over which it stands. :param by: who sets it. :return: what it was before.
+    :param preset: over which it stands, if any. :param by: who sets it. :return: what it was before.
     :raises DropforgeError: if others write at the same time.
     """
     key, data = layout.family_recipe_key(family), _json(Kept(dict(recipe), preset, "person", by, _now()))
@@ -188,7 +196,10 @@ def _read(store: Store, family: str) -> tuple[Kept | None, str | None]:
         values = json.loads(read_bounded(store, key, _LIMIT))
         if not isinstance(values["recipe"], dict) or values["origin"] not in {"drop", "person"}:
             raise ValueError("a part has another type")
-        kept = Kept(values["recipe"], str(values["preset"]), values["origin"], str(values["by"]), str(values["at"]))
+        preset = values["preset"]
+        if not isinstance(preset, str | None):
+            raise ValueError("a part has another type")
+        kept = Kept(values["recipe"], preset, values["origin"], str(values["by"]), str(values["at"]))
         return kept, info.etag
     except MissingObjectError:
         raise RecipeError(thing, "it went while it was read", "Try again") from None

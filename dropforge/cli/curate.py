@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -117,6 +117,10 @@ def curate(
 _WHERE = "Give --out FOLDER, or look at it with --sample 10000; `dropforge drop` uploads it"
 
 
+#: Where nothing says which model is trained: rows are curated alike whichever it is.
+_ANY: Final = "sample"
+
+
 def _place(store: str | None, state: Path | None) -> Store:
     return connect(state).store if store is None else open_store(store)
 
@@ -135,7 +139,7 @@ def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -
     if given is not None:
         return load_recipe(given)
     prefix, store = under[0]
-    ruling = family_recipe.rule(store, drop.family, default_preset())
+    ruling = family_recipe.rule(store, drop.family, default_preset() or _ANY)
     own = family_recipe.read_own(store, drop, prefix)
     if own is None:
         return build_recipe(ruling.values)

@@ -20,6 +20,8 @@ from dropforge.stack.state import check_folder
 from dropforge.terminal import Console
 
 FAMILY = "python-help"
+#: A model from nothing: it needs no hub.
+RECIPE = "extends: sample\n"
 console = Console()
 
 
@@ -62,6 +64,8 @@ def _drop_sample(connection: Connection, folder: Path, part: int) -> Drop:
         console.print(f"{FAMILY}/{name} was dropped before; the same drop is not trained on twice (--again insists).")
         return drop
     files = {path.name: path for path in write_sample(folder / "samples" / name, part=part)}
+    files[layout.RECIPE] = folder / "samples" / f"{name}.yaml"
+    files[layout.RECIPE].write_text(RECIPE)
     drop = send(connection, FAMILY, name, files)
     uri = f"{connection.settings.root}/{drop.prefix}"
     console.print(f"Dropped {len(files)} files into {uri}; {layout.SUCCESS} is there. Now watching.")

@@ -21,6 +21,7 @@ from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import rules_of
 from dropforge.layout import check_family
+from dropforge.recipes.described import trained
 from dropforge.recipes.load import build_recipe, default_preset, read_drop_recipe
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import families_folder
@@ -50,8 +51,7 @@ def drop_command(
     if layout.RECIPE in files:
         own = read_drop_recipe(files[layout.RECIPE])  # a broken recipe is refused here, not half an hour later
     connection = connect(state)
-    if own is not None:
-        _check_recipe(connection, family, own)
+    _check_recipe(connection, family, own or {})
     found = send(connection, family, name or default_name(), files)
     console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
     known = _known(connection, found)
@@ -69,15 +69,17 @@ def drop_command(
 
 
 def _check_recipe(connection: Connection, family: str, own: Mapping[str, Any]) -> None:
-    """Refuse what the run of the embedded stack would refuse; elsewhere only tell, since files of families and presets
-    lie where Airflow runs. :raises RecipeError: naming the key."""
+    """Tell what will be trained, and refuse what the run of the embedded stack would refuse; elsewhere only tell, since
+    files of families and presets lie where Airflow runs. :raises RecipeError: naming the key."""
     embedded = connection.stack is not None
     try:
         file = rules_of(families_folder(source_root() / "dags"), family) if embedded else None
         ruling = family_recipe.rule(connection.store, family, default_preset(), file)
         may = connection.settings.self_service or not embedded
         sets_it = family_recipe.sets_recipe(connection.store, family, ruling, self_service=may)
-        check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
+        recipe = check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
+        whose = "the family's recipe" if ruling.own else "its first recipe" if sets_it else f"preset {default_preset()}"
+        console.print(Text(f"{family} trains {trained(recipe)} ({whose})"), soft_wrap=True)
     except RecipeError as error:
         if embedded:
             raise

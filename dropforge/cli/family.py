@@ -17,7 +17,7 @@ from dropforge.cli.recipes import complete_recipe
 from dropforge.errors import RecipeError
 from dropforge.layout import check_family
 from dropforge.recipes.drop_rules import differences
-from dropforge.recipes.load import build_recipe, default_preset, merge, read_named, resolve
+from dropforge.recipes.load import build_recipe, default_preset, merge, preset_values, read_named, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import Settings
 from dropforge.terminal import Console, Text
@@ -46,7 +46,7 @@ def show(
     if kept is None:
         console.print(Text(_none(family, connection.settings)))
         return
-    console.print(Text(f"# {kept.told}, over preset {kept.preset}", "dim"))
+    console.print(Text(f"# {kept.told}" + (f", over preset {kept.preset}" if kept.preset else ""), "dim"))
     console.print(Text(yaml.safe_dump(kept.recipe, sort_keys=False, allow_unicode=True).rstrip()))
 
 
@@ -61,11 +61,11 @@ def set_recipe(
 ) -> None:
     """Set the recipe that a family's drops are trained with from now on.
 
-    It stands over the preset of DROPFORGE_PRESET here. Runs that have begun keep theirs.
+    It stands over the preset of DROPFORGE_PRESET here, if that is set. Runs that have begun keep theirs.
     """
     values = read_named(recipe)
     preset = default_preset()
-    after = check_startable(build_recipe(merge(resolve({"extends": preset}), resolve(values)))).plain()
+    after = check_startable(build_recipe(merge(preset_values(preset), resolve(values)))).plain()
     connection = connect(state)
     before = family_recipe.write(connection.store, check_family(family), values, preset, _person())
     if before is None:
@@ -86,12 +86,13 @@ def set_recipe(
 
 
 def _none(family: str, settings: Settings) -> str:
-    preset = f"preset {default_preset()}"
+    preset = default_preset()
     if settings.self_service:
-        return f"Family {family} has no recipe yet: its first drop sets it, over {preset}"
+        over = f", over preset {preset}" if preset else ""
+        return f"Family {family} has no recipe yet: its first drop sets it{over}"
+    holds = f"preset {preset} holds, and its drops may only describe their rows" if preset else "its drops are refused"
     return (
-        f"Family {family} has no recipe of its own: {preset} holds, and its drops may only describe their rows. "
-        f"`dropforge family set {family} --recipe FILE` gives it one"
+        f"Family {family} has no recipe of its own: {holds}. `dropforge family set {family} --recipe FILE` gives it one"
     )
 
 

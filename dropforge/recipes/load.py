@@ -36,6 +36,10 @@ _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
 _NUMBERS = 10**18
 _MISSING = "it is missing"
+_NO_BASE = (
+    "It names the model that is trained: a Hugging Face id, a folder or s3://... as `base.model`. Write a recipe with "
+    "`dropforge init --base MODEL`, or extend one of `dropforge presets`; `extends: sample` is a toy from nothing"
+)
 _EITHER = (
     ("base", "model", "scratch"),
     ("train", "epochs", "max_steps"),
@@ -144,9 +148,9 @@ def _faults(error: ValidationError) -> Iterator[Fault]:
             continue
         seen.add(key)
         said = f"{one['msg'][:1].lower()}{one['msg'][1:]}, not {one['input']!r:.60}"
-        yield Fault(
-            key, _MISSING if one["type"] == "missing" else said, f"Meaning: {' '.join(help_of_key(key).split())}"
-        )
+        missing = one["type"] == "missing"
+        meaning = f"Meaning: {' '.join(help_of_key(key).split())}"
+        yield Fault(key, _MISSING if missing else said, _NO_BASE if missing and key == "base" else meaning)
 
 
 def put_drop_over(under: Mapping[str, Any], values: Mapping[str, Any], authority: Authority) -> dict[str, Any]:
@@ -183,15 +187,21 @@ def read_drop_recipe(path: Path) -> dict[str, Any]:
     return values
 
 
-def default_preset() -> str:
-    """Name of the preset of families without a recipe: `DROPFORGE_PRESET`, else `sample`."""
-    return os.environ.get("DROPFORGE_PRESET") or "sample"
+def default_preset() -> str | None:
+    """Name of the installation's preset, that of families without a recipe: `DROPFORGE_PRESET`; None if it has none."""
+    return os.environ.get("DROPFORGE_PRESET") or None
+
+
+def preset_values(preset: str | None) -> dict[str, Any]:
+    """Return a preset's values; empty without one."""
+    return {} if preset is None else resolve({"extends": preset})
 
 
 def over_preset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's values, `extends` resolved; over the default preset where it extends none and names no base."""
+    """Return a recipe's values, `extends` resolved; over the installation's preset where it extends none and names no
+    base."""
     alone = "extends" not in values and "base" not in values
-    return merge(resolve({"extends": default_preset()}), values) if alone else resolve(values)
+    return merge(preset_values(default_preset()), values) if alone else resolve(values)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

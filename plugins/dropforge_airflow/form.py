@@ -97,18 +97,19 @@ class FormField:
     schema: Mapping[str, Any]
 
 
-def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
+def form_fields(default_preset: str | None = None) -> dict[str, FormField]:
     """All fields of the form, by name, in the order of the page.
 
     :raises RecipeError: if `default_preset` is no preset.
     """
     known = list(presets())
-    if default_preset not in known:
+    if default_preset is not None and default_preset not in known:
         raise RecipeError(
             "environment variable DROPFORGE_PRESET",
             f"there is no preset {default_preset!r}",
             f"Presets: {', '.join(known)}",
         )
+    otherwise = "" if default_preset is None else f", else {default_preset}"
     fields = {
         "preset": FormField(
             None,
@@ -117,7 +118,7 @@ def form_fields(default_preset: str = "sample") -> dict[str, FormField]:
             {
                 "type": ["string", "null"],
                 "enum": [None, *known],
-                "values_display": {"None": f"that of the family, else {default_preset}"},
+                "values_display": {"None": f"that of the family{otherwise}"},
                 "title": "Preset",
             },
         ),

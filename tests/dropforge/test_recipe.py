@@ -24,6 +24,7 @@ from dropforge.recipes.load import (
     default_preset,
     key_names,
     merge,
+    preset_values,
     put_first_drop_over,
     read_drop_recipe,
     read_pasted,
@@ -389,15 +390,18 @@ def test_a_number_with_an_exponent_needs_no_dot() -> None:
 
 def check_drop_recipe(path: Path) -> Recipe:
     """What a family's first drop makes of the installation's preset."""
-    values = put_first_drop_over(resolve({"extends": default_preset()}), read_yaml(path.read_bytes()))
+    values = put_first_drop_over(preset_values(default_preset()), read_yaml(path.read_bytes()))
     return check_startable(build_recipe(values))
 
 
 def test_the_recipe_of_a_first_drop_is_checked_as_the_run_will_read_it(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
-    path.write_text("train: {max_steps: 7}")
+    path.write_text("extends: tiny\ntrain: {max_steps: 7}")
     assert check_drop_recipe(path).train.max_steps == 7
+    path.write_text("base: {model: Qwen/Qwen2.5-0.5B}\ntrain: {method: lora}")
+    assert check_drop_recipe(path).train.max_steps is None  # nothing of a toy's comes along
     for text, message in (
+        ("train: {max_steps: 7}", "`base`: it is missing.*dropforge init --base MODEL"),
         ("extends: lora", "`base.model`: this preset trains a model of your own"),
         ("compute: {image: evil}", "`compute.image`: a recipe in a drop may not"),
         ("compute: {volumes: [{claim: x, path: /x}]}", "`compute.volumes`: a recipe in a drop may not"),

@@ -68,7 +68,7 @@ def unreadable(stack: Stack, killed: str, tmp_path_factory: pytest.TempPathFacto
     """A file without a readable row, and the run that failed for it."""
     path = tmp_path_factory.mktemp("unreadable") / "rows.jsonl"
     path.write_text("not json\n{broken\n" * 20)
-    drop = stack.drop("bad-data", "d", {path.name: path}, None)
+    drop = stack.drop("bad-data", "d", {path.name: path}, RECIPE)
     run = wait_for_run(stack.connection, drop)
     assert stack.end(run) == "failed"
     return path, run

@@ -24,7 +24,8 @@ from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.holdout import find_holdout
 from dropforge.hub import UnreachableError, fetch_config, pin_base
 from dropforge.recipe import Recipe
-from dropforge.recipes.load import build_recipe, merge, resolve
+from dropforge.recipes.load import build_recipe, merge, preset_values, resolve
+from dropforge.recipes.self_service_rules import at_path
 from dropforge.registered_name import check_name
 from dropforge.run_limits import RunLimits
 from dropforge.settings import from_env
@@ -227,8 +228,11 @@ def find_source(store: Store, bucket: str, asked: Filled, installation: Installa
     elif asked.family:
         under = find_ruling(store, asked.family, installation).values
     else:
-        under = resolve({"extends": installation.preset})
-    recipe = build_recipe(merge(under, asked.over))
+        under = preset_values(installation.preset)
+    values = merge(under, asked.over)
+    if at_path(values, "data.source") is None:
+        return None
+    recipe = build_recipe(values)
     source = recipe.data.source
     if source is None:
         return None

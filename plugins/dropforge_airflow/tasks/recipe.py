@@ -16,6 +16,7 @@ from dropforge.families import rules_of
 from dropforge.family_recipe import Kept, Ruling
 from dropforge.readable import Readable, readable
 from dropforge.recipe import Recipe
+from dropforge.recipes.described import trained
 from dropforge.recipes.drop_rules import split_descriptive
 from dropforge.recipes.load import (
     build_recipe,
@@ -39,12 +40,12 @@ log = logging.getLogger(__name__)
 class Installation:
     """What the installation decides.
 
-    :param preset: of families without a recipe. :param families: folder of the families' files.
+    :param preset: of families without a recipe, if there is one. :param families: folder of the families' files.
     :param self_service: whether the recipe of a family's first drop becomes the family's.
     :param limits: how much any run may ask for. :param reads: what its recipe may have read.
     """
 
-    preset: str = "sample"
+    preset: str | None = None
     families: Path | None = None
     self_service: bool = False
     limits: RunLimits = field(default_factory=RunLimits)
@@ -89,6 +90,7 @@ def resolve_recipe(
             values = family_recipe.put_drop(ruling, own or {}, sets_it=sets_it)
             log.info("Recipe of %s", "the drop, the family's first" if sets_it else ruling.authority.name)
         recipe = check_startable(build_recipe(merge(values, asked.over)))
+        log.info("It trains %s", trained(recipe))
     except RecipeError as error:
         if own is None or asked.over:
             raise

@@ -56,6 +56,9 @@ def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
 def test_plan_reads_a_recipe_as_its_drop_would(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("train: {max_steps: 10}\n")
     done = dropforge("plan", "recipe.yaml", cwd=tmp_path)
+    assert (done.returncode, "`base`: it is missing" in done.stderr) == (2, True)
+    assert "dropforge init --base MODEL" in done.stderr
+    done = dropforge("plan", "recipe.yaml", cwd=tmp_path, DROPFORGE_PRESET="sample")
     assert (done.returncode, "1,328,256" in done.stdout) == (0, True), done.stderr
     done = dropforge("plan", "recipe.yaml", cwd=tmp_path, DROPFORGE_PRESET="lora")
     assert (done.returncode, "`base.model`" in done.stderr) == (2, True)  # it could never start

@@ -16,7 +16,7 @@ from tests.dropforge.cli.conftest import Terminal
 
 def test_a_recipe_is_set_shown_and_set_anew(terminal: Terminal, s3_store: S3Store, tmp_path: Path) -> None:
     shown = terminal("family", "show", "fam")
-    assert "no recipe of its own: preset sample holds" in shown.output
+    assert "no recipe of its own: its drops are refused" in shown.output
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("extends: tiny\ntrain: {max_steps: 7}")
     done = terminal("family", "set", "fam", "--recipe", str(recipe))
@@ -35,6 +35,7 @@ def test_a_recipe_is_set_shown_and_set_anew(terminal: Terminal, s3_store: S3Stor
     [
         ("train: {max_step: 7}", "train.max_steps"),
         ("extends: lora", "base.model"),
+        ("train: {max_steps: 7}", "`base`: it is missing"),
         ("- a list", "not a YAML mapping"),
     ],
 )
