@@ -39,7 +39,8 @@ def newest(store: Store, family: str, fit: Callable[[Manifest], bool] = lambda _
     """
     folder = layout.datasets_prefix(family)
     times = store.times(folder)
-    written = {key.removeprefix(folder).partition("/")[0]: when for key, when in times.items() if _is_manifest(key)}
+    manifests = filter(layout.is_manifest, times)
+    written = {key.removeprefix(folder).partition("/")[0]: times[key] for key in manifests}
     for digest in sorted(written, key=lambda name: (written[name], name), reverse=True):
         if layout.passed_key(family, digest) in times or _passes(store, family, digest, fit):
             return read_version(store, family, digest)
@@ -62,11 +63,6 @@ def _passes(store: Store, family: str, digest: str, fit: Callable[[Manifest], bo
 def read_version(store: Store, family: str, digest: str) -> Earlier:
     """A version that is known to be there."""
     return Earlier(digest, _card(store, family, digest))
-
-
-def _is_manifest(key: str) -> bool:
-    parts = key.split("/")
-    return len(parts) == 4 and parts[-1] == "manifest.json"
 
 
 def _card(store: Store, family: str, digest: str) -> Mapping[str, Any] | None:

@@ -17,7 +17,7 @@ from curation import increments
 from curation.pii import make_scrub
 from curation.plan import make_rules
 from curation.spellings import names_so_far
-from dropforge import lineage
+from dropforge import layout, lineage
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipes.load import build_recipe
@@ -214,7 +214,7 @@ def _with_derived(
 
 def _manifests(store: Store, family: str) -> Iterator[Manifest]:
     for info in store.list("datasets/"):
-        if not info.key.endswith("/manifest.json"):
+        if not layout.is_manifest(info.key):
             continue
         try:
             yield Manifest.from_json(store.get(info.key))

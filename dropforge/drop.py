@@ -158,7 +158,7 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
     if not data.strip():
         return None
     if data.count(b"{") + data.count(b"[") > 2 * MAX_FILES:  # before they take memory
-        raise _too_many(layout.SUCCESS, f"it has more than {2 * MAX_FILES:,} brackets")
+        raise too_many(layout.SUCCESS, f"it has more than {2 * MAX_FILES:,} brackets")
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -168,7 +168,7 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
     if not isinstance(values, list):
         raise _no_list(f"it is of type {type(values).__name__}")
     if len(values) > MAX_FILES:
-        raise _too_many(layout.SUCCESS, f"it lists {len(values):,} files")
+        raise too_many(layout.SUCCESS, f"it lists {len(values):,} files")
     entries: dict[str, SuccessEntry] = {}
     first, faults = "", 0
     for number, value in enumerate(values, 1):
@@ -199,7 +199,7 @@ def _of_spark(values: dict[str, Any]) -> SparkSuccess:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{layout.SUCCESS} of Spark", "its `filenames` are no list of texts", again)
     if len(names) > MAX_FILES:
-        raise _too_many(layout.SUCCESS, f"it lists {len(names):,} files")
+        raise too_many(layout.SUCCESS, f"it lists {len(names):,} files")
     return SparkSuccess(tuple(names))
 
 
@@ -241,7 +241,8 @@ def _no_list(why: str) -> DataError:
     )
 
 
-def _too_many(thing: str, cause: str) -> DataError:
+def too_many(thing: str, cause: str) -> DataError:
+    """The error of more files than a drop may have."""
     return DataError(thing, f"{cause}, and a drop has at most {MAX_FILES:,}", "Put the rows into fewer, larger files")
 
 
@@ -256,7 +257,7 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
     infos = list(listed_keys(store, prefix))
     found = {info.key.removeprefix(prefix): info for info in infos if not info.key.endswith("/")}
     if len(found) - (layout.SUCCESS in found) > MAX_FILES:  # `_SUCCESS` need not be among so many
-        raise _too_many(f"drop {family}/{name}", "it has more files than that")
+        raise too_many(f"drop {family}/{name}", "it has more files than that")
     if len(infos) > MAX_KEYS + 1:
         cause = f"it has more than {MAX_KEYS:,} keys, most of them of folders"
         raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it anew")

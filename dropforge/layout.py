@@ -254,6 +254,12 @@ def retrains_prefix(family: str) -> str:
     return f"ledger/retrains/{family}/"
 
 
+def is_manifest(key: str) -> bool:
+    """Tell whether a key is that of a dataset version's manifest: jobs keep others below a version."""
+    parts = key.split("/")
+    return len(parts) == 4 and (parts[0], parts[3]) == ("datasets", "manifest.json")
+
+
 def claims_prefix(family: str, drop_id: str) -> str:
     return f"{CLAIMS}{family}/{drop_id}/"
 

@@ -7,6 +7,7 @@ cannot both win.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from dropforge.drop import Drop, identity_of_objects, listed_keys
 from dropforge.json_objects import UnreadableError, read_as, read_object
 from dropforge.store import MissingObjectError, Store
 
+_COUNTER: Final = re.compile(r"([1-9][0-9]{0,8})\.json", re.ASCII)
 _MEND: Final = "Restore it from the bucket's versions, or delete it if no run has the drop"
 
 
@@ -172,8 +174,8 @@ def claim(
     :raises UnreadableError: if a claim of the drop cannot be read.
     """
     counter = 0
-    for info in store.list(layout.claims_prefix(family, drop_id)):
-        taken = read_as(store, info.key, _taken, _MEND)
+    for _, key in _claims(store, family, drop_id):
+        taken = read_as(store, key, _taken, _MEND)
         if taken["owner"] == owner:
             store.delete(layout.pending_key(family, drop_id))
             return Claim(family, drop_id, taken["counter"], owner, str(taken.get("at") or ""))
@@ -187,6 +189,13 @@ def claim(
     # A crash after a claim may have left the marker behind; whoever finds the claim removes it.
     store.delete(layout.pending_key(family, drop_id))
     return None
+
+
+def _claims(store: Store, family: str, drop_id: str) -> list[tuple[int, str]]:
+    """The counters of a drop's claims with their keys; what else lies there is none."""
+    prefix = layout.claims_prefix(family, drop_id)
+    named = ((_COUNTER.fullmatch(info.key.removeprefix(prefix)), info.key) for info in store.list(prefix))
+    return sorted((int(match[1]), key) for match, key in named if match is not None)
 
 
 def _taken(values: dict[str, Any]) -> dict[str, Any]:
@@ -232,8 +241,7 @@ def held(store: Store, family: str, drop_id: str) -> str | None:
 
 def newest_owner(store: Store, family: str, drop_id: str) -> str | None:
     """The last run that took the drop; None if none has."""
-    counters = [int(info.key.rpartition("/")[2][:-5]) for info in store.list(layout.claims_prefix(family, drop_id))]
-    owners = (owner_of(store, family, drop_id, counter) for counter in sorted(counters, reverse=True))
+    owners = (owner_of(store, family, drop_id, counter) for counter, _ in reversed(_claims(store, family, drop_id)))
     return next(filter(None, owners), None)
 
 

@@ -29,7 +29,7 @@ _THING: Final = f"environment variable {VARIABLE}"
 #: Folders of the bucket whose second part is a family.
 _OF_FAMILIES: Final = frozenset({"drops", "datasets", "sweeps", "curation"})
 #: Those that nobody's recipe reads.
-_CLOSED: Final = frozenset({"ledger", "network", "mlflow"})
+_CLOSED: Final = frozenset({"ledger", "network", "mlflow", "airflow"})
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 FamilyOfRun = Callable[[str], str | None]  # by the run's name; None if it is not known
@@ -84,6 +84,7 @@ class Readable:
                 look.at_key("evaluate.holdout", f"datasets/{recipe.evaluate.holdout}")
         if source is not None and source.hub is not None:
             look.at_hub("data.source.hub", source.hub, source.revision)
+        _check_written("train.checkpoints", recipe.train.checkpoints, bucket)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,16 @@ def readable(env: Mapping[str, str] = os.environ) -> Readable:
                 "Write hub:OWNER/NAME with stars as you need, s3://BUCKET/PREFIX/, a folder from / on, or family:NAME",
             )
     return Readable(tuple(hub), tuple(prefixes), tuple(folders), tuple(families))
+
+
+def _check_written(key: str, place: str | None, bucket: str) -> None:
+    """:raises RecipeError: if a place for checkpoints is among what Dropforge itself keeps in its bucket."""
+    if place is None or not f"{place}/".startswith(f"s3://{bucket}/"):
+        return
+    inside = place.removeprefix(f"s3://{bucket}").strip("/")
+    if inside and (_odd(inside) or inside.partition("/")[0] in _CLOSED | _OF_FAMILIES | {layout.RUNS.rstrip("/")}):
+        mend = "Leave it out, for the run's own folder, or name another bucket or folder"
+        raise RecipeError(f"recipe key `{key}`", f"{place:.200}: it is among what Dropforge keeps for itself", mend)
 
 
 @contextmanager

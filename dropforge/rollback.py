@@ -15,6 +15,7 @@ from dropforge import layout, tracking
 from dropforge.errors import DataError
 from dropforge.start import champion_files, model_digest
 from dropforge.store import Store
+from dropforge.text import read_count
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -126,7 +127,8 @@ def _version(mlflow: MlflowClient, family: str, number: str) -> ModelVersion:
 
 def _name_one(mlflow: MlflowClient, family: str) -> str:
     """Return what to do: name one of the versions that the family has."""
-    numbers = sorted(int(version.version) for version in mlflow.search_model_versions(f"name = '{family}'"))
+    found = mlflow.search_model_versions(f"name = '{family}'")
+    numbers = sorted(filter(None, (read_count(str(version.version)) for version in found)))
     if not numbers:
         return "None of its runs registered a version yet; `dropforge runs` lists the families that have runs"
     return f"Name one with `--to`: there are versions {', '.join(map(str, numbers))}"

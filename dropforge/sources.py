@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dropforge import layout, ledger
 from dropforge.dataset import Manifest
-from dropforge.drop import Drop, DropFile, Part, drop_file, identity
+from dropforge.drop import MAX_FILES, MAX_KEYS, Drop, DropFile, Part, drop_file, identity, listed_keys, too_many
 from dropforge.errors import DataError, RecipeError
 from dropforge.hub_data import files_of
 from dropforge.recipe import Recipe
@@ -56,9 +56,14 @@ def pin(store: Store, source: Source, family: str, bucket: str = "") -> Drop:
 def _below(store: Store, root: str) -> tuple[DropFile, ...]:
     # A recipe in the prefix would come into force unasked: only drops bring one.
     passed = {layout.SUCCESS, layout.RECIPE}
-    found = {info.key.removeprefix(root): info for info in store.list(root) if not info.key.endswith("/")}
+    listed = list(listed_keys(store, root))
+    if len(listed) > MAX_KEYS + 1:
+        raise too_many(f"source {root!r}", f"it has more than {MAX_KEYS:,} keys")
+    found = {info.key.removeprefix(root): info for info in listed if not info.key.endswith("/")}
     saved = saved_files(store, root, found)
     keys = sorted(set(found) - passed if saved is None else set(saved))
+    if len(keys) > MAX_FILES:
+        raise too_many(f"source {root!r}", f"it has {len(keys):,} files")
     return tuple(drop_file(store, root, found[key], key, None) for key in keys)
 
 

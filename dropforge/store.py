@@ -264,6 +264,9 @@ class _Patience:
         return _PAUSE if now - began < self._seconds and not _Patience.over else None
 
 
+_LISTED: Final = {"Key", "Size", "ETag", "LastModified"}
+
+
 class S3Store:
     """A bucket, or a prefix of one, through boto3. `open` and `stat` take addresses in other buckets too."""
 
@@ -347,8 +350,15 @@ class S3Store:
 
     def _items(self, prefix: str) -> Iterator[Any]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
-        for page in pages:
-            yield from page.get("Contents", [])
+        try:
+            for page in pages:
+                for item in page.get("Contents", []):
+                    if not item.keys() >= _LISTED:
+                        raise KeyError(*sorted(_LISTED - item.keys()))
+                    yield item
+        except (KeyError, ValueError) as error:
+            mend = "Look what answers there: AWS_ENDPOINT_URL names it"
+            raise DropforgeError(f"bucket {self.bucket}", f"S3 answers no listing ({error!r:.200})", mend) from error
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {item.key: item.size for item in self.list(prefix)}

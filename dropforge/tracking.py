@@ -71,6 +71,7 @@ _VERSIONS: Final = "mlflow.modelVersions"
 _DENIED: Final = "PERMISSION_DENIED"
 # With MLflow's basic-auth, what is not there is denied to all but administrators.
 NOT_THERE: Final = frozenset({"RESOURCE_DOES_NOT_EXIST", _DENIED})
+_CALENDAR: Final = 253_402_128_000_000  # 30 December 9999, wherever on earth
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 log = logging.getLogger(__name__)
@@ -223,8 +224,13 @@ def as_champion(version: ModelVersion) -> Champion:
         version.run_id or "",
         version.tags.get(TAG_RUN, ""),
         version.tags.get(TAG_MODEL, ""),
-        datetime.fromtimestamp(version.creation_timestamp / 1000, UTC) if version.creation_timestamp else None,
+        moment(version.creation_timestamp) if version.creation_timestamp else None,
     )
+
+
+def moment(milliseconds: int) -> datetime | None:
+    """When something was, by MLflow's milliseconds since 1970; None for what no calendar has."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC) if 0 <= milliseconds < _CALENDAR else None
 
 
 def side_by_side(tracking_uri: str, run_id: str, family: str, version: str) -> str | None:

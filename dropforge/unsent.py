@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _METRICS: Final = 900  # of one request; the server takes 1000
 _TAGS: Final = 90
 _LARGEST: Final = 64 << 20  # bytes of a file; a training keeps 50,000 metrics
+_BRACKETS: Final = 100_000  # each metric has one
 _FILES: Final = 1000  # of a run: an attempt that ends without MLflow keeps two
 _REFUSED: Final = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")  # by MLflow, of what a file holds
 _NAME: Final = re.compile(r"(\d{1,9})-(\d{1,20})\.json", re.ASCII)  # an attempt, and when it ended
@@ -84,7 +85,10 @@ def _read(store: Store, key: str) -> _Kept:
     name = _NAME.fullmatch(key.rpartition("/")[2])
     if name is None:
         raise ValueError("its name is not ATTEMPT-SECONDS.json")
-    found = parse_value(read_bounded(store, key, _LARGEST), f"object {store.uri}/{key}")
+    data = read_bounded(store, key, _LARGEST)
+    if data.count(b"{") + data.count(b"[") > _BRACKETS:  # before they take memory
+        raise ValueError(f"it has more than {_BRACKETS:,} brackets")
+    found = parse_value(data, f"object {store.uri}/{key}")
     if isinstance(found, list):
         return _Kept(int(name[1]), [Metric(**row) for row in found], {}, None)
     tags = found["tags"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from dropforge.comparison import ComparedRun
 from dropforge.comparison import compare as compared
 from dropforge.errors import DataError, DropforgeError
 from dropforge.terminal import Console
+from dropforge.whole_file import write_whole
 
 _MOST: Final = 50  # runs
 _NAME: Final = 150  # characters of a kept page's name
@@ -91,14 +91,10 @@ def _check(runs: Sequence[str], html: Path | None) -> None:
 
 def write(path: Path, text: str) -> None:
     """Write the page whole or not at all. :raises DropforgeError: if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise DropforgeError(f"page {path}", f"it cannot be written ({error.strerror})", "Name another file") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _keep(uri: str, runs: Sequence[ComparedRun], text: str) -> str:

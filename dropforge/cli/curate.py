@@ -20,6 +20,7 @@ from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe, default_preset
 from dropforge.store import FolderStore, Store, open_store
 from dropforge.terminal import Console, Text
+from dropforge.whole_file import write_whole
 
 console = Console(soft_wrap=True, highlight=False)
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -164,9 +165,7 @@ def _write(card: Path | None, page: bytes) -> None:
     if card is None:
         return
     try:
-        temporary = card.with_name(f".{card.name}.part")
-        temporary.write_bytes(page)
-        temporary.replace(card)
+        write_whole(card, page)
     except OSError as error:
         raise DropforgeError(f"card {card}", str(error.strerror), "Give --card a file in a folder of yours") from error
     console.print(f"Card written to {card}", markup=False)

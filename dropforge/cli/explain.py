@@ -53,7 +53,7 @@ def find(store: Store, dataset: str) -> Manifest:
         return Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
     prefix = f"datasets/{family}/{digest}"
     keys = [item.key for item in store.list(f"datasets/{family}/") if item.key.startswith(prefix)]
-    found = [key for key in keys if key.endswith("/manifest.json")]
+    found = [key for key in keys if layout.is_manifest(key)]
     if len(found) != 1:
         cause = "there is none that begins so" if not found else f"{len(found)} begin so"
         raise DataError(f"dataset {dataset!r}", cause, "Give the digest as on the card")

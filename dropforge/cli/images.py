@@ -22,6 +22,7 @@ from dropforge.errors import DropforgeError
 from dropforge.provenance import git_revision
 from dropforge.stack.services import source_root
 from dropforge.terminal import Console, Text
+from dropforge.whole_file import write_whole
 
 app = typer.Typer(help="Build the images of a team's cluster, and push them.", no_args_is_help=True)
 
@@ -90,7 +91,7 @@ def push_command(
             _sign(sign, address)
         # After each, so that a push that fails later loses none.
         before = images.locked(before, {service: address})
-        _replace(lock, before)
+        write_whole(lock, before.encode())
         Console().print(Text(f"{service}: {address}"), soft_wrap=True)
 
 
@@ -236,10 +237,3 @@ def _arguments(pairs: Sequence[str]) -> Mapping[str, str]:
         found[name] = value
     images.check_arguments(found)
     return found
-
-
-def _replace(path: Path, text: str) -> None:
-    """The file is whole at any moment."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(text)
-    new.replace(path)

@@ -93,7 +93,8 @@ def _complete(context: typer.Context, incomplete: str) -> list[str]:
     try:
         state = context.params.get("state")
         connection = connect(Path(state) if state else None)
-        return names_like(Rest(connection.settings.tracking_uri), incomplete)
+        # The shell prints them as they are.
+        return [name for name in names_like(Rest(connection.settings.tracking_uri), incomplete) if name.isprintable()]
     except Exception:  # nobody to ask: the shell completes nothing
         return []
 

@@ -159,7 +159,8 @@ def _opened(item: Run, name: str, **more: Any) -> Row:
     info = item.info
     seconds = None if info.end_time is None else max(0.0, (info.end_time - info.start_time) / 1000)
     version = item.data.tags.get(tracking.TAG_VERSION, "")
-    return Row(info.start_time / 1000, name, info.status, seconds, version=version, **more)
+    began = tracking.moment(info.start_time)
+    return Row(began.timestamp() if began else 0.0, name, info.status, seconds, version=version, **more)
 
 
 def _drop_of(source: str) -> str:

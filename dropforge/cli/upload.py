@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +43,8 @@ def upload(
 ) -> str:
     """Upload `files` as the drop FAMILY/NAME and complete it; returns the key of `_SUCCESS`.
 
-    :raises DataError: if the drop is complete already: a changed upload is a new drop.
+    :raises DataError: if the drop is complete already, or another upload completes it meanwhile: a changed upload is a
+        new drop.
     """
     prefix = layout.drop_prefix(family, name)
     if store.stat(prefix + layout.SUCCESS) is not None:
@@ -54,10 +56,12 @@ def upload(
         store.upload(path, prefix + key)
         entries.append({"key": key, "size": path.stat().st_size, "sha256": sha256})
         progress(path.stat().st_size)
-    store.put(prefix + layout.SUCCESS, json.dumps(entries, indent=1).encode())
+    if not store.put_if_absent(prefix + layout.SUCCESS, json.dumps(entries, indent=1).encode()):
+        cause = "another upload has completed it meanwhile, with its own list of files"
+        raise DataError(f"drop {family}/{name}", cause, "Upload yours under another name, with --name")
     return prefix + layout.SUCCESS
 
 
 def default_name() -> str:
-    """A drop's name from the time of day."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+    """A drop's name from the time of day, which two uploads of one second do not share."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{secrets.token_hex(2)}"

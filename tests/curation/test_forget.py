@@ -19,6 +19,7 @@ from curation.identity import document
 from curation.mapping import Columns
 from curation.plan import make_rules
 from dropforge import layout
+from dropforge.cli.explain import find
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe import Recipe
 from tests.curation.test_increments import Rows, add, texts_of
@@ -54,6 +55,16 @@ def test_what_is_forgotten_stays_so_and_nothing_changes_side(tmp_path: Path, rec
     assert later.counts["forgotten"] == 8
     assert later.parent == more.digest
     assert b"of a document" not in later.to_json()
+
+
+def test_what_a_job_keeps_below_a_version_is_no_version(tmp_path: Path, recipe: MakeRecipe) -> None:
+    """The trainer writes tokens there."""
+    rows = [{"text": f"row number {n} of the test"} for n in range(60)]
+    store, made = add(tmp_path, rows, recipe(scope="family"), 1)
+    key = forget.key_of(store, "fam", "a.jsonl@0")
+    store.put(f"datasets/fam/{made.digest}/tokens/x/manifest.json", b"{}")
+    assert [one.digest for one in forget.held(store, "fam", key=key).holding] == [made.digest]
+    assert find(store, f"fam/{made.digest[:12]}").digest == made.digest
 
 
 def test_two_forgettings_at_a_time_forget_both(

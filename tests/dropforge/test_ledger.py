@@ -57,6 +57,16 @@ def test_again_takes_the_next_counter(store: Store) -> None:
     assert ledger.claim(store, "fam", drop.id, "two", again=True) == again
 
 
+def test_what_is_no_claim_keeps_nobody_from_the_drop(store: Store) -> None:
+    drop = make()
+    ledger.record(store, drop)
+    for name in ("step-5/manifest.json", "x.json", "0.json", "1.json.part", f"{'9' * 40}.json"):
+        store.put(layout.claims_prefix("fam", drop.id) + name, b"{}")
+    assert ledger.newest_owner(store, "fam", drop.id) is None
+    assert ledger.claim(store, "fam", drop.id, "run-1") is not None
+    assert ledger.newest_owner(store, "fam", drop.id) == "run-1"
+
+
 def test_a_crash_after_the_claim_leaves_nothing_pending(store: Store) -> None:
     drop = make()
     ledger.record(store, drop)

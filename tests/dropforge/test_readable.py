@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.install.access import COMPONENTS
 from dropforge.readable import Readable, readable
 from dropforge.recipes.load import build_recipe, merge, resolve
 
@@ -42,6 +43,9 @@ def sets(place: str) -> dict[str, Any]:
         base("s3://home/datasets/other/x"),
         base("s3://home/ledger/drops"),
         base("s3://home/mlflow/1/x"),
+        base("s3://home/airflow/logs"),
+        {"data": {"source": {"prefix": "airflow/logs/"}}},
+        sets("airflow/logs/x.jsonl"),
         base("s3://home/lake/../runs/other-1/model"),
         base("s3://home//runs/other-1/model"),
         base("s3://home/r\tuns/other-1/model"),
@@ -67,6 +71,33 @@ def test_what_is_of_others_or_of_the_machine_is_not_read(values: dict[str, Any])
         RecipeError, match=r"DROPFORGE_READABLE.*May be read: bucket home, outside the folders of other"
     ):
         check(values, Readable())
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "s3://home/ledger/claims/other/x",
+        "s3://home/ledger",
+        "s3://home/drops/other/monday",
+        "s3://home/datasets/other",
+        "s3://home/runs/other-1",
+        "s3://home/runs",
+        "s3://home//ledger/inbox",
+        "s3://home/lake/../ledger/inbox",
+    ],
+)
+def test_checkpoints_go_to_no_place_that_dropforge_keeps_for_itself(place: str) -> None:
+    with pytest.raises(RecipeError, match=r"`train.checkpoints`.*keeps for itself"):
+        check({"train": {"checkpoints": place}}, Readable())
+    for other in ("s3://home/checkpoints", "s3://home", "s3://home-of-others/runs", "/mnt/shared"):
+        check({"train": {"checkpoints": other}}, Readable())
+
+
+def test_every_place_of_the_components_is_closed_or_of_a_family() -> None:
+    """What a component keeps is no family's to read, unless it is the family's own."""
+    for prefix in {prefix for one in COMPONENTS for prefix in (*one.reads, *one.writes, *one.deletes)}:
+        with pytest.raises(RecipeError):
+            check({"data": {"source": {"prefix": f"{prefix.replace('*', 'other')}other-1/x/"}}}, Readable())
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dropforge import layout, ledger, retrains
-from dropforge.drop import Drop, read_drop
-from dropforge.errors import DropforgeError
+from dropforge import layout, ledger, retrains, sources
+from dropforge.drop import Drop, DropFile, drop_file, read_drop
+from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe_data import Source
 from dropforge.retraining import Ended
 from dropforge.sources import pin
@@ -34,6 +34,26 @@ def test_several_drops_are_one_with_each_file_below_its_drop_s_name(store: Store
     assert store.get(both.prefix + both.files[1].key) == b'{"text": "b"}\n'
     assert pin(store, Source(drops=(one.id,)), "fam", "b").id != both.id
     assert Drop.from_json(both.to_json()) == both
+
+
+@pytest.mark.parametrize(("name", "bound"), [("rows-{}.jsonl", "MAX_FILES"), ("{}/", "MAX_KEYS")])
+def test_a_prefix_has_no_more_files_and_keys_than_a_drop(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, bound: str
+) -> None:
+    monkeypatch.setattr(sources, bound, 5)
+    listed = []
+    for number in range(9):
+        store.put(f"lake/{name.format(number)}" + ("x" if bound == "MAX_KEYS" else ""), b'{"text": "a"}\n')
+
+    def look(*values: object) -> DropFile:
+        listed.append(values)
+        return drop_file(*values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "drop_file", look)
+    monkeypatch.setattr("dropforge.drop.MAX_KEYS", 5)
+    with pytest.raises(DataError, match=r"source 'lake/': it has .* a drop has at most"):
+        pin(store, Source(prefix="lake/"), "fam", "b")
+    assert not listed
 
 
 def test_a_drop_that_is_not_the_family_s_or_is_replaced_is_named(store: Store) -> None:

@@ -260,12 +260,13 @@ def test_a_file_that_is_odd_or_refused_stays_and_holds_up_no_other(
     }
     for name, content in odd.items():
         store.put(f"runs/fam-1/{name}", json.dumps(content).encode())
-    store.put("runs/fam-1/unsent-tags/0-8.json", b"[" * 100_000)
+    store.put("runs/fam-1/unsent-tags/0-8.json", b"[" * 99_000)
+    store.put("runs/fam-1/unsent-metrics/0-9.json", b"[" + b"[]," * 200_000 + b"[]]")
     store.put("runs/fam-1/unsent-metrics/1-9.json", json.dumps([point]).encode())
     store.put("runs/fam-1/unsent-tags/1-9.json", json.dumps({"tags": {"dropforge.steps": "7"}}).encode())
     assert unsent.send(store, "fam-1", run.uri, run.run_id) == 2
     found = mlflow.get_run(run.run_id).data
     assert (found.metrics, found.tags["dropforge.steps"]) == ({"train/loss": 1.0}, "7")
     left = {info.key.removeprefix("runs/fam-1/") for info in store.list("runs/fam-1/")}
-    assert left == {*odd, "unsent-tags/0-8.json"}
+    assert left == {*odd, "unsent-tags/0-8.json", "unsent-metrics/0-9.json"}
     assert all(name in caplog.text for name in left)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
@@ -27,7 +27,7 @@ from dropforge.fair_share import slots_of
 from dropforge.families import rules_of
 from dropforge.layout import DropName
 from dropforge.settings import from_env
-from dropforge.store import MissingObjectError, ObjectInfo, Store, out_of_reach
+from dropforge.store import MissingObjectError, ObjectInfo, Store, TooLargeError, out_of_reach, read_bounded
 from dropforge_airflow import connection, events
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
@@ -184,17 +184,21 @@ def take_in(
     return done
 
 
+#: Of an entry: a message of the queue has 1 MiB, which JSON may write six times as long.
+_ENTRY_BYTES: Final = 8 << 20
+
+
 def _read_entry(
     store: Store, key: str, places: Mapping[str, Place]
 ) -> tuple[tuple[tuple[str, DropName], ...], datetime]:
     """The drops that an inbox entry tells of with their buckets, and when it came."""
     nothing = (), datetime.now(UTC)
     try:
-        entry = inbox.read(store.get(key))
+        entry = inbox.read(read_bounded(store, key, _ENTRY_BYTES))
         return events.finished_drops(events.read_message(entry.body), places), entry.at
     except MissingObjectError:
         return nothing  # another intake was faster
-    except (ValueError, RecursionError, events.NotAnEventError) as error:
+    except (TooLargeError, ValueError, RecursionError, events.NotAnEventError) as error:
         log.error("Inbox entry %s cannot be read and is removed: %s", key, error)
         return nothing
 

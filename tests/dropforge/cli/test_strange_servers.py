@@ -75,3 +75,31 @@ def test_a_command_ends_with_an_error_for_a_person(
         done = CliRunner().invoke(app, [*words, "--state", str(nowhere)])
         assert isinstance(done.exception, DropforgeError), (words, done.exception, done.output)
         assert len(strange.seen) < 50
+
+
+ITEM = "<Contents><Key>ledger/refused/a/b.json</Key><Size>{}</Size><LastModified>{}</LastModified></Contents>"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "<Contents><Size>5</Size></Contents>",
+        "<Contents><Key>ledger/refused/a/b.json</Key><Size>5</Size><ETag>x</ETag></Contents>",
+        ITEM.format("x", "2026-01-01T00:00:00.000Z"),
+        ITEM.format(5, "never"),
+    ],
+    ids=["no-key", "no-time", "odd-size", "odd-time"],
+)
+def test_a_listing_that_is_none_of_s3_s_is_an_error_for_a_person(item: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    xmlns = "http://s3.amazonaws.com/doc/2006-03-01/"
+    server = Server(told(f'<ListBucketResult xmlns="{xmlns}">{item}</ListBucketResult>'.encode()))
+    nowhere = Path("/nonexistent")
+    settings = Settings("bucket", "bucket", "", server.url, server.url, nowhere)
+    try:
+        for key, value in {**settings.to_env(), "AWS_ENDPOINT_URL": server.url}.items():
+            monkeypatch.setenv(key, value)
+        done = CliRunner().invoke(app, ["letters", "--state", str(nowhere)])
+    finally:
+        server.stop()
+    assert isinstance(done.exception, DropforgeError), (done.exception, done.output)
+    assert "S3 answers no listing" in str(done.exception)

@@ -67,8 +67,24 @@ def test_paths_that_cannot_be_a_drop(tmp_path: Path, data: Path) -> None:
         find_files([data, data / "a.jsonl"])
 
 
-def test_the_default_name_is_valid() -> None:
-    check_drop(default_name())
+def test_the_default_name_is_valid_and_one_s_own() -> None:
+    assert len({check_drop(default_name()) for _ in range(20)}) > 15
+
+
+def test_of_two_uploads_under_one_name_the_second_is_told(
+    store: Store, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both began before either was complete."""
+    own = store.upload
+
+    def slow(path: Path, key: str) -> None:
+        own(path, key)
+        store.put("drops/fam/d/_SUCCESS", b"[]")
+
+    monkeypatch.setattr(store, "upload", slow)
+    with pytest.raises(DataError, match="another upload has completed it"):
+        upload(store, "fam", "d", find_files([data]))
+    assert store.get("drops/fam/d/_SUCCESS") == b"[]"
 
 
 def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
