@@ -146,7 +146,8 @@ class _Look:
 
     def _refused(self, key: str, place: str, why: str = "") -> RecipeError:
         cause = why or "it is not among what recipes may have read here"
-        mend = f"Name another, or have it named in {VARIABLE} by whoever runs the installation. {self._told()}"
+        whose = "by whoever runs the installation, or for `dropforge up` in its environment"
+        mend = f"Name another, or have it named in {VARIABLE} {whose}. {self._told()}"
         return RecipeError(f"recipe key `{key}`", f"{place:.200}: {cause}", mend)
 
     def _told(self) -> str:

@@ -377,6 +377,11 @@ class Compute(Section):
     limits: Limits | None = None
     """Hours and money above which a person is asked, or the run ends; without it nothing is limited."""
 
+    @property
+    def all_pods(self) -> tuple[float, float, int]:
+        """CPUs, bytes of memory and GPUs of all pods together."""
+        return self.nodes * self.cpus, self.nodes * self.memory_gb * 1e9, self.nodes * self.gpus
+
 
 class Generation(Section):
     """Evaluation by generation: the model answers evaluation rows whose own last answer is held out, greedily."""

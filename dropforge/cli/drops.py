@@ -78,7 +78,8 @@ def _check_recipe(connection: Connection, family: str, own: Mapping[str, Any]) -
         may = connection.settings.self_service or not embedded
         sets_it = family_recipe.sets_recipe(connection.store, family, ruling, self_service=may)
         recipe = check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
-        whose = "the family's recipe" if ruling.own else "its first recipe" if sets_it else f"preset {default_preset()}"
+        preset = f"preset {default_preset()}"
+        whose = "the family's recipe" if ruling.own else "its recipe from now on" if sets_it else preset
         console.print(Text(f"{family} trains {trained(recipe)} ({whose})"), soft_wrap=True)
     except RecipeError as error:
         if embedded:

@@ -199,6 +199,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
             f"{figures.accumulation} forward pass(es) each",
         ),
         ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
+        *([("this machine", _room_here(compute))] if compute.backend == "local" else []),
         *network_rows(compute),
         *([("instance", escape(placed_on(compute, read())))] if compute.gpus or compute.backend != "local" else []),
         ("memory", memory_text(recipe, figures)),
@@ -214,6 +215,14 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _room_here(compute: Compute) -> str:
+    """Whether the local cluster of a stack on this machine could ever start the pods."""
+    from kubeflow_training.jobs.local.capacity import Resources, machine, never_fits
+
+    total = machine()
+    return never_fits(Resources(*compute.all_pods), total) or f"has room: {total}"
 
 
 def network_rows(compute: Compute) -> list[tuple[str, str]]:

@@ -188,11 +188,8 @@ def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:
     compute, home = recipe.compute, os.environ.get(HOME_VARIABLE)
     if compute.backend != "local" or not home:
         return
-    wants = Resources(
-        compute.nodes * compute.cpus, compute.nodes * compute.memory_gb * 1e9, compute.nodes * compute.gpus
-    )
     total = LocalCluster(home).offers()
-    if total is not None and (why := never_fits(wants, total)):
+    if total is not None and (why := never_fits(Resources(*compute.all_pods), total)):
         raise RecipeError("recipe section `compute`", why, NEVER_FITS_MEND)
 
 
