@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
-from rich.table import Column, Table
 
 from dropforge import checkpoints as kept
 from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.cli.patience import asking_rest
 from dropforge.errors import DataError
 from dropforge.rest import Rest
@@ -22,6 +23,7 @@ def checkpoints(
     run: Annotated[str, typer.Argument(help="A run, as `dropforge runs` names it.")],
     step: Annotated[str | None, typer.Argument(help="A step, or best or last.", show_default=False)] = None,
     verb: Annotated[str | None, typer.Argument(help="evaluate, export or register it.", show_default=False)] = None,
+    output: OutputOption = Output.TABLE,
     state: StateOption = None,
 ) -> None:
     """List a run's checkpoints, or have one evaluated, exported or registered."""
@@ -32,6 +34,9 @@ def checkpoints(
     with asking_rest(connection.settings.tracking_uri):
         found = kept.checkpoints(rest, *kept.find_run(rest, run))
         if step is None or verb is None:
+            if output is not Output.TABLE:
+                print_values([_values(item) for item in found], _NAMES, output)
+                return
             _show(run, found)
             return
         try:
@@ -54,23 +59,31 @@ def _show(run: str, found: Sequence[kept.Checkpoint]) -> None:
         told = f"MLflow shows no checkpoint of {run} yet. The first one comes after `train.checkpoint_every`."
         console.print(Text(told))
         return
-    names = ("step", "tokens", "eval loss", "MB", "kept")
-    table = Table(
-        *(Column(name, no_wrap=True, justify="right" if name != "kept" else "left") for name in names),
-        Column("address", overflow="fold"),
-        Column("asked", overflow="fold"),
-        box=None,
-        header_style="bold",
-    )
-    for item in found:
-        words = [word for word, holds in (("best", item.best), ("last", item.last)) if holds]
-        table.add_row(
+    rows = [
+        (
             str(item.step),
             f"{item.tokens:,}",
             "-" if item.eval_loss is None else f"{item.eval_loss:.4f}",
             f"{item.bytes / 1e6:.1f}",
-            "deleted" if item.deleted else ", ".join(words) or "yes",
-            Text(item.uri),
-            Text(f"{item.ask} …" if item.ask else item.answer or "-"),  # as plain text: anybody may write tags
+            "deleted" if item.deleted else _kept(item) or "yes",
+            item.uri,
+            f"{item.ask} …" if item.ask else item.answer or "-",
         )
-    console.print(table)
+        for item in found
+    ]
+    print_table(("step", "tokens", "eval loss", "MB", "kept", "address", "asked"), rows, console)
+
+
+_NAMES: Final = ("step", "tokens", "eval_loss", "bytes", "kept", "deleted", "address", "asked", "answer")
+
+
+def _values(item: kept.Checkpoint) -> dict[str, Cell]:
+    """What programs get."""
+    loss = item.eval_loss if item.eval_loss is not None and math.isfinite(item.eval_loss) else None
+    marks = _kept(item) or None, item.deleted
+    found = item.step, item.tokens, loss, item.bytes, *marks, item.uri, item.ask or None, item.answer or None
+    return dict(zip(_NAMES, found, strict=True))
+
+
+def _kept(item: kept.Checkpoint) -> str:
+    return ", ".join(word for word, holds in (("best", item.best), ("last", item.last)) if holds)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.table import Column, Table
 
 from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.errors import DataError
 from dropforge.letters import Letter, superseded_letters
 from dropforge.letters import letters as dead_letters
@@ -30,6 +31,7 @@ def letters(
     superseded: Annotated[
         bool, typer.Option("--superseded", help="Those that get no run because a newer drop came.")
     ] = False,
+    output: OutputOption = Output.TABLE,
     limit: Annotated[int, typer.Option(help="How many drops, and how many messages, at most.", min=1)] = 100,
     state: StateOption = None,
 ) -> None:
@@ -47,6 +49,9 @@ def letters(
         chosen = _chosen(found, ids or [])
         if replay or discard:
             _do(chosen, replay=replay)
+            return
+        if output is not Output.TABLE:
+            print_values([_values(letter) for letter in chosen], _NAMES, output)
             return
         _show(chosen, whole=bool(ids))
         if len(chosen) >= limit and not ids:
@@ -102,23 +107,24 @@ def _chosen(found: Sequence[Letter], ids: Sequence[str]) -> list[Letter]:
     return [known[asked] for asked in dict.fromkeys(ids)]
 
 
+_NAMES: Final = ("id", "since", "reason", "mend", "message")
+
+
+def _values(letter: Letter) -> dict[str, Cell]:
+    """What programs get."""
+    since = f"{letter.at.astimezone(UTC):%FT%TZ}" if letter.at else None
+    return dict(zip(_NAMES, (letter.id, since, letter.reason, letter.mend or None, letter.body or None), strict=True))
+
+
 def _show(found: Sequence[Letter], *, whole: bool) -> None:
     if not found:
         console.print("There are no dead letters.")
         return
-    table = Table(
-        Column("id", no_wrap=True),
-        Column("since", no_wrap=True),
-        Column("reason", overflow="fold"),
-        Column("mend", overflow="fold"),
-        box=None,
-        header_style="bold",
-    )
-    for letter in found:
-        since = f"{letter.at:%Y-%m-%d %H:%M}" if letter.at else "-"
-        # As plain text: anybody may write messages.
-        table.add_row(Text(letter.id), since, Text(letter.reason), Text(letter.mend or "-"))
-    console.print(table)
+    rows = [
+        (letter.id, f"{letter.at:%Y-%m-%d %H:%M}" if letter.at else "-", letter.reason, letter.mend or "-")
+        for letter in found
+    ]
+    print_table(_NAMES[:4], rows, console)
     for letter in found if whole else ():
         if letter.body:
             console.print(Text(f"\n{letter.id}:\n{letter.body}"))

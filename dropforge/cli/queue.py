@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dropforge import layout, tracking
 from dropforge.cli.airflow import FINETUNE
@@ -18,6 +16,7 @@ from dropforge.cli.comparing.find import Row, newest_rows, tags_of
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.etas import Etas
 from dropforge.cli.gangs import Gang, api_client, asking_cluster, gangs_of, place
+from dropforge.cli.listing import Output, OutputOption, print_table, print_values
 from dropforge.cli.named import Named, RunArgument, find
 from dropforge.cli.patience import asking_rest
 from dropforge.cli.waits import Wait, duration, in_airflow, rank
@@ -39,7 +38,8 @@ app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 @app.callback()
 def queue(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="As `-o json`.", hidden=True)] = False,
     state: StateOption = None,
 ) -> None:
     """List the runs that wait: for a machine, for Airflow, for their family's turn, or for a person.
@@ -49,25 +49,25 @@ def queue(
     if context.invoked_subcommand is not None:
         return
     found = waiting(connect(state))
-    if as_json:
-        typer.echo(json.dumps([wait.plain() for wait in found], indent=1))
+    if as_json or output is not Output.TABLE:
+        names = tuple(one.name for one in fields(Wait))
+        print_values([wait.plain() for wait in found], names, Output.JSON if as_json else output)
         return
     if not found:
         console.print("No run waits.")
         return
-    table = Table(box=None, header_style="bold")
-    for name in ("run", "stage", "place", "prio", "starts in", "waits for"):
-        table.add_column(name, no_wrap=name != "waits for", overflow="fold")
-    for wait in found:
-        table.add_row(
-            Text(wait.run or wait.dag_run),
+    rows = [
+        (
+            wait.run or wait.dag_run,
             wait.stage or "-",
-            Text(f"{wait.place} {'held' if wait.held else wait.position or ''}".rstrip()),
+            f"{wait.place} {'held' if wait.held else wait.position or ''}".rstrip(),
             str(wait.priority),
             duration(wait.eta),
-            Text(wait.reason),
+            wait.reason,
         )
-    console.print(table)
+        for wait in found
+    ]
+    print_table(("run", "stage", "place", "prio", "starts in", "waits for"), rows, console)
 
 
 @app.command("hold")

@@ -35,6 +35,11 @@ def test_letters_are_listed_shown_replayed_and_deleted(
     assert "fam/d1" in listed
     assert "Upload it" in listed
     assert "hello" not in listed
+    values = {row["reason"]: row for row in json.loads(terminal("letters", "-o", "json").stdout)}
+    assert values["it is not JSON: [red]"]["message"] == "[/red] hello"
+    assert values["it is not JSON: [red]"]["mend"] is None
+    names, *lines = [line.split("\t") for line in terminal("letters", "-o", "tsv").stdout.splitlines()]
+    assert (names, {len(line) for line in lines}) == (["id", "since", "reason", "mend", "message"], {5})
     name = next(line.split()[0] for line in listed.splitlines() if "not JSON" in line)
     assert "[/red] hello" in terminal("letters", name).output
     assert "fam/d1" not in terminal("letters", name).output
