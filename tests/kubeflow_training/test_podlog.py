@@ -178,3 +178,52 @@ def test_only_news_of_the_pod_itself_cut_a_pause_short(monkeypatch):
 
     before, shown = asyncio.run(main())
     assert (before, shown) == (1, ["[master-0] one", "[master-0] two"])
+
+
+class Rotating(Cluster):
+    """Follows a log whose middle file was left out by the node, while nothing came of it."""
+
+    def __init__(self):
+        super().__init__([LINES])
+        self.seen = asyncio.Event()
+        self.newest = [b"2026-01-01T00:00:01Z one", b"2026-01-01T00:00:01Z one", b"2026-01-01T00:00:05Z three"]
+
+    @asynccontextmanager
+    async def stream(self, what, path, params, silence):
+        async def first_line():
+            line = self.newest.pop(0) if len(self.newest) > 1 else self.newest[0]
+            yield line
+            if line.endswith(b"three"):
+                self.seen.set()
+
+        async def followed():
+            yield LINES
+            await self.seen.wait()
+            yield b"2026-01-01T00:00:09Z four\n"
+
+        yield first_line() if ("limitBytes", "64") in params else followed()
+
+
+def test_a_file_that_the_node_left_out_in_a_silence_is_stated(monkeypatch):
+    monkeypatch.setattr(podlog, "_ROTATION_SECONDS", 0.01)
+    monkeypatch.setattr(podlog, "_FILE_BYTES", len(LINES))
+    shown, told = [], asyncio.Event()
+
+    def show(line):
+        shown.append(line)
+        if line == "[master-0] four":
+            told.set()
+
+    log = JobLog(show, None, None)
+
+    async def followed():
+        reading = asyncio.ensure_future(PodLog(Rotating(), PYTORCH_JOB, log, pod(running(0)), True).run())
+        await told.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(followed(), 60))
+    [gap] = log.gaps
+    assert (gap["from"], gap["to"]) == ("2026-01-01T00:00:02Z", "2026-01-01T00:00:09Z")
+    assert shown[:2] == ["[master-0] one", "[master-0] two"]
+    assert shown[-1] == "[master-0] four"

@@ -45,6 +45,7 @@ _PROGRESS_SECONDS: Final = 30.0
 _ROTATED: Final = "the node has rotated it away or removed it (it keeps about 10 MiB of a container)"
 _OUTRUN: Final = "it was written faster than it could be read, and the node has rotated it away"
 _ROTATION_SECONDS: Final = 3.0  # the node looks every ten whether a file is full
+_FILE_BYTES: Final = 8 << 20  # a file that may be full
 _ROTATION_BYTES: Final = 1 << 16  # a log that brings less in that time is not behind
 _FOLLOWERS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -182,7 +183,7 @@ class PodLog:
     async def _follow(self) -> None:
         """Follow the log, but not much longer than its container lives: a connection may outlast it."""
         reading = asyncio.ensure_future(self._read(True))
-        watching = asyncio.ensure_future(self._watch_rotation())
+        watching = asyncio.ensure_future(self._watch_rotation(self.bytes))
         try:
             while not reading.done():
                 self._news.clear()
@@ -202,16 +203,23 @@ class PodLog:
             watching.cancel()
             await asyncio.gather(reading, watching, return_exceptions=True)
 
-    async def _watch_rotation(self) -> None:
-        """Learn how the newest file begins, as long as so much comes that the reading may be a file behind."""
+    async def _watch_rotation(self, since: int) -> None:
+        """Learn how the newest file begins, as long as so much comes that the reading may be a file behind, and once a
+        file may be full until the next one begins: a node that is busy may leave it out while nothing comes.
+
+        :param since: bytes that were read before the newest file.
+        """
+        known = None
         while True:
             before = self.bytes
             await asyncio.sleep(_ROTATION_SECONDS)
-            if self._showing or self.bytes - before >= _ROTATION_BYTES:
+            if self._showing or self.bytes - before >= _ROTATION_BYTES or self.bytes - since >= _FILE_BYTES:
                 with suppress(JobError):
                     stamp = await newest_file(self._cluster, self._path, self._container)
                     if stamp is not None:
                         self._rotation.begins(stamp)
+                        since = since if known in (None, stamp) else self.bytes
+                        known = stamp
 
     async def _read(self, follow: bool) -> None:
         """Read to the end; with `follow` that is the container's end, or whenever the server ends it."""
