@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dropforge import mlflow_pages, registered_name, slices
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.promotion import Verdict
 from dropforge.run import DATASET_DIGEST, RunSpec, Tracking
 from dropforge.settings import without_login
@@ -68,6 +69,7 @@ TAG_FAILURE: Final = "dropforge.failure"  # why its last job failed, and where e
 TAG_CAUSES: Final = "dropforge.causes"  # why each of its trainings' jobs that failed did, in their order
 TAG_LOST: Final = "dropforge.lost_steps"  # that all of them have done in vain
 _VERSIONS: Final = "mlflow.modelVersions"
+_BELOW: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # `model`, `exports/step-40-0123abcd`
 _DENIED: Final = "PERMISSION_DENIED"
 # With MLflow's basic-auth, what is not there is denied to all but administrators.
 NOT_THERE: Final = frozenset({"RESOURCE_DOES_NOT_EXIST", _DENIED})
@@ -339,8 +341,8 @@ def register(
     :param report: the content of `report.json`.
     :param compared_with: version of the champion the candidate was measured against; None if there was none.
     :param hold: keeps others from moving the alias, see `dropforge.moves`.
-    :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it, or if
-        somebody rolled this version back.
+    :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it, if
+        somebody rolled this version back, or if the model lies elsewhere than below the run's own folder.
     """
     mlflow = client(tracking_uri)
     number = str(_version(mlflow, spec, report).version)
@@ -387,15 +389,16 @@ def register_checkpoint(
 
     No alias moves: nobody has compared it. :param model: `uri` and `digest` of its folder.
     :param digest: of the checkpoint. :param model_id: the logged model that stands for it. :returns: the version.
+    :raises DataError: if the model lies elsewhere than below the run's own folder.
     """
-    mlflow = client(tracking_uri)
+    mlflow, source = client(tracking_uri), _source(spec, model)
     _registered_model(mlflow, spec)
     for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
         if version.tags.get(TAG_CHECKPOINT) == digest and version.tags.get(TAG_RUN) == spec.run:
             return str(version.version)
     made = mlflow.create_model_version(
         spec.family,
-        source=str(model["uri"]),
+        source=source,
         run_id=spec.tracking.run_id if spec.tracking else None,
         tags={**_provenance(spec, model), TAG_CHECKPOINT: digest, TAG_STEP: str(step)},
         description=f"Checkpoint step-{step} of run {spec.run} on dataset {spec.dataset_digest[:12]}",
@@ -457,18 +460,31 @@ def experiment_of(mlflow: MlflowClient, family: str) -> str:
 
 
 def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> ModelVersion:
+    model = report["model"]
+    source = _source(spec, model)
     _registered_model(mlflow, spec)
     for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
         if version.tags.get(TAG_RUN) == spec.run and TAG_CHECKPOINT not in version.tags:
             return version
-    model = report["model"]
     return mlflow.create_model_version(
         spec.family,
-        source=str(model["uri"]),
+        source=source,
         run_id=spec.tracking.run_id if spec.tracking else None,
         tags=_provenance(spec, model),
         description=f"Run {spec.run} on dataset {spec.dataset_digest[:12]}",
     )
+
+
+def _source(spec: RunSpec, model: Mapping[str, Any]) -> str:
+    """The address of a run's model as its pods tell it. :raises DataError: if it is not below the run's own folder."""
+    uri, own = str(model["uri"]), f"{spec.root}/"
+    if not uri.startswith(own) or not _BELOW.fullmatch(uri.removeprefix(own)):
+        raise DataError(
+            f"model of run {spec.run}",
+            f"its address {uri!r:.200} is not below the run's own folder {own}",
+            "Restore `report.json` of that folder from the bucket's versions",
+        )
+    return uri
 
 
 def _exported(mlflow: MlflowClient, spec: RunSpec, step: int | None) -> LoggedModel | None:

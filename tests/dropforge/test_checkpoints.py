@@ -244,7 +244,7 @@ def test_a_tag_that_is_no_amount_takes_its_row_alone_away(yard: Yard, terminal: 
 
 def test_a_checkpoint_that_is_registered_is_a_version_beside_the_runs_own(yard: Yard) -> None:
     model = yard.add(10)
-    uri, exported = yard.rest._base.partition("/api")[0], {"uri": f"{yard.root}/exports/a", "digest": "m"}
+    uri, exported = yard.rest._base.partition("/api")[0], {"uri": f"{yard.spec.root}/exports/a", "digest": "m"}
     first = tracking.register_checkpoint(uri, yard.spec, exported, 10, "abc", model)
     assert tracking.register_checkpoint(uri, yard.spec, exported, 10, "abc", model) == first
     version = yard.mlflow.get_model_version(yard.family, first)
@@ -254,7 +254,7 @@ def test_a_checkpoint_that_is_registered_is_a_version_beside_the_runs_own(yard: 
     assert version.tags["dropforge.step"] == "10"
     assert not version.aliases
     # The run's model is not taken for registered because a checkpoint of it is.
-    report = {"model": {"uri": f"{yard.root}/model", "digest": "final"}}
+    report = {"model": {"uri": f"{yard.spec.root}/model", "digest": "final"}}
     own = tracking._version(yard.mlflow, yard.spec, report)
     assert own.version != version.version
     assert tracking._version(yard.mlflow, yard.spec, report).version == own.version

@@ -23,6 +23,14 @@ from dropforge.run import RunSpec, Start
 
 VERSIONS = "mlflow.modelVersions"  # on a logged model: what MLflow's pages link to it
 REPORT = {"model": {"uri": "s3://b/runs/r/model", "digest": "abc"}}
+ELSEWHERE = [
+    "s3://b/runs/r2/model",
+    "s3://b/runs/r/../r2/model",
+    "s3://b/runs/r/",
+    "s3://b/runs/r/x?y",
+    "/etc",
+    "s3://a/m",
+]
 
 
 @pytest.fixture
@@ -143,6 +151,16 @@ def test_where_a_run_began_stands_on_it_and_on_its_version(server: str, spec: Ru
     assert mlflow.get_run(begun.tracking.run_id).data.tags[tracking.TAG_START] == told
     tags = mlflow.get_model_version(spec.family, "1").tags
     assert (tags[tracking.TAG_START], tags[tracking.TAG_CODE]) == (told, f"own-1.0-py3-none-any.whl ({'e' * 64})")
+
+
+@pytest.mark.parametrize("uri", ELSEWHERE)
+def test_a_model_outside_its_run_s_folder_becomes_no_version(server: str, spec: RunSpec, uri: str) -> None:
+    model = {"uri": uri, "digest": "abc"}
+    with pytest.raises(DataError, match="is not below the run's own folder s3://b/runs/r/"):
+        tracking.register(server, spec, {"model": model}, verdict(True), alias="champion", compared_with=None)
+    with pytest.raises(DataError, match="is not below"):
+        tracking.register_checkpoint(server, spec, model, 10, "d", "m-1")
+    assert not tracking.client(server).search_registered_models(f"name = '{spec.family}'")
 
 
 def test_registering_twice_gives_one_version(server: str, spec: RunSpec) -> None:
