@@ -17,11 +17,12 @@ from urllib.parse import quote
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.json_objects import MOST_MANIFEST, read_object
+from dropforge.json_objects import MOST_MANIFEST, UnreadableError, read_object
 from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store
 from dropforge.text import read_count
+from dropforge.tracking import MOST_PARAM, TAG_FAMILY, TAG_RUN, TAG_RUN_DIGEST
 
 VERBS: Final = ("evaluate", "export", "register")
 ASK: Final = "dropforge.ask"
@@ -29,7 +30,6 @@ ANSWER: Final = "dropforge.answer"
 STARTED: Final = "started by "
 NOTE: Final = "mlflow.note.content"
 NOTE_LINE: Final = "\n\n---\n\n"  # what stands below it in a description is not the trainer's
-_RUN: Final = "dropforge.run"
 _PAGE: Final = 50
 _MODELS_OF: Final = 500  # experiments in one search
 
@@ -85,12 +85,12 @@ def checkpoints(rest: Rest, experiment: str, mlflow_run: str) -> list[Checkpoint
     return sorted((item for row in found if (item := _checkpoint(row)) is not None), key=lambda item: item.step)
 
 
-def find_run(rest: Rest, run: str) -> tuple[str, str]:
-    """Experiment and id of the MLflow run of a run. :raises DataError: if MLflow knows none."""
-    found = list(_runs(rest, list(_experiments(rest)), f"tags.`{_RUN}` = '{run}'")) if "'" not in run else []
+def find_run(rest: Rest, run: str) -> Mapping[str, Any]:
+    """The MLflow run of a run, as MLflow gives it. :raises DataError: if MLflow knows none."""
+    found = list(_runs(rest, list(_experiments(rest)), f"tags.`{TAG_RUN}` = '{run}'")) if "'" not in run else []
     if not found:
         raise DataError(f"run {run}", "MLflow knows no such run", "List them with `dropforge runs`")
-    return str(found[0]["info"]["experiment_id"]), str(found[0]["info"]["run_id"])
+    return found[0]
 
 
 def asks(rest: Rest) -> list[Ask]:
@@ -113,7 +113,7 @@ def is_ours(row: Mapping[str, Any], store: Store) -> bool:
     :param row: the run, as MLflow gives it. :param store: the bucket.
     :raises UnreadableError: if the bucket has it, and its `run.json` cannot be read.
     """
-    run = _tags(row["data"]).get(_RUN, "")
+    run = _tags(row["data"]).get(TAG_RUN, "")
     if not layout.is_run(run):
         return False
     try:
@@ -156,21 +156,50 @@ def _named(words: Sequence[str], known: Sequence[Checkpoint]) -> list[Checkpoint
     return [item for item in of_step if not item.deleted] or of_step[-1:]
 
 
-def check(order: Order, store: Store, root: str) -> RunSpec:
+def read_spec(row: Mapping[str, Any], store: Store, root: str) -> RunSpec:
+    """The run of an MLflow run as Airflow opened it; a training sets none of the tags that say how.
+
+    :param row: the run, as MLflow gives it. :param store, root: the bucket and its address.
+    :raises UnreadableError: if its `run.json` is another by now. :raises MissingObjectError: if it is not there.
+    """
+    tags = _tags(row["data"])
+    run, digest = tags[TAG_RUN], tags.get(TAG_RUN_DIGEST)
+    own = f"{root}/{layout.run_prefix(run)}".rstrip("/")
+    spec = RunSpec.read_opened(store, run, tags[TAG_FAMILY], own, digest)
+    if digest is None:
+        _check_compute(spec, row)
+    return spec
+
+
+def _check_compute(spec: RunSpec, row: Mapping[str, Any]) -> None:
+    """Hold what a run asks of the cluster to the parameters of its MLflow run, which stay as they were logged.
+
+    For runs without a digest, which an earlier version opened. :raises UnreadableError: naming the key.
+    """
+    params = {item["key"]: item.get("value", "") for item in row["data"].get("params", [])}
+    for name, value in (spec.recipe.get("compute") or {}).items():
+        opened = params.get(key := f"compute.{name}")
+        if opened is not None and not isinstance(value, Mapping) and opened != str(value)[:MOST_PARAM]:
+            cause = f"it was changed: `{key}` is {value!r:.80}, and the run was opened with {opened!r:.80}"
+            raise UnreadableError(f"`run.json` of run {spec.run}", cause, "Restore it from the bucket's versions")
+
+
+def check(order: Order, row: Mapping[str, Any], store: Store, root: str) -> RunSpec:
     """See that a checkpoint is what its tags say: a kept one, of a run in our bucket, which MLflow has as its own.
 
     One in a place of its own (`train.checkpoints`) is looked at by the job, which can reach it.
 
-    :param store, root: the bucket and its address. :returns: the run. :raises BadAskError: if it is not.
+    :param row: its MLflow run, as MLflow gives it. :param store, root: the bucket and its address.
+    :returns: the run as Airflow opened it. :raises BadAskError: if it is not.
     """
     item = order.checkpoint
     where = f"checkpoints/step-{item.step}"
-    if not layout.is_run(item.run):
-        raise BadAskError(f"{item.run!r} is no run")
+    if item.run != (run := _tags(row["data"]).get(TAG_RUN)):
+        raise BadAskError(f"it says that it is of run {item.run!r}, and its MLflow run is that of {run!r}")
     try:
-        spec = RunSpec.read(store, layout.run_key(item.run))
+        spec = read_spec(row, store, root)
         own = spec.checkpoints_root
-        if item.uri != f"{own}/{where}" or spec.root != f"{root}/{layout.run_prefix(item.run)}".rstrip("/"):
+        if item.uri != f"{own}/{where}":
             raise BadAskError(f"its address {item.uri} is not one of run {item.run} in {root}")
         if spec.tracking is None or spec.tracking.run_id != item.mlflow_run:
             raise BadAskError(f"run {item.run} has another MLflow run than this one")
@@ -262,7 +291,7 @@ def _checkpoint(row: Mapping[str, Any]) -> Checkpoint | None:
         return Checkpoint(
             model=info["model_id"],
             mlflow_run=info.get("source_run_id", ""),
-            run=tags[_RUN],
+            run=tags[TAG_RUN],
             step=_amount(tags["dropforge.step"]),
             tokens=_amount(tags["dropforge.tokens"]),
             bytes=_amount(tags["dropforge.bytes"]),

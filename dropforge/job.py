@@ -23,6 +23,9 @@ SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
 KUEUE = "kueue.x-k8s.io/"
 # Annotation by which the operator knows where the trainer keeps the whole log.
 LOG = "kubeflow-training/log"
+# Annotations by which Airflow, whose XCom keeps the manifest, knows the run again: pods write its folder.
+RUN_FOLDER = "dropforge/run-folder"
+RUN_DIGEST = "dropforge/run-digest"
 _FORGOTTEN = 3600  # seconds after which Kubernetes removes a measurement that has ended
 
 
@@ -175,5 +178,9 @@ def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
             "dropforge/run": spec.run,
             "dropforge/purpose": purpose,
         },
-        "annotations": {"dropforge/run-folder": f"{spec.root}/", "dropforge/run-key": layout.run_key(spec.run)},
+        "annotations": {
+            RUN_FOLDER: f"{spec.root}/",
+            "dropforge/run-key": layout.run_key(spec.run),
+            RUN_DIGEST: spec.digest,
+        },
     }

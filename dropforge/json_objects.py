@@ -7,6 +7,7 @@ cannot be read is an error for a person, or none to whoever passes over `ValueEr
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -49,17 +50,24 @@ class UnreadableError(DropforgeError, ValueError):
     """An object that holds something else than it should."""
 
 
-def read_object(store: Store, key: str, mend: str = "", *, most: int = MOST, etag: str | None = None) -> dict[str, Any]:
+def read_object(
+    store: Store, key: str, mend: str = "", *, most: int = MOST, etag: str | None = None, sha256: str | None = None
+) -> dict[str, Any]:
     """Read a JSON object from a store.
 
     :param mend: what to do if it cannot be read. :param most: bytes that it may have. :param etag: as of `Store.open`.
-    :raises UnreadableError: naming the object, if it cannot be read. :raises MissingObjectError: if it is not there.
+    :param sha256: of the bytes that were written there, if that is known.
+    :raises UnreadableError: naming the object, if it cannot be read, or holds other bytes.
+    :raises MissingObjectError: if it is not there.
     """
     thing = f"object {store.uri}/{key}"
     try:
         data = read_bounded(store, key, most, etag)
     except TooLargeError as error:
         raise UnreadableError(thing, f"it cannot be read: {error.cause}", mend or _MEND) from None
+    if sha256 is not None and (found := hashlib.sha256(data).hexdigest()) != sha256:
+        cause = f"it was changed: its SHA-256 is {found[:12]}, and what was written there had {sha256:.12}"
+        raise UnreadableError(thing, cause, "Restore that from the bucket's versions")
     return parse_object(data, thing, mend)
 
 

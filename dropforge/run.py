@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal
 
+from dropforge import layout
 from dropforge.json_objects import UnreadableError, parse_object, read_object, typed
 from dropforge.store import Store
 
@@ -126,13 +127,35 @@ class RunSpec:
         """:raises UnreadableError: if the text is not a run."""
         return cls._of(parse_object(data, "run.json", _MEND), "run.json")
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the `run.json` that this version of Dropforge writes of it."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
     @classmethod
-    def read(cls, store: Store, key: str) -> RunSpec:
+    def read(cls, store: Store, key: str, digest: str | None = None) -> RunSpec:
         """The run whose `run.json` lies there, where pods may write.
 
-        :raises UnreadableError: if it is not a run. :raises MissingObjectError: if it is not there.
+        :param digest: of the bytes as Airflow wrote them, kept where pods do not write: without it anything there may
+            be a pod's. None for runs that an earlier version opened.
+        :raises UnreadableError: if it is not a run, or another one. :raises MissingObjectError: if it is not there.
         """
-        return cls._of(read_object(store, key, _MEND), f"object {store.uri}/{key}")
+        return cls._of(read_object(store, key, _MEND, sha256=digest), f"object {store.uri}/{key}")
+
+    @classmethod
+    def read_opened(cls, store: Store, run: str, family: str, root: str, digest: str | None) -> RunSpec:
+        """A run as Airflow opened it, by what is kept where pods do not write.
+
+        :param run, family, root: what its fields have to be. :param digest: as of `read`.
+        :raises UnreadableError: naming what is another by now.
+        """
+        key = layout.run_key(run)
+        spec = cls.read(store, key, digest)
+        for name, opened in (("run", run), ("family", family), ("root", root)):
+            if (found := getattr(spec, name)) != opened:
+                cause = f"it was changed: `{name}` is {found!r:.80}, and the run was opened with {opened!r:.80}"
+                raise UnreadableError(f"object {store.uri}/{key}", cause, "Restore it from the bucket's versions")
+        return spec
 
     @classmethod
     def _of(cls, values: dict[str, Any], thing: str) -> RunSpec:

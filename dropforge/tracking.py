@@ -31,6 +31,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 TAG_FAMILY: Final = registered_name.TAG_FAMILY
 TAG_RUN: Final = "dropforge.run"
+TAG_RUN_DIGEST: Final = "dropforge.run_digest"  # of its `run.json`, which its pods may write and this tag not
 TAG_DROP: Final = "dropforge.drop"
 TAG_SOURCE: Final = "dropforge.source"
 TAG_DROPS: Final = "dropforge.drops"
@@ -68,6 +69,7 @@ TAG_COST: Final = "dropforge.cost"  # what it has used, in one line
 TAG_FAILURE: Final = "dropforge.failure"  # why its last job failed, and where everything about that lies
 TAG_CAUSES: Final = "dropforge.causes"  # why each of its trainings' jobs that failed did, in their order
 TAG_LOST: Final = "dropforge.lost_steps"  # that all of them have done in vain
+MOST_PARAM: Final = 6000  # characters of a parameter that MLflow takes
 _VERSIONS: Final = "mlflow.modelVersions"
 _BELOW: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # `model`, `exports/step-40-0123abcd`
 _DENIED: Final = "PERMISSION_DENIED"
@@ -136,7 +138,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
     }
     run = find_run(mlflow, experiment, spec.run)
     known = run.data.params if run is not None else {}
-    new = [Param(key, value[:6000]) for key, value in params.items() if key not in known]
+    new = [Param(key, value[:MOST_PARAM]) for key, value in params.items() if key not in known]
     again = run is not None
     if run is None:
         run = mlflow.create_run(experiment, run_name=spec.run, tags=all_tags)

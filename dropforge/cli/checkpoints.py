@@ -32,7 +32,8 @@ def checkpoints(
     connection = connect(state)
     rest = Rest(connection.settings.tracking_uri)
     with asking_rest(connection.settings.tracking_uri):
-        found = kept.checkpoints(rest, *kept.find_run(rest, run))
+        row = kept.find_run(rest, run)
+        found = kept.checkpoints(rest, str(row["info"]["experiment_id"]), str(row["info"]["run_id"]))
         if step is None or verb is None:
             if output is not Output.TABLE:
                 print_values([_values(item) for item in found], _NAMES, output)
@@ -41,7 +42,7 @@ def checkpoints(
             return
         try:
             order = kept.read(kept.Ask("", f"{step} {verb}", ""), found)
-            kept.check(order, connection.store, connection.settings.root)
+            kept.check(order, row, connection.store, connection.settings.root)
         except kept.BadAskError as error:
             raise DataError(
                 f"checkpoint {step} of {run}", str(error), f"List them with `dropforge checkpoints {run}`"

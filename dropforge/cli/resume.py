@@ -91,7 +91,7 @@ def _choose(connection: Connection, named: Named, step: int | None) -> None:
     """Settle, and tell, which checkpoint the training goes on from."""
     if not layout.is_run(named.run):
         raise DataError(f"run {named.title}", "it was not opened, so it has no checkpoint", "Leave out --from")
-    spec = RunSpec.read(connection.store, layout.run_key(named.run))
+    spec = RunSpec.read(connection.store, layout.run_key(named.run), named.tags.get(tracking.TAG_RUN_DIGEST))
     store = open_store(spec.checkpoints_root)
     if step is not None:
         _set_aside(connection, named, spec, store, step)

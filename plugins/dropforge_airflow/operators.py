@@ -18,6 +18,7 @@ from kubeflow_training.published import whereabouts
 from dropforge.settings import from_env
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.tasks import bundle, data, meter, run
+from dropforge_airflow.tasks.failure import no_retry
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -94,7 +95,8 @@ class MeteredJobOperator(PyTorchJobOperator):
     @cached_property
     def _meter(self) -> meter.Meter:
         """Of this task's job, once its manifest is rendered."""
-        return meter.Meter.of(self.manifest)
+        with no_retry():
+            return meter.Meter.of(self.manifest)
 
     def execute(self, context: Context) -> dict[str, Any]:
         if told := self._meter.used_up():

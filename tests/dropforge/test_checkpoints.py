@@ -74,7 +74,8 @@ class Yard:
         self.family = f"fam-{uuid.uuid4().hex[:8]}"
         self.run = f"{self.family}-1"
         self.experiment = self.mlflow.create_experiment(self.family)
-        self.mlflow_run = self.mlflow.create_run(self.experiment, tags={"dropforge.run": self.run}).info.run_id
+        tags = {"dropforge.run": self.run, "dropforge.family": self.family}
+        self.mlflow_run = self.mlflow.create_run(self.experiment, tags=tags).info.run_id
         self.spec = RunSpec(
             run=self.run,
             family=self.family,
@@ -100,6 +101,11 @@ class Yard:
             self.experiment, f"step-{step}", self.mlflow_run, {**named, NOTE: "Kept."}, model_type="checkpoint"
         )
         return str(made.model_id)
+
+    @property
+    def row(self) -> Any:
+        """Its MLflow run, as MLflow gives it."""
+        return self.rest.call("GET", f"runs/get?run_id={self.mlflow_run}")["run"]
 
     def known(self) -> list[Checkpoint]:
         return checkpoints.checkpoints(self.rest, self.experiment, self.mlflow_run)
@@ -186,22 +192,22 @@ def test_a_checkpoint_is_what_its_tags_say_or_nothing_is_done(yard: Yard) -> Non
     yard.add(10)
     (item,) = yard.known()
     good = Order("export", item)
-    assert checkpoints.check(good, yard.store, yard.root) == yard.spec
+    assert checkpoints.check(good, yard.row, yard.store, yard.root) == yard.spec
     elsewhere = replace(item, uri="s3://other/runs/x/checkpoints/step-10")
     forged = {
-        "is no run": [replace(item, run="../ledger"), replace(item, run="a/b")],
+        "its MLflow run is that of": [replace(item, run="../ledger"), moved(item, yard, run="nobody-1")],
         "is not one of run": [elsewhere, item_up(item)],
-        "any more": [moved(item, yard, step=11), moved(item, yard, run="nobody-1")],
+        "any more": [moved(item, yard, step=11)],
         "has another MLflow run": [replace(item, mlflow_run="f" * 32)],
         "holds other bytes": [replace(item, digest="other")],
     }
     for why, items in forged.items():
         for bad in items:
             with pytest.raises(BadAskError, match=why):
-                checkpoints.check(Order("export", bad), yard.store, yard.root)
+                checkpoints.check(Order("export", bad), yard.row, yard.store, yard.root)
     yard.store.put(f"runs/{yard.run}/checkpoints/step-10/manifest.json", b"{broken")
     with pytest.raises(BadAskError, match="cannot be read"):
-        checkpoints.check(good, yard.store, yard.root)
+        checkpoints.check(good, yard.row, yard.store, yard.root)
 
 
 def test_a_place_of_its_own_is_the_runs_and_no_other(yard: Yard) -> None:
@@ -211,9 +217,9 @@ def test_a_place_of_its_own_is_the_runs_and_no_other(yard: Yard) -> None:
     yard.add(10)
     (item,) = yard.known()
     with pytest.raises(BadAskError, match="is not one of run"):
-        checkpoints.check(Order("export", item), yard.store, yard.root)
+        checkpoints.check(Order("export", item), yard.row, yard.store, yard.root)
     there = replace(item, uri=f"{spec.checkpoints_root}/checkpoints/step-10")
-    assert checkpoints.check(Order("export", there), yard.store, yard.root) == spec
+    assert checkpoints.check(Order("export", there), yard.row, yard.store, yard.root) == spec
 
 
 def item_up(item: Checkpoint) -> Checkpoint:

@@ -80,7 +80,8 @@ class Server:
         self.metrics: list[dict[str, Any]] = []
         self.gone: set[str] = set()
         self.locked: set[str] = set()
-        self.tags = {"dropforge.run": "fam-1"}
+        self.tags = {"dropforge.run": "fam-1", "dropforge.family": "fam"}
+        self.params: dict[str, str] = {}
         self.names: dict[str, str] = {}
         where = f"s3://{yard.bucket}/runs/fam-1/checkpoints/step-10"
         self.item = Checkpoint("m-1", "run-id", "fam-1", 10, 1, 1, "abc", where, True, True, "", 3.0, "", "")
@@ -130,8 +131,9 @@ class Server:
         tags = [{"key": key, "value": value} for key, value in self.tags.items()]
         info = {"experiment_id": "0", "run_id": path.partition("run_id=")[2]}
         if info["run_id"] in self.names:
-            tags = [{"key": "dropforge.run", "value": self.names[info["run_id"]]}]
-        return {"run": {"info": info, "data": {"tags": tags}}}
+            tags = [{"key": "dropforge.run", "value": self.names[info["run_id"]]}, tags[1]]
+        params = [{"key": key, "value": value} for key, value in self.params.items()]
+        return {"run": {"info": info, "data": {"tags": tags, "params": params}}}
 
 
 @pytest.fixture
@@ -216,6 +218,62 @@ def test_what_pods_wrote_in_another_shape_holds_up_no_other_ask(
     assert "cannot be read" in server.answers["last evaluate"]
 
 
+POD = {"image": "evil.example/x", "namespace": "airflow", "service_account": "airflow-worker", "run_as": None}
+
+
+@pytest.mark.parametrize("kept", ["digest", "parameters"])
+def test_what_a_pod_wrote_into_its_run_makes_no_job_and_no_version(server: Server, yard: Yard, kept: str) -> None:
+    """Of a run that an earlier version opened, its parameters in MLflow say what it asked of the cluster."""
+    recipe = load_recipe("tiny", {"compute": {"backend": "kubernetes", "image": "trainer"}})
+    spec = replace(server.spec, recipe=recipe.plain())
+    yard.store.put(layout.run_key("fam-1"), spec.to_json())
+    if kept == "digest":
+        server.tags["dropforge.run_digest"] = spec.digest
+    else:
+        server.params = recipe.flat()
+    server.asks = [Ask("run-id", "register", "", "m-1")]
+    (taken,) = asked.take("dag-run-1")
+    yard.store.put(f"{taken['folder']}result.json", b'{"model": {"uri": "u", "bytes": 1, "digest": "d"}}')
+    for name, value in POD.items():
+        changed = recipe.plain() | {"compute": recipe.plain()["compute"] | {name: value}}
+        yard.store.put(layout.run_key("fam-1"), replace(spec, recipe=changed).to_json())
+        assert asked.take("dag-run-1") == []
+        assert "it was changed: " in server.answers.pop("register")
+    asked.answer([taken], "dag-run-1")
+    assert "it was changed: " in server.answers["register"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"run": "fam-2"}, "`run` is 'fam-2'"),
+        ({"family": "payments"}, "the run was opened with 'fam'"),
+        ({"root": "s3://attacker/runs/fam-1"}, "`root` is "),
+        ({"recipe": load_recipe("tiny", {"compute": {"deadline_minutes": 800}}).plain()}, "DROPFORGE_LIMITS: minutes"),
+        ({"recipe": load_recipe("tiny", {"base": {"model": "s3://b2/m", "scratch": None}}).plain()}, "`base.model`"),
+    ],
+    ids=["run", "family", "root", "limits", "reads"],
+)
+def test_a_run_without_a_digest_is_held_to_what_else_is_known(
+    server: Server, yard: Yard, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setenv("DROPFORGE_LIMITS", "minutes=720")
+    server.asks = [Ask("run-id", "last export", "")]
+    yard.store.put(layout.run_key("fam-1"), replace(server.spec, **changed).to_json())
+    assert asked.take("dag-run-1") == []
+    assert why in server.answers["last export"]
+
+
+def test_a_lower_limit_of_a_gang_keeps_nobody_from_a_job_of_one_pod(
+    server: Server, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DROPFORGE_LIMITS", "nodes=1 retries=0")
+    recipe = load_recipe("tiny", {"compute": {"nodes": 4, "retries": 3}})
+    yard.store.put(layout.run_key("fam-1"), replace(server.spec, recipe=recipe.plain()).to_json())
+    server.asks = [Ask("run-id", "last export", "")]
+    assert len(asked.take("dag-run-1")) == 1
+
+
 def test_a_result_of_another_shape_holds_up_no_other_answer(server: Server, yard: Yard) -> None:
     results = {
         "evaluate": b"[]",
@@ -228,7 +286,7 @@ def test_a_result_of_another_shape_holds_up_no_other_answer(server: Server, yard
         yard.store.put(f"{item['folder']}result.json", result)
     asked.answer(taken, "dag-run-1")
     assert ["cannot be read" in server.answers[text] for text in results] == [True, True, True, False]
-    assert server.answers["last export"] == "u, 1.0 MB"
+    assert server.answers["last export"] == f"s3://{yard.bucket}/runs/fam-1/exports/step-10-abc, 1.0 MB"
 
 
 def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
@@ -237,7 +295,7 @@ def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
     taken = asked.take("dag-run-1")
     results = [
         {"figures": {"eval/loss": 2.5, "eval/accuracy": 0.5, "rows": 40, "precision": "fp32"}},
-        {"model": {"uri": "s3://b/x", "bytes": 2_000_000, "digest": "d"}},
+        {"model": {"uri": "s3://attacker/x", "bytes": 2_000_000, "digest": "d"}},
         {"error": "checkpoint step-10 is broken"},
     ]
     for item, result in zip(taken, results, strict=False):
@@ -245,7 +303,7 @@ def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
     asked.answer(taken, "dag-run-1")
     assert [server.answers[text] for text in texts] == [
         "loss 2.5000, accuracy 0.5000 on 40 rows",
-        "s3://b/x, 2.0 MB",
+        f"s3://{yard.bucket}/runs/fam-1/exports/step-10-abc, 2.0 MB",
         "not done: checkpoint step-10 is broken",
         "not done: its job ended without a word; see DAG run dag-run-1 in Airflow",
     ]
@@ -259,16 +317,19 @@ def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
 def test_a_checkpoint_that_was_registered_is_named_to_openlineage(
     server: Server, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "register_checkpoint", lambda *_: "7")  # has tests of its own, on a server
+    models: list[Any] = []
+    monkeypatch.setattr(tracking, "register_checkpoint", lambda *given: models.append(given[2]) or "7")
     server.asks = [Ask("run-id", "register", "", "m-1")]
     taken = asked.take("dag-run-1")
-    result = {"model": {"uri": "s3://b/runs/fam-1/exports/step-10-abc", "bytes": 1, "digest": "d"}}
+    result = {"model": {"uri": "s3://attacker/x", "bytes": 1, "digest": "d"}}  # where it lies is not for pods to say
     yard.store.put(f"{taken[0]['folder']}result.json", json.dumps(result).encode())
     task: Any = BaseOperator(task_id="answer")
     with set_current_context(cast(Any, {"task": task})):
         asked.answer(taken, "dag-run-1")
     named = task.get_openlineage_facets_on_complete(None)
-    assert [(one.namespace, one.name) for one in named.inputs] == [("s3://b", "runs/fam-1/exports/step-10-abc")]
+    folder = "runs/fam-1/exports/step-10-abc"
+    assert [(one.namespace, one.name) for one in named.inputs] == [(f"s3://{yard.bucket}", folder)]
+    assert [model["uri"] for model in models] == [f"s3://{yard.bucket}/{folder}"]
     assert [one.name for one in named.outputs] == ["models:/fam/7"]
 
 
@@ -288,7 +349,7 @@ def test_a_run_that_may_be_read_and_not_edited_holds_up_nobody(server: Server, y
     server.locked = {"last export"}  # the right was taken away while the job ran
     told = asked.answer(taken, "dag-run-1")
     assert told[0].startswith("not answered: HTTP 403")
-    assert server.answers["10 export"] == told[1] == "s3://b/x, 0.0 MB"
+    assert server.answers["10 export"] == told[1] == f"s3://{yard.bucket}/runs/fam-1/exports/step-10-abc, 0.0 MB"
 
 
 @pytest.mark.parametrize("tags", [{}, {"dropforge.run": "theirs-1"}, {"dropforge.run": "../ledger"}])

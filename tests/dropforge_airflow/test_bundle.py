@@ -32,8 +32,9 @@ def notes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def operator(cluster: Cluster) -> MeteredJobOperator:
-    labels = {"dropforge/run": RUN, "dropforge/purpose": "train"}
-    found = MeteredJobOperator(task_id="train", manifest={"metadata": {"labels": labels}}, backend="local")
+    labels = {"dropforge/run": RUN, "dropforge/family": "fam", "dropforge/purpose": "train"}
+    noted = {"labels": labels, "annotations": {"dropforge/run-folder": f"s3://b/runs/{RUN}/"}}
+    found = MeteredJobOperator(task_id="train", manifest={"metadata": noted}, backend="local")
     found.home = str(cluster.home)
     return found
 

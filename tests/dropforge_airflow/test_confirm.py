@@ -33,7 +33,8 @@ def opened(yard: Yard, limits: dict[str, Any] | None, seconds: float | None = 10
         speed = None if seconds is None else Speed(10240 / seconds, "a test")
         plan = forecast(recipe, estimate(recipe), speed)
         yard.store.put(layout.forecast_key("fam-1"), json.dumps(plan.to_dict()).encode())
-    return cast(Opened, {"run": "fam-1", "mlflow_url": "http://m/#/x", "mlflow_run": "m"})
+    known = {"run": "fam-1", "family": "fam", "root": "s3://b/r", "run_digest": spec.digest}
+    return cast(Opened, {**known, "mlflow_url": "http://m/#/x", "mlflow_run": "m"})
 
 
 @pytest.mark.parametrize(

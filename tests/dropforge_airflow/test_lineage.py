@@ -144,7 +144,8 @@ def test_a_training_names_its_model_only_if_it_made_one(yard: Yard) -> None:
     recipe = load_recipe("tiny").plain()
     spec = RunSpec(RUN, "fam", 1, "s3://b/runs/fam-1", "s3://b", "s3://b/m", DIGEST, recipe, "code")
     yard.store.put(layout.run_key(RUN), spec.to_json())
-    manifest = {"metadata": {"labels": {"dropforge/run": RUN, "dropforge/purpose": "train"}}}
+    labels = {"dropforge/run": RUN, "dropforge/family": "fam", "dropforge/purpose": "train"}
+    manifest = {"metadata": {"labels": labels, "annotations": {"dropforge/run-folder": f"{spec.root}/"}}}
 
     task = cast(TrainOperator, TrainOperator(task_id="train", manifest=manifest).prepare_for_execution())
 

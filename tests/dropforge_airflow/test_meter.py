@@ -23,7 +23,8 @@ from dropforge.run import RunSpec
 from tests.dropforge_airflow.conftest import Yard
 
 RUN = "fam-1"
-MANIFEST = {"metadata": {"labels": {"dropforge/run": RUN, "dropforge/purpose": "train"}}}
+LABELS = {"dropforge/run": RUN, "dropforge/family": "fam", "dropforge/purpose": "train"}
+MANIFEST: dict[str, Any] = {"metadata": {"labels": LABELS, "annotations": {"dropforge/run-folder": "s3://b/r/"}}}
 
 
 def opened(yard: Yard, train: dict[str, Any] | None = None, **stop_above: float) -> None:
@@ -66,6 +67,18 @@ def test_all_gangs_together_use_up_what_a_run_may(yard: Yard) -> None:
     assert f"base.start: runs/{RUN}/step-N" in told
     operator = MeteredJobOperator(task_id="train", manifest=MANIFEST)
     with pytest.raises(AirflowFailException, match="has used what it may"):
+        operator.execute(cast(Any, {}))
+
+
+def test_a_limit_that_a_pod_took_away_ends_the_job(yard: Yard) -> None:
+    opened(yard, gpu_hours=3)
+    digest = RunSpec.read(yard.store, layout.run_key(RUN)).digest
+    noted = {"dropforge/run-folder": "s3://b/r/", "dropforge/run-digest": digest}
+    manifest = {"metadata": {"labels": LABELS, "annotations": noted}}
+    assert Meter.of(manifest).left(None) == pytest.approx(5400)
+    opened(yard)
+    operator = MeteredJobOperator(task_id="train", manifest=manifest)
+    with pytest.raises(AirflowFailException, match=r"run\.json: it was changed"):
         operator.execute(cast(Any, {}))
 
 
@@ -169,10 +182,11 @@ def test_a_run_that_is_ended_in_the_middle_is_counted_until_then(
     moment = None if started is None else datetime.fromtimestamp(time.time() - started, UTC)
     seen = Observation(Phase.RUNNING if started else Phase.QUEUED, started=moment)
     ti = Ti({"train": {"uid": "uid-1", "observation": seen.to_dict()}, "tokenise": None})
-    assert meter.settle(yard.store, RUN, "m").gpu_hours == 0  # the reaper, hours later
+    spec = RunSpec.read(yard.store, layout.run_key(RUN))
+    assert meter.settle(yard.store, spec, "m").gpu_hours == 0  # the reaper, hours later
     assert "without 1 whose end nobody saw" in told[-1][-1]
     for _ in range(2):  # the teardown may be tried again
-        found = meter.settle(yard.store, RUN, "m", meter.seen_starts(ti))
+        found = meter.settle(yard.store, spec, "m", meter.seen_starts(ti))
     assert found.gpu_hours == pytest.approx(hours, abs=0.05)
     (metrics, tag, text) = told[-1][2:]
     assert metrics["cost/gpu_hours"] == found.gpu_hours

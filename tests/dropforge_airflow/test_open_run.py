@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,7 @@ def test_a_run_whose_folder_cannot_be_written_has_failed_and_is_opened_again(
     spec = RunSpec.from_json(yard.store.get(layout.run_key(opened["run"])))
     assert spec.tracking is not None
     assert spec.tracking.run_id == opened["mlflow_run"]
+    # The digest is kept in each place where the run's pods do not write.
+    manifests = [opened[name]["metadata"]["annotations"]["dropforge/run-digest"] for name in ("train", "evaluate")]  # type: ignore[literal-required]
+    digest = hashlib.sha256(yard.store.get(layout.run_key(opened["run"]))).hexdigest()
+    assert {opened["run_digest"], found.data.tags["dropforge.run_digest"], *manifests} == {digest}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 from dropforge_airflow.tasks import data, promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
+from dropforge_airflow.tasks.opened import RunIdentity
 from dropforge_airflow.tasks.plan import Plan
 
 from dropforge import approval, gangs, layout
 from dropforge.dataset import Manifest, Shard
 from dropforge.errors import DataError
 from dropforge.gangs import Gang
+from dropforge.json_objects import UnreadableError
 from dropforge.recipes import load_recipe
+from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge.store import Store
 
@@ -85,7 +89,7 @@ def test_the_same_run_has_the_same_name_and_another_recipe_another() -> None:
     assert again.run.endswith("-2")
 
 
-def measured(store: Store, **promote_keys: Any) -> str:
+def measured(store: Store, **promote_keys: Any) -> RunIdentity:
     recipe = load_recipe("tiny", {"promote": promote_keys})
     spec = run.make_spec(from_env(ENV), PLAN, CURATED, recipe)
     store.put(layout.run_key(spec.run), spec.to_json())
@@ -106,7 +110,7 @@ def measured(store: Store, **promote_keys: Any) -> str:
     }
     store.put(layout.evaluation_key(spec.run), json.dumps(evaluation).encode())
     store.put(layout.report_key(spec.run), json.dumps(report).encode())
-    return spec.run
+    return RunIdentity(run=spec.run, family=spec.family, root=spec.root, run_digest=spec.digest)
 
 
 @pytest.mark.parametrize(
@@ -117,48 +121,67 @@ def test_the_recipes_policy_judges(store: Store, policy: dict[str, Any], promote
     assert promote.judge(store, measured(store, **policy))[3].promote is promoted
 
 
+def test_a_run_that_a_pod_changed_is_judged_by_none(store: Store) -> None:
+    """What Airflow decides by stands in `run.json`, where a run's own pods may write."""
+    opened = measured(store, approval={"people": ["ann"]}, min_improvement=0.2)
+    key, before = layout.run_key(opened["run"]), opened.copy()
+    before["run_digest"] = None  # of a run that an earlier version opened
+    spec = RunSpec.read(store, key)
+    policy = spec.recipe["promote"] | {"approval": None, "min_improvement": -1.0}
+    store.put(key, replace(spec, recipe={**spec.recipe, "promote": policy}).to_json())
+    with pytest.raises(UnreadableError, match=r"run\.json: it was changed: its SHA-256"):
+        promote.judge(store, opened)
+    store.put(key, replace(spec, family="payments").to_json())
+    with pytest.raises(UnreadableError, match="`family` is 'payments', and the run was opened with 'fam'"):
+        promote.judge(store, before)
+    store.put(key, spec.to_json())
+    assert not promote.judge(store, opened)[3].promote
+    assert not promote.judge(store, before)[3].promote
+
+
 def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) -> None:
-    run_name = measured(store, approval={"people": ["ann"]})
-    assert promote.judge(store, run_name, person=False)[3].promote
-    assert not promote.judge(store, run_name)[3].promote
+    opened = measured(store, approval={"people": ["ann"]})
+    assert promote.judge(store, opened, person=False)[3].promote
+    assert not promote.judge(store, opened)[3].promote
     yes = approval.Answer(True, "ann", "2026-11-24T05:00:00Z")
-    approval.write(store, run_name, approval.Pair("a" * 64, "2"), yes)
-    assert not promote.judge(store, run_name)[3].promote
-    approval.write(store, run_name, approval.Pair("a" * 64, "3"), yes)
-    assert promote.judge(store, run_name)[3].promote
+    approval.write(store, opened["run"], approval.Pair("a" * 64, "2"), yes)
+    assert not promote.judge(store, opened)[3].promote
+    approval.write(store, opened["run"], approval.Pair("a" * 64, "3"), yes)
+    assert promote.judge(store, opened)[3].promote
 
 
 def test_what_the_run_has_used_can_hold_its_model_back(store: Store) -> None:
     for most, promoted in ((1.0, False), (3.0, True)):
         guard = {"metric": "cost/gpu_hours", "at_most": most}
-        run_name = measured(store, guards=[guard])
-        assert "no finite cost/gpu_hours" in promote.judge(store, run_name)[3].reason
+        opened = measured(store, guards=[guard])
+        assert "no finite cost/gpu_hours" in promote.judge(store, opened)[3].reason
         gang = Gang("train", "j", "u", 1, gpus=4, cores=8, created=0, started=0, ended=1800)
-        gangs.keep(store, run_name, gang)
-        verdict = promote.judge(store, run_name)[3]
+        gangs.keep(store, opened["run"], gang)
+        verdict = promote.judge(store, opened)[3]
         assert verdict.promote is promoted
         assert any(f"cost/gpu_hours is 2.0000 and must be at most {most:g}" in c.reason for c in verdict.checks)
 
 
 def test_models_of_different_tokenizers_are_compared_by_bits_per_byte(store: Store) -> None:
-    run_name = measured(store)
-    evaluation = json.loads(store.get(layout.evaluation_key(run_name)))
+    opened = measured(store)
+    evaluation = json.loads(store.get(layout.evaluation_key(opened["run"])))
     evaluation["same_tokenizer"] = False
     evaluation["candidate"]["eval/bits_per_byte"], evaluation["champion"]["eval/bits_per_byte"] = 1.2, 1.1
-    store.put(layout.evaluation_key(run_name), json.dumps(evaluation).encode())
-    assert not promote.judge(store, run_name)[3].promote  # although its loss per token is lower
+    store.put(layout.evaluation_key(opened["run"]), json.dumps(evaluation).encode())
+    assert not promote.judge(store, opened)[3].promote  # although its loss per token is lower
 
 
 def test_a_family_s_own_rows_are_judged_and_told(store: Store) -> None:
-    run_name = measured(store)
-    spec = json.loads(store.get(layout.run_key(run_name)))
+    opened = measured(store)
+    spec = json.loads(store.get(layout.run_key(opened["run"])))
     spec["recipe"]["evaluate"]["holdout"] = f"own/{'a' * 64}"
-    store.put(layout.run_key(run_name), json.dumps(spec).encode())
-    evaluation = json.loads(store.get(layout.evaluation_key(run_name)))
+    store.put(layout.run_key(opened["run"]), body := json.dumps(spec).encode())
+    opened["run_digest"] = hashlib.sha256(body).hexdigest()
+    evaluation = json.loads(store.get(layout.evaluation_key(opened["run"])))
     evaluation["candidate"]["holdout/loss"], evaluation["champion"]["holdout/loss"] = 3.0, 2.0
     evaluation["holdout"] = {"named": f"own/{'a' * 64}", "rows": 40, "trained_on": 2}
-    store.put(layout.evaluation_key(run_name), json.dumps(evaluation).encode())
-    judged = promote.judge(store, run_name)
+    store.put(layout.evaluation_key(opened["run"]), json.dumps(evaluation).encode())
+    judged = promote.judge(store, opened)
     assert not judged[3].promote
     assert "holdout/loss is worse than the champion's by 50.00%" in judged[3].reason
     listed = promote.Listed(version="4", promoted=False, previous=None)

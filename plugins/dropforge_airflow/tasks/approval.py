@@ -22,7 +22,7 @@ def question(opened: Opened) -> Question | str:
 
     store = connection.open_store(from_env().bucket)
     with no_retry():
-        spec, evaluation, report, verdict = promote.judge(store, opened["run"], person=False)
+        spec, evaluation, report, verdict = promote.judge(store, opened, person=False)
         asked = promote.approval_of(spec)
         if asked is None:
             return "The recipe wants nobody to be asked"
@@ -72,7 +72,7 @@ def tell_asked(opened: Opened, text: str) -> None:
 def take_answer(opened: Opened, *, promoted: bool, by: str | None, at: datetime) -> str:
     """Keep a person's word, and show it in MLflow; in one line."""
     store = connection.open_store(from_env().bucket)
-    _, evaluation, report, _ = promote.judge(store, opened["run"], person=False)
+    _, evaluation, report, _ = promote.judge(store, opened, person=False)
     answer = Answer(promoted, by, f"{at:%FT%TZ}")
     approval.write(store, opened["run"], Pair.of(report, evaluation), answer)
     show(opened, answer)

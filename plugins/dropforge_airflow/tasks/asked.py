@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from dropforge import layout, mlflow_pages
 from dropforge.json_objects import read_object
+from dropforge.readable import readable
+from dropforge.run_limits import run_limits
 from dropforge.settings import from_env
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.lineage import Lineage
-from dropforge_airflow.tasks.opened import read_spec
+from dropforge_airflow.tasks.recipe import check_reads
 
 if TYPE_CHECKING:
     from dropforge.checkpoints import Ask, Checkpoint
+    from dropforge.recipe import Recipe
     from dropforge.rest import Rest
+    from dropforge.run import RunSpec
     from dropforge.settings import Settings
     from dropforge.store import Store
 
@@ -87,8 +91,9 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
         raise checkpoints.BadAskError(f"{earlier} began it and ended without an answer. Ask again for another try")
     order = checkpoints.read(ask, checkpoints.checkpoints(rest, run["experiment_id"], ask.mlflow_run))
     item = order.checkpoint
-    spec = checkpoints.check(order, store, settings.root)
+    spec = checkpoints.check(order, row, store, settings.root)
     recipe = build_recipe(spec.recipe)
+    _hold(spec, recipe, store, settings.bucket)
     nonce = hashlib.sha256(f"{by} {item.digest} {order.verb} {ask.model}".encode()).hexdigest()[:8]
     folder = layout.asked_prefix(item.run, item.step, order.verb, nonce)
     body = {
@@ -96,7 +101,7 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
         "step": item.step,
         "digest": item.digest,
         "verb": "evaluate" if order.verb == "evaluate" else "export",
-        "to": f"{settings.root}/{layout.export_prefix(item.run, item.step, item.digest)}".rstrip("/"),
+        "to": _exported_to(settings, item),
     }
     store.put(f"{folder}order.json", json.dumps(body, indent=1).encode())
     purpose = f"{order.verb}-step-{item.step}-{nonce}"
@@ -111,6 +116,21 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
         folder=folder,
         job={"manifest": manifest, "backend": recipe.compute.backend, "mlflow_url": url},
     )
+
+
+def _hold(spec: RunSpec, recipe: Recipe, store: Store, bucket: str) -> None:
+    """Hold a run's recipe to what the installation allows now; of its gang the job that is asked for is one pod.
+
+    :raises RecipeError: naming the keys that ask for more.
+    """
+    one = recipe.compute.model_copy(update={"nodes": 1, "retries": 0})
+    run_limits().check_recipe(recipe.model_copy(update={"compute": one}))
+    check_reads(store, bucket, spec.family, recipe, readable())
+
+
+def _exported_to(settings: Settings, item: Checkpoint) -> str:
+    """The address of the folder that gets a checkpoint's model."""
+    return f"{settings.root}/{layout.export_prefix(item.run, item.step, item.digest)}".rstrip("/")
 
 
 def _not_done(error: Exception) -> str:
@@ -161,7 +181,7 @@ def answer(taken: list[Taken] | None, run_id: str | None = None) -> list[str]:
 def _outcome(
     rest: Rest, store: Store, settings: Settings, verb: str, folder: str, checkpoint: Checkpoint, run_id: str | None
 ) -> str:
-    from dropforge import tracking
+    from dropforge import checkpoints, tracking
     from dropforge.store import MissingObjectError
 
     try:
@@ -178,16 +198,18 @@ def _outcome(
         }
         _log_figures(rest, checkpoint, figures)
         return f"{_shown(figures)} on {result['figures'].get('rows', '?')} rows"
-    model = result["model"]
+    # Where the model lies is Airflow's word: pods write the result.
+    uri, model = _exported_to(settings, checkpoint), result["model"]
     if verb == "export":
-        return f"{model['uri']}, {model['bytes'] / 1e6:.1f} MB"
-    spec = read_spec(store, checkpoint.run)
+        return f"{uri}, {model['bytes'] / 1e6:.1f} MB"
+    row = rest.call("GET", f"runs/get?run_id={checkpoint.mlflow_run}")["run"]
+    spec, model = checkpoints.read_spec(row, store, settings.root), {**model, "uri": uri}
     version = tracking.register_checkpoint(
         settings.tracking_uri, spec, model, checkpoint.step, checkpoint.digest, checkpoint.model
     )
     made = lineage.version(settings.tracking_uri, spec.family, version)
-    lineage.tell(lambda: Lineage([lineage.at(model["uri"])], [made]))
-    return f"version {version} of {spec.family}, {model['uri']}"
+    lineage.tell(lambda: Lineage([lineage.at(uri)], [made]))
+    return f"version {version} of {spec.family}, {uri}"
 
 
 def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any]) -> None:

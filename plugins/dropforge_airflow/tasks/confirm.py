@@ -32,7 +32,7 @@ def question(opened: Opened) -> Question | str:
     """
     store = connection.open_store(from_env().bucket)
     with no_retry():
-        spec = read_spec(store, opened["run"])
+        spec = read_spec(store, opened)
         plan = planned(store, spec)
         limits = build_recipe(spec.recipe).compute.limits
     judged = costs.judge(plan.hours, limits)
@@ -91,7 +91,7 @@ def take_answer(opened: Opened, *, start: bool, by: str | None, at: datetime) ->
     settings = from_env()
     store = connection.open_store(settings.bucket)
     word = Word(start, by, f"{at:%FT%TZ}")
-    confirmation.write(store, opened["run"], word, planned(store, read_spec(store, opened["run"])).to_dict())
+    confirmation.write(store, opened["run"], word, planned(store, read_spec(store, opened)).to_dict())
     tracking.note(settings.tracking_uri, opened["mlflow_run"], tracking.TAG_CONFIRMED, word.told)
     return word.told
 

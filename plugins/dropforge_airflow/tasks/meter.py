@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from dropforge import aside, costs, gangs, layout
 from dropforge.costs import Hours, Tariff
 from dropforge.gangs import Gang
+from dropforge.job import RUN_DIGEST, RUN_FOLDER
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge.stages import JOBS
 from dropforge.store import S3Store, Store
 from dropforge_airflow import connection
-from dropforge_airflow.tasks.opened import read_spec
+from dropforge_airflow.tasks.opened import RunIdentity, read_spec
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation
@@ -40,9 +41,15 @@ class Meter:
     @classmethod
     def of(cls, manifest: Any) -> Meter:
         """Of the job that a task's manifest asks for."""
-        labels = manifest["metadata"]["labels"]
+        labels, notes = manifest["metadata"]["labels"], manifest["metadata"]["annotations"]
         store = connection.open_store(from_env().bucket)
-        return cls(store, read_spec(store, labels["dropforge/run"]), labels["dropforge/purpose"])
+        opened = RunIdentity(
+            run=labels["dropforge/run"],
+            family=labels["dropforge/family"],
+            root=notes[RUN_FOLDER].rstrip("/"),
+            run_digest=notes.get(RUN_DIGEST),
+        )
+        return cls(store, read_spec(store, opened), labels["dropforge/purpose"])
 
     def began(self, job: Mapping[str, Any]) -> None:
         """A gang is there, new or found again; those before it have ended, if nobody has told it yet."""
@@ -127,7 +134,7 @@ class Meter:
         )
 
 
-def settle(store: Store, run: str, mlflow_run: str, starts: Mapping[str, float | None] | None = None) -> Hours:
+def settle(store: Store, spec: RunSpec, mlflow_run: str, starts: Mapping[str, float | None] | None = None) -> Hours:
     """The end of a run, however it ended: what its gangs have used, in MLflow as metrics and in a line.
 
     :param starts: see `seen_starts`; a gang whose end nobody has told has ended now. Without it nobody knows when it
@@ -135,8 +142,8 @@ def settle(store: Store, run: str, mlflow_run: str, starts: Mapping[str, float |
     """
     from dropforge import tracking
 
-    now = time.time()
-    compute = build_recipe(read_spec(store, run).recipe).compute
+    run, now = spec.run, time.time()
+    compute = build_recipe(spec.recipe).compute
     if starts is not None:
         for gang in gangs.closed(gangs.kept(store, run), now, starts):
             gangs.keep(store, run, gang)

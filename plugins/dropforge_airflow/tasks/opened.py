@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from dropforge import layout, sweeps
+from dropforge import sweeps
 from dropforge.run import RunSpec
 from dropforge.store import Store
 
 
-class Opened(TypedDict):
-    """Addresses of the run, the manifests of its jobs, and the Unix time from which the training waits.
+class RunIdentity(TypedDict):
+    """What Airflow keeps of a run's `run.json`, since the run's own pods may write that.
 
-    `tokenise` is empty where the recipe does not ask for it, `train` where the run has its model already.
+    `run_digest` is its SHA-256; a run that an earlier version opened has none.
     """
 
     run: str
     family: str
     root: str
+    run_digest: NotRequired[str | None]
+
+
+class Opened(RunIdentity):
+    """Addresses of the run, the manifests of its jobs, and the Unix time from which the training waits.
+
+    `tokenise` is empty where the recipe does not ask for it, `train` where the run has its model already.
+    """
+
     mlflow_run: str
     mlflow_url: str
     backend: str
@@ -29,6 +38,6 @@ class Opened(TypedDict):
     sweep: NotRequired[sweeps.Member | None]
 
 
-def read_spec(store: Store, run: str) -> RunSpec:
-    """The run as it was opened."""
-    return RunSpec.read(store, layout.run_key(run))
+def read_spec(store: Store, opened: RunIdentity) -> RunSpec:
+    """The run as it was opened. :raises UnreadableError: if its `run.json` is another by now."""
+    return RunSpec.read_opened(store, opened["run"], opened["family"], opened["root"], opened.get("run_digest"))

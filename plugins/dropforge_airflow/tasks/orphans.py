@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from dropforge import layout
 from dropforge.orphans import close_orphans
+from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge_airflow import connection
 from dropforge_airflow.dag_runs import state_of
@@ -23,7 +25,7 @@ def close(ti: Any = None) -> list[str]:
 
     def settle(run: str, mlflow_run: str) -> None:
         try:
-            meter.settle(store, run, mlflow_run)
+            meter.settle(store, RunSpec.read(store, layout.run_key(run)), mlflow_run)
         except Exception as error:  # of another installation, for example: it is ended all the same
             log.warning("what run %s has used is not known: %r", run, error)
 

@@ -24,7 +24,7 @@ from dropforge_airflow.alerts.callbacks import where
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.opened import Opened, read_spec
+from dropforge_airflow.tasks.opened import Opened, RunIdentity, read_spec
 from dropforge_airflow.tasks.run import send_unsent
 from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 
@@ -60,7 +60,7 @@ def decide(opened: Opened) -> Decided:
     settings = from_env()
     store = connection.open_store(settings.bucket)
     with no_retry():
-        spec, evaluation, report, verdict = judge(store, opened["run"])
+        spec, evaluation, report, verdict = judge(store, opened)
         step = int(report["steps"])
         store.put(layout.verdict_key(spec.run), json.dumps(promotion.verdict_as_dict(verdict), indent=1).encode())
         tracking.log_evaluation(settings.tracking_uri, opened["mlflow_run"], spec.family, evaluation, verdict, step)
@@ -68,12 +68,14 @@ def decide(opened: Opened) -> Decided:
     return Decided(promote=verdict.promote, reason=verdict.reason)
 
 
-def judge(store: Store, run: str, *, person: bool = True) -> tuple[RunSpec, dict[str, Any], dict[str, Any], Verdict]:
+def judge(
+    store: Store, opened: RunIdentity, *, person: bool = True
+) -> tuple[RunSpec, dict[str, Any], dict[str, Any], Verdict]:
     """Read what was measured and judge it: (run, evaluation.json, report.json, verdict).
 
     :param person: with a person's word, where the recipe wants one.
     """
-    spec = read_spec(store, run)
+    spec, run = read_spec(store, opened), opened["run"]
     evaluation = read_object(store, layout.evaluation_key(run))
     report = read_object(store, layout.report_key(run))
     # A family's first candidate has nobody to share a tokenizer with.
@@ -121,7 +123,7 @@ def register(opened: Opened, outlet_events: Any = None, **context: Any) -> Liste
     settings = from_env()
     store = connection.open_store(settings.bucket)
     with no_retry():
-        spec, evaluation, report, verdict = judge(store, opened["run"])
+        spec, evaluation, report, verdict = judge(store, opened)
         alias = spec.recipe["promote"]["alias"]
         listed = tracking.register(
             settings.tracking_uri,
@@ -165,7 +167,7 @@ def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = N
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
-    spec, evaluation, measured, verdict = judge(store, opened["run"])
+    spec, evaluation, measured, verdict = judge(store, opened)
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
     version = evaluation.get("champion_version")
     link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))

@@ -22,7 +22,7 @@ from dropforge_airflow import connection
 from dropforge_airflow.tasks import meter, turn
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.opened import Opened
+from dropforge_airflow.tasks.opened import Opened, read_spec
 from dropforge_airflow.tasks.plan import Plan
 from dropforge_airflow.tasks.trial import trial_ending
 
@@ -56,6 +56,7 @@ def open_run(
         # The teardown ends only runs whose task has succeeded.
         with tracking.failed_by_error(settings.tracking_uri, opened.run_id):
             store.put(layout.run_key(spec.run), spec.to_json())
+            tracking.note(settings.tracking_uri, opened.run_id, tracking.TAG_RUN_DIGEST, spec.digest)
             with suppress(MissingObjectError):  # a dataset version that is named has no drop
                 entry = store.get(layout.ledger_key(spec.family, planned["drop_id"]))
                 tracking.log_drop(settings.tracking_uri, opened.run_id, entry)
@@ -74,6 +75,7 @@ def open_run(
         run=spec.run,
         family=spec.family,
         root=spec.root,
+        run_digest=spec.digest,
         mlflow_run=opened.run_id,
         mlflow_url=run_page(settings.tracking_uri, opened.experiment_id, opened.run_id),
         backend=recipe.compute.backend,
@@ -181,7 +183,7 @@ def _reason(store: Store, opened: Opened, task: str) -> str:
 def _settled(store: Store, opened: Opened, ti: Any) -> str:
     """What the run has used, told in MLflow. That nobody knows it is no reason to leave the run open."""
     try:
-        return str(meter.settle(store, opened["run"], opened["mlflow_run"], meter.seen_starts(ti)))
+        return str(meter.settle(store, read_spec(store, opened), opened["mlflow_run"], meter.seen_starts(ti)))
     except Exception as error:
         log.warning("What run %s has used is not known: %r", opened["run"], error)
         return "what it has used is not known"

@@ -18,6 +18,7 @@ from dropforge.settings import from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
 from dropforge_airflow.dag_runs import state_of
+from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, read_spec
 from dropforge_airflow.tasks.trial import end_trial
 
@@ -48,7 +49,8 @@ def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeR
     if holder != run_id:
         log.info("Run %s of family %s is being compared or promoted; waiting", holder, opened["family"])
         return PokeReturnValue(is_done=False)
-    alias = read_spec(store, opened["run"]).recipe["promote"]["alias"]
+    with no_retry():
+        alias = read_spec(store, opened).recipe["promote"]["alias"]
     current = tracking.rival(settings.tracking_uri, opened["family"], alias, opened["run"])
     request = {
         "run": f"{opened['root']}/run.json",
