@@ -1,4 +1,4 @@
-"""A person's word on whether a run may begin: kept in the run's folder, so that it holds when tasks are cleared.
+"""A person's word on whether a run may begin: kept in the ledger, so that it holds when tasks are cleared.
 
 A run's name follows from recipe, data and code, so a yes is for exactly that work.
 """

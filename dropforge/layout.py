@@ -17,6 +17,7 @@
     ledger/refused/FAMILY/DROP.json          why a drop could not be entered, until it is mended; of another bucket
                                              DROP@ALIAS.json
     ledger/messages/DIGEST.json              a message that is no S3 event, where there is no dead-letter queue
+    ledger/approvals/RUN/                    what people said: start.json, and CANDIDATE-CHAMPION.json
     ledger/turns/FAMILY.json                 the run that compares and promotes now; one at a time
     ledger/moves/FAMILY.json                 who moves an alias of the family, for that moment
     ledger/retrains/FAMILY.json              the fine-tune run that the calendar started last
@@ -49,7 +50,6 @@
     runs/RUN/evaluate.json, evaluation.json  what is to be measured, and what was; verdict.json is the judgement on it
     runs/RUN/evaluation-rows.json            what each row adds to the figures of candidate and champion
     runs/RUN/forecast.json                   what the run would take, as it was planned
-    runs/RUN/approvals/                      what people said: start.json, and CANDIDATE-CHAMPION.json
     runs/RUN/gangs/UID.json                  what one job of the run has held, and how long
     runs/RUN/answers/step-N.json             what the model answered in an evaluation; candidate.json and champion.json
     runs/RUN/asked/step-N-VERB-NONCE/        what somebody asked for with a checkpoint: order.json, result.json
@@ -352,12 +352,17 @@ def verdict_key(run: str) -> str:
 
 def approval_key(run: str, candidate: str, champion: str | None) -> str:
     """Key of a person's word. :param candidate: digest of its model. :param champion: version of the champion."""
-    return f"{run_prefix(run)}approvals/{candidate[:16]}-{champion or 'none'}.json"
+    return f"{_approvals(run)}{candidate[:16]}-{champion or 'none'}.json"
 
 
 def confirmation_key(run: str) -> str:
     """Key of a person's word on whether the run may begin."""
-    return f"{run_prefix(run)}approvals/start.json"
+    return f"{_approvals(run)}start.json"
+
+
+def _approvals(run: str) -> str:
+    """In the ledger: the run's own pods write its folder, and a yes is a person's."""
+    return f"ledger/approvals/{run}/"
 
 
 def network_key(digest: str) -> str:

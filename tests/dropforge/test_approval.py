@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dropforge import approval
+from dropforge import approval, confirmation
 from dropforge.approval import Answer, Pair, answered
+from dropforge.install.access import COMPONENTS
 from dropforge.promotion import Policy, decide
 from dropforge.store import Store
 
@@ -30,6 +31,17 @@ def test_the_word_is_the_last_check(answer: Answer | None, promote: bool, reason
     assert verdict.checks[:-1] == PASSED.checks
     assert reason in verdict.reason
     assert f"| approved | - | - | {'yes' if promote else 'no'} | {reason} |" in verdict.as_markdown()
+
+
+def test_a_person_s_word_lies_where_no_pod_writes(store: Store) -> None:
+    approval.write(store, "run-1", Pair("a" * 64, "3"), Answer(True, "ann", AT))
+    confirmation.write(store, "run-1", confirmation.Word(True, "ann", AT), {})
+    keys = [info.key for info in store.list("")]
+    (pods,) = (one for one in COMPONENTS if one.name == "trainer")
+    (tasks,) = (one for one in COMPONENTS if one.name == "tasks")
+    assert len(keys) == 2
+    assert not any(key.startswith(pods.writes) for key in keys)
+    assert all(key.startswith(tasks.writes) for key in keys)
 
 
 def test_a_yes_saves_no_candidate_that_failed() -> None:
