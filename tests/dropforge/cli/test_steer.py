@@ -183,6 +183,13 @@ def test_a_run_is_taken_back_to_an_older_checkpoint(
     assert "registered as version 3" in str(terminal("resume", "steer-8", "--from", "20").exception)
     assert "goes on at report" in terminal("resume", "steer-8").output
 
+    # Where its checkpoints lie is not for its pods to say.
+    orders = len(airflow.orders)
+    opened(mlflow_server, s3_store, "steer-9", "manual__9", **{tracking.TAG_RUN_DIGEST: "0" * 64})
+    airflow.add(DagRun("manual__9", "failed", (*DONE, "failed")))
+    assert "run.json: it was changed" in str(terminal("resume", "steer-9").exception)
+    assert len(airflow.orders) == orders
+
 
 @pytest.mark.parametrize(
     ("early", "mend"), [(True, "Submit its recipe as a run of its own"), (False, "Clear the trial in the sweep")]
