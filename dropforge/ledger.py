@@ -127,13 +127,17 @@ def wait(store: Store, drop: Drop, **more: Any) -> None:
 def place(store: Store, drop: Drop) -> Drop:
     """The entry of data that a recipe names, made if there is none. Nothing becomes pending: a run has them already.
 
-    The same files may have been entered from another place, which counts as long as they are there unchanged.
+    The same files may have been entered from another place, which counts as long as they are there unchanged. What was
+    uploaded, or is made of other uploads, stays as it was entered: the data get an entry of their own beside it.
     """
     if store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json()):
         return drop
     known = read(store, drop.family, drop.id)
-    if known == drop or _is_there(store, known):
+    same_parts = set(known.parts) == set(drop.parts)
+    if known == drop or ((same_parts or not drop.parts) and _is_there(store, known)):
         return known
+    if known.uploaded or not same_parts:
+        return place(store, drop.model_copy(update={"id": identity_of_objects(drop)}))
     store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
     return drop
 

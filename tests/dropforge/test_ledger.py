@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dropforge import layout, ledger
-from dropforge.drop import Drop, DropFile
+from dropforge.drop import Drop, DropFile, Part, elsewhere
 from dropforge.store import MissingObjectError, Store
 
 
@@ -136,3 +136,35 @@ def test_of_two_that_come_at_once_none_is_lost(store: Store) -> None:
     assert all(entered)
     assert {one for _, one in ledger.pending(store)} == {drop.id for drop in entered if drop is not None}
     assert [ledger.find(store, drop) for drop in drops] == entered
+
+
+NAMED = {"drop": "source", "root": "lake/"}
+
+
+@pytest.mark.parametrize(
+    ("root", "parts"), [(None, ()), (elsewhere("b", "fam", "d"), ()), ("drops/fam/", (Part(drop="d0", id="id0"),))]
+)
+def test_an_upload_or_a_batch_stays_entered_whatever_a_recipe_names(
+    store: Store, root: str | None, parts: tuple[Part, ...]
+) -> None:
+    known = make().model_copy(update={"root": root, "parts": parts})
+    assert ledger.record(store, known) == known
+    named = make().model_copy(update=NAMED)
+    placed = ledger.place(store, named)
+    assert ledger.read(store, "fam", known.id) == known
+    assert placed == named.model_copy(update={"id": placed.id}) == ledger.read(store, "fam", placed.id)
+    assert (placed.id != known.id, ledger.place(store, named)) == (True, placed)
+
+
+def test_a_batch_is_no_upload_that_holds_the_same_files(store: Store) -> None:
+    known = lay(store, "all", b"x")
+    ledger.record(store, known)
+    batch = known.model_copy(update={"drop": "source", "root": "drops/fam/", "parts": (Part(drop="d0", id="id0"),)})
+    assert ledger.place(store, batch).parts == batch.parts
+    assert ledger.read(store, "fam", known.id) == known
+
+
+def test_data_of_a_recipe_that_are_gone_make_room_for_the_same_from_elsewhere(store: Store) -> None:
+    ledger.place(store, make().model_copy(update=NAMED))
+    moved = make().model_copy(update={**NAMED, "root": "lake-2/"})
+    assert ledger.place(store, moved) == moved == ledger.read(store, "fam", moved.id)

@@ -86,6 +86,24 @@ def test_drops_within_a_window_become_one_run_with_the_family_s_recipe(
     assert [one for _, one in ledger.pending(store)] == [ids(store)["d4"]]
 
 
+def test_an_upload_that_holds_the_files_of_a_batch_is_not_taken_for_it(
+    store: Store, rules: Callable[[str], Asked]
+) -> None:
+    intake = rules(WINDOW)
+    store.put("drops/fam/all/d1/a.jsonl", b'{"text": "d1"}')
+    store.put("drops/fam/all/_SUCCESS", b"")
+    arrive(store, "drops/fam/all/_SUCCESS")
+    intake(store)
+    older(store, 31)
+    (first,) = intake(store).keys
+    plan(store, first)
+    come(store, "d1")
+    intake(store)
+    older(store, 31)
+    (key,) = intake(store).keys
+    assert [part["drop"] for part in plan(store, key, "run-2")["parts"]] == ["d1"]
+
+
 @pytest.mark.parametrize("writes", range(1, 16))
 def test_an_intake_that_is_cut_off_while_it_gathers_makes_one_run_in_the_end(
     tmp_path: Path, rules: Callable[[str], Asked], writes: int

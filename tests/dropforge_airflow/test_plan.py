@@ -501,6 +501,9 @@ def test_a_source_that_was_uploaded_before_is_read_where_it_is(store: Store) -> 
     made = plan(store, family="fam", overrides=more)
     assert (made["drop_id"], ledger.read(store, "fam", drop.id)) == (drop.id, drop)
     assert list(ledger.pending(store)) == []
+    # Its files are gone: the upload stays entered, and the source is an entry of its own.
     store.delete("drops/fam/d1/a.jsonl")
-    plan(store, owner="run-2", family="fam", overrides=more, again=True)
-    assert ledger.read(store, "fam", drop.id).prefix == "lake/"
+    other = plan(store, owner="run-2", family="fam", overrides=more)
+    assert ledger.read(store, "fam", other["drop_id"]).prefix == other["prefix"] == "lake/"
+    assert (other["drop_id"] != drop.id, ledger.arrived(store, "fam")) == (True, (drop,))
+    assert plan(store, owner="run-2", family="fam", overrides=more) == other

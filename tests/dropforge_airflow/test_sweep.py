@@ -76,9 +76,22 @@ def test_a_source_is_pinned_for_all_trials(store: Store) -> None:
     found = asked(recipe={"extends": "tiny", "data": {"source": {"prefix": "rows/"}}})
     drop, confs = sweep.settle(store, "b", found, {"family": "fam"}, BY)
     assert {conf["overrides"]["data"]["source"]["id"] for conf in confs} == {drop.id}
+    make_plan(store, "b", {**confs[0], "sweep": of(0)}, partition_key=None, owner="x")
     store.put("rows/b.jsonl", b'{"text": "two"}')
     with pytest.raises(DataError, match="its files have the id"):
         make_plan(store, "b", {**confs[0], "sweep": of(0)}, partition_key=None, owner="x")
+
+
+def test_a_source_with_the_files_of_an_upload_that_is_gone_is_pinned_by_its_files(store: Store) -> None:
+    store.put("drops/fam/d1/a.jsonl", b'{"text": "one"}')
+    store.put("drops/fam/d1/_SUCCESS", b"")
+    ledger.record(store, read_drop(store, "fam", "d1", "b"))
+    store.delete("drops/fam/d1/a.jsonl")
+    store.put("rows/a.jsonl", b'{"text": "one"}')
+    found = asked(recipe={"extends": "tiny", "data": {"source": {"prefix": "rows/"}}})
+    drop, confs = sweep.settle(store, "b", found, {"family": "fam"}, BY)
+    trial = make_plan(store, "b", {**confs[0], "sweep": of(0)}, partition_key=None, owner="x")
+    assert (trial["drop_id"], trial["prefix"]) == (drop.id, "rows/")
 
 
 def test_no_data_is_refused(store: Store) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from airflow.sdk.exceptions import AirflowFailException
 
 from dropforge import ledger, sweep_tracking, sweeps
-from dropforge.drop import Drop
+from dropforge.drop import Drop, identity
 from dropforge.errors import DataError
 from dropforge.hub import pin_base
 from dropforge.mlflow_pages import run_page
@@ -138,7 +138,7 @@ def settle(
     drop = finetune.find_source(store, bucket, filled(confs[0], bucket), installation)
     if drop is None and named is None:
         raise DataError("sweep", "it has no data", "Name a drop (`--drop FAMILY/DROP`), or `data.source` in its recipe")
-    pinned = {"data": {"source": {"id": drop.id}}} if drop is not None else {}
+    pinned = {"data": {"source": {"id": identity(drop.files)}}} if drop is not None else {}
     found = drop or finetune.find_drop(store, bucket, named, family)
     commits: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     for conf in confs:
