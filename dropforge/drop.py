@@ -31,6 +31,10 @@ _SUCCESS_BYTES: Final = 32 << 20  # enough for as many files with long names
 _ENTRY_KEYS: Final = 10  # more than an entry has
 
 
+class UnfinishedError(DataError):
+    """The drop has no `_SUCCESS`: not yet, or not any more."""
+
+
 class IncompleteError(DataError):
     """Files that `_SUCCESS` lists are not there, or not there yet."""
 
@@ -249,8 +253,8 @@ def too_many(thing: str, cause: str) -> DataError:
 def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
     """Look at a drop in the store and check that it is complete.
 
-    :raises IncompleteError: if listed files are missing.
-    :raises DataError: if `_SUCCESS` is missing or broken, a file cannot be read, a listed one has another size or
+    :raises UnfinishedError: if there is no `_SUCCESS`. :raises IncompleteError: if listed files are missing.
+    :raises DataError: if `_SUCCESS` is broken, a file cannot be read, a listed one has another size or
         checksum, or there is no file with rows.
     """
     prefix = layout.drop_prefix(family, name)
@@ -263,7 +267,7 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it anew")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
-        raise DataError(
+        raise UnfinishedError(
             f"drop {family}/{name}",
             f"there is no {layout.SUCCESS} yet",
             f"Upload {layout.SUCCESS} as its last object",

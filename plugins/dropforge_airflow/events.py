@@ -16,6 +16,7 @@ from dropforge import layout
 from dropforge.layout import DropName
 
 _DEPTH = 3  # EventBridge in SNS is two hops deep
+_RECORDS = 100  # of a message; S3 itself puts one into each
 _REASON = 200  # characters
 
 
@@ -88,6 +89,8 @@ def _mapping(value: Any) -> dict[Any, Any]:
 def _records(records: Any) -> tuple[ObjectEvent, ...]:
     if not isinstance(records, list) or not records:
         raise NotAnEventError("its Records are no list of events")
+    if len(records) > _RECORDS:
+        raise NotAnEventError(f"it has {len(records):,} Records, and S3 puts one into a message (at most {_RECORDS})")
     return tuple(_record(record) for record in records)
 
 

@@ -75,6 +75,7 @@ UNREADABLE = [
     ("null", "null", "no JSON object"),
     ("other object", json.dumps({"hello": 1}), "no Records"),
     ("no records", s3(), "no list of events"),
+    ("a flood", s3(*[record()] * 101), r"101 Records.*at most 100"),
     ("records of another kind", json.dumps({"Records": "x"}), "no list of events"),
     ("record is no object", json.dumps({"Records": [7]}), "not from S3"),
     ("another service", s3(record(source="aws:sqs")), "not from S3"),
@@ -148,6 +149,10 @@ def test_unreadable(body: str, reason: str) -> None:
 def test_only_a_success_object_ends_a_drop(keys: list[str], wanted: list[tuple[str, str]]) -> None:
     found = finished_drops(read_message(s3(*(record(key) for key in keys))), ["b"])
     assert [name for _, name in found] == wanted
+
+
+def test_a_message_may_tell_of_several_objects() -> None:
+    assert len(read_message(s3(*[record()] * 100))) == 100
 
 
 def test_a_removed_success_object_starts_nothing() -> None:

@@ -23,6 +23,7 @@ from dropforge import in_flight, inbox, layout, ledger
 from dropforge.drop import read_drop
 from dropforge.errors import DropforgeError
 from dropforge.families import Family
+from dropforge.layout import DropName
 from dropforge.recipes import load_recipe
 from dropforge.retraining import Arrival, There, Trained, choose
 from dropforge.store import FolderStore, S3Store, Store
@@ -170,10 +171,29 @@ def test_a_broken_success_object_is_refused(store: Store, success: str) -> None:
 
 
 def test_one_bad_drop_does_not_hold_up_the_others(store: Store) -> None:
-    arrive(store, "drops/fam/gone/_SUCCESS", upload(store, "fam", "d1"))
+    arrive(store, upload(store, "fam", "bad", success="{"), upload(store, "fam", "d1"))
     done = intake(store)
-    assert list(done.refused) == [("fam", "gone")]
+    assert list(done.refused) == [("fam", "bad")]
     assert len(done.keys) == 1
+
+
+def test_a_drop_that_is_not_there_makes_no_letter_and_no_alert_and_leaves_the_one_it_has(store: Store) -> None:
+    """Whoever may send messages could make thousands."""
+    told: list[DropName] = []
+
+    def take() -> Intake:
+        return take_in(store, "b", "alias", Line, on_refusal=lambda name, *_: told.append(name))
+
+    arrive(store, upload(store, "fam", "bad", success="{"))
+    take()
+    letter = store.get(layout.refused_key("fam", "bad"))
+    store.delete("drops/fam/bad/_SUCCESS")
+    store.put("drops/fam/half/a.jsonl", b"{}")
+    arrive(store, *(f"drops/fam/{name}/_SUCCESS" for name in ("none", "half", "bad")), upload(store, "fam", "d1"))
+    done = take()
+    assert (done.refused, [name.drop for name in done.gone], len(done.keys)) == ({}, ["none", "half", "bad"], 1)
+    assert (list(store.list(layout.INBOX)), told) == ([], [("fam", "bad")])
+    assert store.sizes(layout.REFUSED) == {layout.refused_key("fam", "bad"): len(letter)}
 
 
 def test_an_unreadable_inbox_entry_is_removed_and_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from airflow.sdk.exceptions import AirflowRuntimeError
 
 from dropforge import inbox, layout, ledger
-from dropforge.drop import Drop, IncompleteError, elsewhere, read_drop
+from dropforge.drop import Drop, IncompleteError, UnfinishedError, elsewhere, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.fair_share import slots_of
 from dropforge.families import rules_of
@@ -55,6 +55,7 @@ class Place(NamedTuple):
 class Intake:
     """What one intake did.
 
+    :param gone: drops without a `_SUCCESS`, whatever their message says.
     :param failed: what befell entries that stay in the inbox, and are worked through again: no fault of their drops.
     """
 
@@ -62,6 +63,7 @@ class Intake:
     known: list[Drop] = field(default_factory=list)
     refused: dict[DropName, str] = field(default_factory=dict)
     waiting: dict[DropName, str] = field(default_factory=dict)
+    gone: list[DropName] = field(default_factory=list)
     failed: list[Exception] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
@@ -71,6 +73,7 @@ class Intake:
             "known": len(self.known),
             "refused": len(self.refused),
             "waiting": len(self.waiting),
+            "gone": len(self.gone),
             "failed": len(self.failed),
             "announced": len(self.keys),
         }
@@ -223,6 +226,8 @@ def _enter(
 ) -> bool:
     """Enter a finished drop, or refuse it, whatever is wrong with it; False if it waits for its files until then.
 
+    Of one that has no `_SUCCESS` nothing is kept, and an earlier letter stays: it may be about the upload that is gone.
+
     :raises Exception: if the store is out of reach, which is no fault of the drop.
     """
     away = place.store is not store
@@ -231,6 +236,11 @@ def _enter(
         drop = read_drop(place.store, name.family, name.drop, bucket)
         if away:
             drop = drop.model_copy(update={"root": elsewhere(bucket, *name)})
+    except UnfinishedError:
+        # Events only wake: whoever sends thousands of drops that nobody uploaded makes no letter and no alert.
+        done.gone.append(name)
+        log.info("Drop %s/%s has no %s (any more): there is nothing to enter", *name, layout.SUCCESS)
+        return True
     except Exception as raised:
         if out_of_reach(raised):
             raise
