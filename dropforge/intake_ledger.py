@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dropforge import layout, ledger, sources
 from dropforge.drop import Drop
-from dropforge.intake_rules import Known, Waiting
+from dropforge.intake_rules import Known, Waiting, divide
 from dropforge.json_objects import UNREADABLE, read_as, read_object
 from dropforge.recipe_data import Source
 from dropforge.store import MissingObjectError, Store
@@ -45,6 +45,9 @@ def waiting(drop_id: str, note: Mapping[str, Any]) -> Waiting:
         str(note.get("bucket", "")),
         announced=bool(note.get("times")),
         batch=bool(note.get("batch")),
+        group=str(note.get("group") or ""),
+        size=_number(note.get("bytes")),
+        files=_number(note.get("files")),
     )
 
 
@@ -67,6 +70,22 @@ def leave(store: Store, batch: Drop) -> None:
     """The drops of a batch leave the line; one that a run has taken meanwhile stays that run's as well."""
     for part in batch.parts:
         ledger.claim(store, batch.family, part.id, f"batch {batch.id}", note={"batch": batch.id})
+
+
+def separate(store: Store, family: str, drop_id: str, refusal: str) -> tuple[int, ...]:
+    """Put the drops of a batch that was refused in line again, as two batches: one bad drop must not take the others
+    with it. How many drops each has; nothing is done for a single one, and for what is no batch of a window.
+
+    :param refusal: why, which may name a drop's file.
+    """
+    batch = ledger.read(store, family, drop_id)
+    if len(batch.parts) < 2 or store.stat(layout.batch_key(family, drop_id)) is None:
+        return ()
+    groups = divide([part.drop for part in batch.parts], refusal)
+    for part in batch.parts:
+        group = f"{drop_id}-{'first' if part.drop in groups[0] else 'second'}"
+        ledger.release(store, ledger.read(store, family, part.id), drop_id, group=group)
+    return tuple(map(len, groups))
 
 
 def batch_recipe(store: Store, family: str, drop_id: str) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
+from dropforge.drop import MAX_FILES
 from dropforge.errors import RecipeError
 from dropforge.section import Section
 
@@ -89,6 +90,8 @@ class Waiting:
 
     :param at: when it was entered. :param completed: when its `_SUCCESS` was written, Unix time.
     :param place: its bucket. :param announced: its event was sent. :param batch: it is several drops already.
+    :param group: of those that wait again since their batch was refused; they become one without a window.
+    :param size: its bytes, 0 if its marker does not say. :param files: likewise.
     """
 
     id: str
@@ -98,6 +101,9 @@ class Waiting:
     place: str = ""
     announced: bool = False
     batch: bool = False
+    group: str = ""
+    size: float = 0.0
+    files: float = 0.0
 
     def age(self, now: datetime) -> tuple[bool, float, datetime, str]:
         """Sorts by the order of the uploads, whatever the order of their messages; first what is from the future."""
@@ -130,8 +136,10 @@ class Decision:
     until: datetime | None = None
 
 
-def decide(rules: Intake, waiting: Sequence[Waiting], known: Known, now: datetime) -> Decision:
-    """What becomes of a family's waiting drops."""
+def decide(
+    rules: Intake, waiting: Sequence[Waiting], known: Known, now: datetime, most_bytes: float | None = None
+) -> Decision:
+    """What becomes of a family's waiting drops. :param most_bytes: that a run may have."""
     passed = _passed(rules, waiting, known, now)
     stays = sorted((one for one in waiting if one.id not in passed), key=lambda one: one.age(now))
     held: dict[str, str] = {}
@@ -144,7 +152,7 @@ def decide(rules: Intake, waiting: Sequence[Waiting], known: Known, now: datetim
 
     go = [one.id for one in stays if one.announced or one.id in known.announced]
     batches: list[tuple[str, ...]] = []
-    for group in _groups(rules, [one for one in stays if one.id not in go]):
+    for group in _groups(rules, [one for one in stays if one.id not in go], most_bytes):
         closes = _closes(rules, group)
         if closes is not None and now < closes <= now + (rules.gathers or _SKEW) + _SKEW:
             hold(group, f"its family gathers drops until {_told(closes)} (intake.window: {rules.window})", closes)
@@ -195,23 +203,48 @@ def _gathers(one: Waiting) -> bool:
     return not one.batch and not one.announced
 
 
-def _groups(rules: Intake, those: Sequence[Waiting]) -> list[list[Waiting]]:
-    """What goes together, the oldest first: batches that are made, then those to come, at most `BATCH` drops of one
-    bucket; without a window each drop is one."""
+def _groups(rules: Intake, those: Sequence[Waiting], most_bytes: float | None) -> list[list[Waiting]]:
+    """What goes together, the oldest first: batches that are made, then those to come, of one bucket and no larger than
+    one drop may be; without a window each drop is one."""
     if rules.gathers is None:
         return [[one] for one in those]
-    places: dict[str, list[Waiting]] = {}
+    places: dict[tuple[str, str], list[Waiting]] = {}
     for one in those:
         if not one.batch:
-            places.setdefault(one.place, []).append(one)
-    parts = [found[start : start + BATCH] for found in places.values() for start in range(0, len(found), BATCH)]
+            places.setdefault((one.place, one.group), []).append(one)
+    parts = [part for found in places.values() for part in _cut(found, most_bytes)]
     return [*([one] for one in those if one.batch), *parts]
+
+
+def _cut(those: Sequence[Waiting], most_bytes: float | None) -> list[list[Waiting]]:
+    """In parts that may each be one batch; a drop that is too much alone is one, which its run refuses."""
+    parts: list[list[Waiting]] = [[]]
+    files = size = 0.0
+    for one in those:
+        files, size = files + one.files, size + one.size
+        too_large = files > MAX_FILES or (most_bytes is not None and size > most_bytes)
+        if parts[-1] and (too_large or len(parts[-1]) == BATCH):
+            parts.append([])
+            files, size = one.files, one.size
+        parts[-1].append(one)
+    return parts
+
+
+def divide(drops: Sequence[str], refusal: str) -> tuple[Sequence[str], Sequence[str]]:
+    """The two groups in which the drops of a refused batch wait again: the one whose file the refusal names and the
+    others, else two halves. A bad drop ends as a batch of its own."""
+    named = [drop for drop in drops if f"file '{drop}/" in refusal or f'file "{drop}/' in refusal]
+    if len(named) == 1:
+        return named, [drop for drop in drops if drop not in named]
+    return drops[: len(drops) // 2], drops[len(drops) // 2 :]
 
 
 def _closes(rules: Intake, group: Sequence[Waiting]) -> datetime | None:
     """When the group's window closes; None where nothing is gathered (any more)."""
     window = rules.gathers
-    return None if window is None or group[0].batch else min(one.at for one in group) + window
+    if window is None or group[0].batch:
+        return None
+    return min(one.at for one in group) + (timedelta(0) if group[0].group else window)
 
 
 class _Turns:

@@ -121,6 +121,7 @@ def in_order(drop: Drop, last: float, now: float) -> Drop:
 def wait(store: Store, drop: Drop, **more: Any) -> None:
     """Put the drop's marker: it waits for a run."""
     note = {"drop": drop.drop, "bucket": drop.bucket, "completed": drop.completed, **more}
+    note |= {"bytes": drop.total_bytes, "files": len(drop.files)}
     store.put(layout.pending_key(drop.family, drop.id), _stamp(note))
 
 
@@ -200,6 +201,20 @@ def _claims(store: Store, family: str, drop_id: str) -> list[tuple[int, str]]:
     prefix = layout.claims_prefix(family, drop_id)
     named = ((_COUNTER.fullmatch(info.key.removeprefix(prefix)), info.key) for info in store.list(prefix))
     return sorted((int(match[1]), key) for match, key in named if match is not None)
+
+
+def release(store: Store, drop: Drop, batch: str, **more: Any) -> bool:
+    """Put a part of a batch in line again; False if it stands there, or was taken otherwise since.
+
+    May be done again at any moment. :param more: what its marker says besides.
+    """
+    taken = _claimed(store, drop.family, drop.id)
+    waits = store.stat(layout.pending_key(drop.family, drop.id)) is not None
+    if waits if taken is None else taken.get("batch") != batch:
+        return False
+    store.delete(layout.claim_key(drop.family, drop.id, 1))
+    wait(store, drop, **more)
+    return True
 
 
 def _taken(values: dict[str, Any]) -> dict[str, Any]:

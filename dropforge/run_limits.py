@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from dropforge.errors import DropforgeError, RecipeError
+from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.recipe import Recipe
 from dropforge.settings import split
 
@@ -63,17 +63,19 @@ class RunLimits:
         )
 
     def check_bytes(self, what: str, size: int) -> None:
-        """:param what: the drop, by name. :raises RecipeError: if it is too large."""
-        self._check("bytes", what, size)
+        """:param what: the drop, by name. :raises DataError: if it is too large."""
+        self._check("bytes", what, size, error=DataError)
 
     def check_rows(self, what: str, rows: int) -> None:
-        """:param what: the dataset version, by name. :raises RecipeError: if it has too many."""
-        self._check("rows", what, rows)
+        """:param what: the dataset version, by name. :raises DataError: if it has too many."""
+        self._check("rows", what, rows, error=DataError)
 
-    def _check(self, name: str, thing: str, found: float, mend: str = "") -> None:
+    def _check(
+        self, name: str, thing: str, found: float, mend: str = "", error: type[DropforgeError] = RecipeError
+    ) -> None:
         most = getattr(self, name)
         if most is not None and found > most:
-            raise RecipeError(
+            raise error(
                 thing,
                 f"{name} come to {found:,g}, and this installation lets a run have {most:,g} ({VARIABLE}: {name})",
                 f"Ask for less, {mend}or have the limit raised by whoever runs the installation",

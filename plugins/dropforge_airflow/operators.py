@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from kubeflow_training.exceptions import JobFailedForGood
-from kubeflow_training.jobs.observation import Phase
+from kubeflow_training.jobs.observation import Phase, Reason
 from kubeflow_training.links import MLFLOW_LINK_KEY, MlflowRunLink
 from kubeflow_training.operators import PyTorchJobOperator
 from kubeflow_training.published import whereabouts
@@ -47,12 +48,14 @@ class CurateOperator(PyTorchJobOperator):
         self.manifest = data.cluster_job(self.planned)
         if self.manifest is None:
             return data.curate(self.planned)
-        super().execute(context)
+        with self._divided():
+            super().execute(context)
         return data.from_cluster(self.planned)
 
     def resume(self, context: Context, event: Mapping[str, Any]) -> Any:
         self._name_rows()
-        super().resume(context, event)
+        with self._divided():
+            super().resume(context, event)
         return data.from_cluster(self.planned)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
@@ -60,6 +63,16 @@ class CurateOperator(PyTorchJobOperator):
         with self.own_failures(context):
             self.manifest = data.cluster_job(self.planned)
         return super().resume_execution(next_method, next_kwargs, context)
+
+    @contextmanager
+    def _divided(self) -> Iterator[None]:
+        """Divide a batch whose data the job has refused."""
+        try:
+            yield
+        except JobFailedForGood as error:
+            if error.observation is not None and error.observation.reason is Reason.BAD_DATA:
+                data.refused_on_cluster(self.planned, str(error))
+            raise
 
     def _name_rows(self) -> None:
         """First, so that also a curation that fails has named them."""

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dropforge.intake_rules import Decision, Intake, Known, Waiting, decide, remember
+from dropforge.intake_rules import Decision, Intake, Known, Waiting, decide, divide, remember
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
@@ -83,6 +83,37 @@ def test_a_batch_is_of_one_bucket_and_has_a_name_once() -> None:
     assert "a newer upload under its name (id id2)" in decided.passed["id1"]
 
 
+def test_a_batch_is_no_larger_than_a_drop_may_be() -> None:
+    rules = Intake(window="30 minutes")
+
+    def parts(sizes: list[int], most: float | None = None, **more: int) -> list[int]:
+        drops = [drop(number, 90 - number / 100, size=size, **more) for number, size in enumerate(sizes)]
+        return [len(batch) for batch in decide(rules, drops, Known(), NOW, most).batches]
+
+    assert parts([54, 54, 54]) == [3]
+    assert parts([54, 54, 46, 54], 100) == [1, 2, 1]
+    assert parts([10, 1000, 10, 10], 100) == [1, 1, 2]  # what is too much alone is refused by its own run
+    assert parts([0, 0, 0], files=50_000) == [2, 1]
+    assert parts([0] * 1001) == [1000, 1]
+
+
+def test_drops_of_a_refused_batch_are_a_batch_of_their_own_at_once() -> None:
+    drops = [drop(1, 50, at=NOW, group="b-first"), drop(2, 40, at=NOW, group="b-second"), drop(3, 1), drop(4, 90)]
+    drops += [drop(5, 30, at=NOW, group="b-first"), drop(6, 20, at=NOW, group="b-first", place="other")]
+    decided = decide(Intake(window="2 hours"), drops, Known(), NOW)
+    assert decided.batches == (("id1", "id5"), ("id2",), ("id6",))
+    assert set(decided.held) == {"id3", "id4"}
+    assert decide(Intake(window="2 hours", rate="1 per day"), drops, Known(), NOW).batches == (("id1", "id5"),)
+
+
+def test_the_drop_that_a_refusal_names_is_parted_from_the_others() -> None:
+    drops = ["d1", "d10", "d11"]
+    assert divide(drops, "file 'd10/a.jsonl' of the drop drops/fam/: it is gone") == (["d10"], ["d1", "d11"])
+    assert divide(drops, """file "d1/it's.jsonl", row 1: bad""") == (["d1"], ["d10", "d11"])
+    assert divide(drops, "dataset fam/ab, rule `rows`: too few") == (["d1"], ["d10", "d11"])
+    assert divide([*drops, "d2"], "file 'd1/x', not file 'd2/x'") == (["d1", "d10"], ["d11", "d2"])
+
+
 def test_latest_only_takes_the_newest_upload_whatever_the_order_of_the_messages() -> None:
     rules = Intake(latest_only=True)
     new, old = drop(2, 1), drop(1, 60)
@@ -105,7 +136,10 @@ def test_latest_only_with_a_rate_takes_the_newest_each_time() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(-90, 90), st.booleans(), st.booleans()), max_size=8),
+    st.lists(
+        st.tuples(st.integers(-90, 90), st.booleans(), st.booleans(), st.sampled_from(["", "b-1"]), st.integers(0, 90)),
+        max_size=8,
+    ),
     st.sampled_from(
         [
             {"rate": "1 per hour"},
@@ -117,14 +151,18 @@ def test_latest_only_with_a_rate_takes_the_newest_each_time() -> None:
     ),
 )
 def test_every_drop_has_exactly_one_end_and_asking_again_changes_nothing(
-    those: list[tuple[int, bool, bool]], values: dict[str, Any]
+    those: list[tuple[int, bool, bool, str, int]], values: dict[str, Any]
 ) -> None:
     rules = Intake(**values)
-    drops = [drop(number, minutes, announced=told, batch=made) for number, (minutes, told, made) in enumerate(those)]
-    decided = decide(rules, drops, Known(), NOW)
+    drops = [
+        drop(number, minutes, announced=told, batch=made, group=group, size=size)
+        for number, (minutes, told, made, group, size) in enumerate(those)
+    ]
+    decided = decide(rules, drops, Known(), NOW, 100)
     ends = [*decided.go, *decided.passed, *decided.held, *(one for batch in decided.batches for one in batch)]
     assert sorted(ends) == sorted(one.id for one in drops)
-    assert decide(rules, list(reversed(drops)), Known(), NOW) == decided == decide(rules, drops, Known(), NOW)
+    assert decide(rules, list(reversed(drops)), Known(), NOW, 100) == decided
+    assert decide(rules, drops, Known(), NOW, 100) == decided
     after = remember(rules, drops, Known(), decided.go, NOW)
     assert set(decide(rules, drops, after, NOW).go) >= set(decided.go)
     assert isinstance(decided, Decision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dropforge.errors import DropforgeError, RecipeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.run_limits import RunLimits, run_limits
 
 
@@ -36,5 +36,5 @@ def test_a_word_that_is_no_limit_is_named(said: str, told: str) -> None:
 
 def test_rows_above_the_limit_are_refused() -> None:
     RunLimits(rows=10).check_rows("dataset fam/ab", 10)
-    with pytest.raises(RecipeError, match=r"dataset fam/ab: rows come to 11, .*have 10 \(DROPFORGE_LIMITS: rows"):
+    with pytest.raises(DataError, match=r"dataset fam/ab: rows come to 11, .*have 10 \(DROPFORGE_LIMITS: rows"):
         RunLimits(rows=10).check_rows("dataset fam/ab", 11)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from dropforge_airflow.operators import CurateOperator
+from dropforge_airflow.tasks import data
 from dropforge_airflow.tasks.announce import Line
 from dropforge_airflow.tasks.intake import Intake, take_in
 from dropforge_airflow.tasks.plan import Plan, make_plan
+from dropforge_airflow.tasks.recipe import Installation
+from kubeflow_training.exceptions import JobFailedForGood
+from kubeflow_training.jobs.observation import Observation
+from kubeflow_training.operators import PyTorchJobOperator
 
 from dropforge import intake_ledger, layout, ledger
 from dropforge.drop import parse_partition_key
+from dropforge.errors import DataError
 from dropforge.families import Family, rules_of
+from dropforge.run_limits import RunLimits, run_limits
 from dropforge.store import FolderStore, Store
 
+from .conftest import Yard
 from .test_intake import age, arrive, upload
 
 WINDOW = "intake: {window: 30 minutes}\nrecipe: {extends: tiny, train: {max_steps: 7}}\n"
@@ -104,43 +115,147 @@ def test_an_upload_that_holds_the_files_of_a_batch_is_not_taken_for_it(
     assert [part["drop"] for part in plan(store, key, "run-2")["parts"]] == ["d1"]
 
 
+def batch(store: Store, intake: Asked, *names: str) -> str:
+    """The partition key of a batch of such drops, in this order."""
+    for name in names:
+        come(store, name)
+        intake(store)
+    older(store, 31)
+    (key,) = intake(store).keys
+    return key
+
+
+def test_a_batch_has_no_more_bytes_than_a_run_may_have(
+    tmp_path: Path, rules: Callable[[str], Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, intake = FolderStore(tmp_path / "bucket"), rules(WINDOW)
+    come(store, "d1", "d2", "d3")
+    intake(store)
+    older(store, 31)
+    monkeypatch.setenv("DROPFORGE_LIMITS", "bytes=30")  # of 14 each
+    keys = intake(store).keys
+    within = Installation(limits=run_limits())
+    made = [make_plan(store, "b", {}, partition_key=key, owner=key, installation=within)["parts"] for key in keys]
+    assert sorted(map(len, made)) == [1, 2]
+    assert sorted(part["drop"] for parts in made for part in parts) == ["d1", "d2", "d3"]
+
+
+def test_a_batch_that_is_over_a_limit_by_now_is_divided_until_each_drop_has_its_own_end(
+    tmp_path: Path, rules: Callable[[str], Asked]
+) -> None:
+    store, intake = FolderStore(tmp_path / "bucket"), rules(WINDOW)
+    keys, ends = [batch(store, intake, "d1", "d2", "d300")], []
+    within = Installation(limits=RunLimits(bytes=14))
+    come(store, "d4")  # waits for its own window meanwhile
+    for key in keys:  # which grow
+        parts = [part.drop for part in ledger.read(store, "fam", key.split("/")[3]).parts]
+        try:
+            make_plan(store, "b", {}, partition_key=key, owner=key, installation=within)
+            ends.append((parts, "planned"))
+        except DataError as error:
+            ends.append((parts, error.mend.partition("installation. ")[2]))
+        keys += [one for one in intake(store).keys if one not in keys]
+    told = "The drops of this batch wait again as two batches, of 1 and {}"
+    refused = [(["d1", "d2", "d300"], told.format(2)), (["d2", "d300"], told.format(1)), (["d300"], "")]
+    assert sorted(ends) == sorted([*refused, (["d1"], "planned"), (["d2"], "planned")])
+    assert [one for _, one in ledger.pending(store)] == [ids(store)["d4"]]
+
+
+@pytest.mark.parametrize("place", ["worker", "cluster"])
+def test_one_bad_drop_takes_no_other_with_it(
+    yard: Yard, rules: Callable[[str], Asked], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    monkeypatch.setenv("DROPFORGE_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    store, intake = yard.store, rules("intake: {window: 30 minutes}\nrecipe: {extends: tiny}\n")
+    for name in ("d1", "d2", "d3"):
+        rows = "".join(json.dumps({"text": f"row {number} of drop {name}"}) + "\n" for number in range(40))
+        listed = json.dumps([{"key": "a.jsonl", "size": len(rows), "sha256": "0" * 64}])
+        arrive(store, upload(store, "fam", name, rows, listed if name == "d2" else ""))
+    intake(store)
+    key = batch(store, intake)
+
+    def job_failed(*_: Any) -> None:
+        said = "file 'd2/a.jsonl' of the drop drops/fam/: it has other bytes"
+        seen = Observation.from_dict({"phase": "failed", "reason": "bad data", "message": said})
+        raise JobFailedForGood(f"job team/curate failed: {said}", seen)
+
+    # What a job's end becomes is told in the tests of kubeflow_training; here nothing runs.
+    monkeypatch.setattr(PyTorchJobOperator, "resume", job_failed)
+
+    def curate(key: str) -> Any:
+        planned = plan(store, key, key)
+        if place == "cluster":
+            CurateOperator(task_id="curate", planned=planned).resume({}, {})
+        return data.curate(planned)
+
+    with pytest.raises(AirflowFailException, match=r"d2/a\.jsonl"):
+        curate(key)
+    place = "worker"
+    known = ids(store)
+    bad, good = sorted(intake(store).keys, key=lambda one: len(ledger.read(store, "fam", one.split("/")[3]).parts))
+    assert curate(good)["rows"]["train"] > 0
+    assert {ledger.newest_owner(store, "fam", known[name]) for name in ("d1", "d3")} == {good}
+    with pytest.raises(AirflowFailException, match=r"d2/a\.jsonl.*Upload changed data as a new drop$"):
+        curate(bad)
+    assert (intake(store).keys, list(ledger.pending(store))) == ([], [])
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_a_task_that_is_cut_off_while_it_divides_a_batch_does_it_whole_when_it_is_done_again(
+    tmp_path: Path, rules: Callable[[str], Asked], writes: int
+) -> None:
+    store = FolderStore(tmp_path / "bucket")
+    made = batch(store, rules(WINDOW), "d1", "d2", "d3").split("/")[3]
+    ledger.claim(store, "fam", made, "run-1")
+    with contextlib.suppress(OSError):
+        intake_ledger.separate(Cut(tmp_path / "bucket", writes), "fam", made, "it is bad")
+    assert intake_ledger.separate(store, "fam", made, "it is bad") == (1, 2)
+    groups = {note["drop"]: note["group"] for note in map(json.loads, map(store.get, store.sizes(layout.PENDING)))}
+    assert groups == {"d1": f"{made}-first", "d2": f"{made}-second", "d3": f"{made}-second"}
+    assert [ledger.owner_of(store, "fam", one) for one in ids(store).values()] == [None] * 3
+
+
+class Cut(FolderStore):
+    """A bucket whose writer dies after so many writes."""
+
+    def __init__(self, root: Path, left: int) -> None:
+        super().__init__(root)
+        self.left = left
+
+    def _write(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError("killed")
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._write()
+        super().put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        self._write()
+        return super().put_if_absent(key, data)
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        self._write()
+        return super().put_if_match(key, data, etag)
+
+    def delete(self, key: str) -> None:
+        self._write()
+        super().delete(key)
+
+
 @pytest.mark.parametrize("writes", range(1, 16))
 def test_an_intake_that_is_cut_off_while_it_gathers_makes_one_run_in_the_end(
     tmp_path: Path, rules: Callable[[str], Asked], writes: int
 ) -> None:
-    class Cut(FolderStore):
-        """A bucket whose writer dies after so many writes."""
-
-        left = writes
-
-        def _write(self) -> None:
-            self.left -= 1
-            if self.left < 0:
-                raise OSError("killed")
-
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            self._write()
-            super().put(key, data)
-
-        def put_if_absent(self, key: str, data: bytes) -> bool:
-            self._write()
-            return super().put_if_absent(key, data)
-
-        def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
-            self._write()
-            return super().put_if_match(key, data, etag)
-
-        def delete(self, key: str) -> None:
-            self._write()
-            super().delete(key)
-
     intake = rules(WINDOW + "start: base\n")
     store = FolderStore(tmp_path / "bucket")
     come(store, "d1", "d2", "d3")
     intake(store)
     older(store, 31)
     try:
-        keys = intake(Cut(tmp_path / "bucket")).keys
+        keys = intake(Cut(tmp_path / "bucket", writes)).keys
     except OSError:
         keys = []
     if not keys:  # the event of an intake that died is lost with it

@@ -291,7 +291,7 @@ def test_what_the_installation_lets_no_run_have_is_refused_with_the_limits_name(
     params: dict[str, Any] = {"overrides": {"compute": {"backend": "kubernetes", **over}}}
     key = partition_key("b", entered(store))
     within = replace(ALONE, limits=limits)
-    with pytest.raises(RecipeError, match=told):
+    with pytest.raises(DataError if limits.bytes else RecipeError, match=told):
         make_plan(store, "b", params, partition_key=key, owner="run-1", installation=within)
 
 

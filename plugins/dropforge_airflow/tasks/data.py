@@ -19,6 +19,7 @@ from dropforge.settings import Settings, from_env
 from dropforge.store import Store
 from dropforge.text import escape
 from dropforge_airflow import connection, lineage
+from dropforge_airflow.tasks.batches import divide, divided
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.foresee import foresee
 
@@ -51,7 +52,7 @@ def curate(planned: Plan) -> Curated:
     # The same folder for every try, so that the next one goes on where the last one was cut off.
     workdir = settings.state / "curation" / workplace(planned)
     try:
-        with no_retry():
+        with no_retry(), divided(store, planned["family"], planned["drop_id"], planned["counter"]):
             drop = ledger.read(store, planned["family"], planned["drop_id"])
             recipe = here(build_recipe(planned["recipe"]))
             made = make(store, drop, recipe, workdir=workdir, progress=Lines(log.info), say=log.info)
@@ -113,6 +114,12 @@ def from_cluster(planned: Plan) -> Curated:
     return _told(settings, store, manifest)
 
 
+def refused_on_cluster(planned: Plan, refusal: str) -> None:
+    """Divide the batch whose data the job has refused. :param refusal: what it said."""
+    store = connection.open_store(from_env().bucket)
+    divide(store, planned["family"], planned["drop_id"], planned["counter"], refusal)
+
+
 def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
     """The job and its folder in the bucket; the same for every try, so that a later one goes on."""
     from dropforge.curation_job import CurationJob
@@ -153,8 +160,8 @@ def check_data(planned: Plan, curated: Curated, ti: Any = None) -> dict[str, str
     Then it is known what the run would take, which is left under the name `forecast`.
     """
     settings = from_env()
-    with no_retry():
-        store = connection.open_store(settings.bucket)
+    store = connection.open_store(settings.bucket)
+    with no_retry(), divided(store, planned["family"], planned["drop_id"], planned["counter"]):
         recipe = build_recipe(planned["recipe"])
         found = check(store, planned["family"], curated["digest"], recipe)
         manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], curated["digest"])))

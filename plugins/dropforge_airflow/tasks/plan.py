@@ -35,6 +35,7 @@ from dropforge.start import FindChampion, settle
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
 from dropforge_airflow.filled import Filled, filled
+from dropforge_airflow.tasks.batches import divided
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.recipe import Installation, check_reads, find_ruling, resolve_recipe
 
@@ -137,7 +138,8 @@ def make_plan(
     check_reads(store, bucket, drop.family, recipe, installation.reads)
     if recipe.evaluate.holdout is not None:
         find_holdout(store, recipe.evaluate.holdout)
-    check_amounts(drop, recipe, installation.limits)
+    with divided(store, drop.family, drop.id, taken.counter):
+        check_amounts(drop, recipe, installation.limits)
     known = weigh(recipe)
     if recipe.code is not None:
         log.info("Own code: %s", told(recipe, look_at(recipe, store)))
@@ -182,7 +184,7 @@ def make_plan(
 
 
 def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:
-    """:raises RecipeError: for more than the installation lets a run have, or than this machine ever has."""
+    """:raises RecipeError, DataError: for more than the installation lets a run have, or than this machine ever has."""
     limits.check_recipe(recipe)
     limits.check_bytes(f"drop {drop.family}/{drop.drop}", drop.total_bytes)
     compute, home = recipe.compute, os.environ.get(HOME_VARIABLE)

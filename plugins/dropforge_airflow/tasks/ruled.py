@@ -13,6 +13,7 @@ from dropforge.errors import DropforgeError
 from dropforge.families import Family
 from dropforge.intake_ledger import State
 from dropforge.intake_rules import Intake, Known, Waiting, decide, remember
+from dropforge.run_limits import run_limits
 from dropforge.store import Store
 from dropforge_airflow.tasks.markers import Marker, hold, read_markers
 
@@ -51,6 +52,7 @@ def by_rules(
     for name, its in families.items():
         try:
             family = rules(name)
+            most = run_limits().bytes if family is not None and family.intake is not None else None
         except Exception as error:  # whatever its file does: the other families do not wait for it
             # Whether there are rules nobody can tell, and a thousand runs cannot be taken back.
             log.error("Drops of family %s wait until its file is mended. %s", name, error)
@@ -59,18 +61,24 @@ def by_rules(
         if family is None or family.intake is None:
             found.append(Ruled(name, its))
         else:
-            found.append(_ruled(store, name, family, its, now, pool))
+            found.append(_ruled(store, name, family, its, now, pool, most))
     return found
 
 
 def _ruled(
-    store: Store, name: str, family: Family, markers: Sequence[Marker], now: datetime, pool: ThreadPoolExecutor
+    store: Store,
+    name: str,
+    family: Family,
+    markers: Sequence[Marker],
+    now: datetime,
+    pool: ThreadPoolExecutor,
+    most_bytes: float | None,
 ) -> Ruled:
     assert family.intake is not None
     state = intake_ledger.read_state(store, name)
     by_id = {marker.id: marker for marker in _settled(store, name, markers, pool)}
     waiting = [intake_ledger.waiting(one, marker.note) for one, marker in by_id.items()]
-    decided = decide(family.intake, waiting, state.known, now)
+    decided = decide(family.intake, waiting, state.known, now, most_bytes)
     # A turn of the rate is counted when the event is sent, which may be later.
     announced = [one.id for one in waiting if one.announced or one.id in state.known.announced]
     after = remember(family.intake, waiting, state.known, announced, now)
@@ -86,11 +94,12 @@ def _ruled(
             log.info("Drop %s/%s gets no run: %s", name, by_id[one].note.get("drop"), reason)
     for one, reason in decided.held.items():
         hold(store, by_id[one], reason)
-    made = [_gather(store, name, family, [one for one in waiting if one.id in ids]) for ids in decided.batches]
+    drops = {one.id: one for one in waiting}
+    made = [_gather(store, name, family, [drops[one] for one in ids]) for ids in decided.batches]
     if not any(made):
         return Ruled(name, [by_id[one] for one in decided.go], family.intake, after)
     # The batches wait now in the place of their drops, and take the turns that were free for them.
-    return _ruled(store, name, family, read_markers(store, f"{layout.PENDING}{name}/", pool), now, pool)
+    return _ruled(store, name, family, read_markers(store, f"{layout.PENDING}{name}/", pool), now, pool, most_bytes)
 
 
 def _settled(store: Store, name: str, markers: Sequence[Marker], pool: ThreadPoolExecutor) -> list[Marker]:
