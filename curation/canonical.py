@@ -110,16 +110,18 @@ def canonical(
     labels: bool = False,
     answers: bool = False,
     pictures: bool = False,
+    nulls: bool = False,
 ) -> Row:
     """Map a row's fields.
 
     :param labels: whether the row is there for its label: it needs one, and a conversation needs no answer.
     :param answers: whether the row is there for an answer to something: a text is of no use.
     :param pictures: whether it has one of `PICTURES` that is not among the fields.
+    :param nulls: whether what is null in it was written so: in columns each object has all keys of its column.
     :raises RejectError: if they hold no usable text.
     """
     given, spelled = fields, _AS_NAMED
-    messages, used = _messages(fields, text_column)
+    messages, used = _messages(fields, text_column, nulls)
     text = fields.get(text_column) if messages is None else None
     unknown: tuple[str, ...] = ()
     seen = pictures
@@ -128,7 +130,7 @@ def canonical(
         if spelled := _spelled(given, text_column):
             fields = {**given, **{name: given[written] for name, written in spelled.items()}}
             if not spelled.keys() <= _ABOUT:
-                messages, used = _messages(fields, text_column)
+                messages, used = _messages(fields, text_column, nulls)
                 text = fields.get(text_column) if messages is None else None
         if messages is None and text is None:
             known = given.keys() if any(value is not None for value in given.values()) else ()
@@ -178,7 +180,7 @@ def canonical(
     row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
     tools = None
     if odd:
-        tools, more = turns.tools_of(fields)
+        tools, more = turns.tools_of(fields, nulls)
         unknown += () if more is None else (spelled.get(more, more),)
     if unknown:
         row = row._replace(unknown=unknown)
@@ -205,7 +207,9 @@ def _with(
     if tools is None and not any(map(turns.tells, besides)):
         return row
     try:
-        beside = tuple(turns.written(one.told, harmless) if one and one.told else "" for one in besides)
+        beside = tuple(
+            turns.written(dict(sorted(one.told.items())), harmless) if one and one.told else "" for one in besides
+        )
         given = None if tools is None else turns.written(tools, harmless)
     except RecursionError:
         raise RejectError(Reason.TOO_DEEP, "brackets of tools are nested too deeply") from None
@@ -213,7 +217,7 @@ def _with(
     return row._replace(beside=beside, tools=given, neutralised=touched, invisible=unseen)
 
 
-def _messages(fields: Mapping[str, Any], text_column: str) -> tuple[list[Message] | None, tuple[str, ...]]:
+def _messages(fields: Mapping[str, Any], text_column: str, nulls: bool) -> tuple[list[Message] | None, tuple[str, ...]]:
     """Roles and contents as they were written, or None if the row is no conversation; and the fields that they, or the
     text, are from."""
     # A text column that the recipe names wins over everything else.
@@ -222,23 +226,23 @@ def _messages(fields: Mapping[str, Any], text_column: str) -> tuple[list[Message
     for name in LISTS:
         value = fields.get(name)
         if value is not None:
-            return _with_system(_parse_list(value, name), (name,), fields)
+            return _with_system(_parse_list(value, name, nulls), (name,), fields)
     half = None
     for asked, answered in PAIRS:
         if fields.get(asked) is not None and answered in fields:
             if fields[answered] is not None:
-                return _pair(fields, asked, answered)
+                return _pair(fields, asked, answered, nulls)
             half = half or (asked, answered)
-    return (None, (text_column,)) if half is None else _pair(fields, *half)
+    return (None, (text_column,)) if half is None else _pair(fields, *half, nulls)
 
 
-def _pair(fields: Mapping[str, Any], asked: str, answered: str) -> tuple[list[Message], tuple[str, ...]]:
+def _pair(fields: Mapping[str, Any], asked: str, answered: str, nulls: bool) -> tuple[list[Message], tuple[str, ...]]:
     question, answer = fields[asked], fields[answered]
     more = fields.get("input") if asked == "instruction" else None
     if more is not None and (more := _text(more, "input")).strip():
         told = _text(question, asked)
         question = f"{told}\n\n{more}" if told.strip() else more
-    messages = _side(question, asked, "user") + _side(answer, answered, "assistant")
+    messages = _side(question, asked, "user", nulls) + _side(answer, answered, "assistant", nulls)
     used = (asked, answered) if more is None else (asked, answered, "input")
     return _with_system(messages, used, fields)
 
@@ -310,27 +314,29 @@ _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _EXACT: Final = FIELDS | PICTURES | {"text"}
 
 
-def _side(value: Any, name: str, role: str) -> list[Message]:
+def _side(value: Any, name: str, role: str, nulls: bool) -> list[Message]:
     """One side of a pair: text, or a list of messages, which may be JSON text as a whole conversation's may."""
     if isinstance(value, str) and value[:1] != "[":  # as most are
         return [(role, value, None)]
     if told := shapes.column(value, name):
         raise RejectError(Reason.BAD_FIELD, told)
     if isinstance(value, list) or (isinstance(value, dict) and shapes.objects(value)):
-        return _parse_list(value, name)
+        return _parse_list(value, name, nulls, role == "user")
     content = _text(value, name)
     if content.startswith("[") and shapes.may_be_chat(content):
         if told := shapes.repr_of_python(content):
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {told}")
         if (found := shapes.chat_of(content)) is not None:
-            return _parse_list(found, name)
+            return _parse_list(found, name, True, role == "user")
     return [(role, content, None)]
 
 
-def _parse_list(value: Any, name: str) -> list[Message]:
+def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> list[Message]:
+    """Messages of a list. :param prompt: whether they are what is asked: their answers are not to be learned."""
     if isinstance(value, bytes):
         value = shapes.texts(value)
     if isinstance(value, str):
+        nulls = True
         try:
             value = parse_text(value)
         except ValueError:
@@ -363,10 +369,16 @@ def _parse_list(value: Any, name: str) -> list[Message]:
         if type(content) is str and len(message) == _PLAIN and known != "function_call":
             found.append((known, content, None))
         else:
-            made = _message(known, content, message)
+            made = _message(known, content, message, nulls)
             twice = message.get("role") is not None and message.get("from") is not None
             found.append((*made[:2], turns.both(made[2], _speaker(known, message["from"]))) if twice else made)
+        if prompt and found[-1][0] == "assistant" and not turns.flagged(message):
+            found[-1] = (*found[-1][:2], turns.both(found[-1][2], _GIVEN))
     return found
+
+
+#: An answer that stands in a prompt, as TRL has it: only the completion is learned.
+_GIVEN: Final = turns.Beside({"train": False})
 
 
 def _speaker(role: str, speaker: Any) -> turns.Beside | None:
@@ -375,11 +387,11 @@ def _speaker(role: str, speaker: Any) -> turns.Beside | None:
     return None if same else turns.Beside({}, ("from",))
 
 
-def _message(role: str, content: Any, message: Mapping[Any, Any]) -> Message:
+def _message(role: str, content: Any, message: Mapping[Any, Any], nulls: bool) -> Message:
     if role == "function_call":
         text, parts = _content(content, "content of a call")
-        return "assistant", "", turns.both(turns.called(message, text), parts)
-    beside = turns.beside(message, role)
+        return "assistant", "", turns.both(turns.called(message, text, nulls), parts)
+    beside = turns.beside(message, role, nulls)
     if content is None and beside is not None and "tool_calls" in beside.told:
         return role, "", beside
     text, parts = _content(content, f"content of {role}", role)
@@ -440,7 +452,7 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
     if answered and silent and silent == body.count("assistant"):
-        raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0")
+        raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0 or stand in a prompt")
     if body[:1] != ["user"]:
         raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")
     if "system" in body:

@@ -10,6 +10,7 @@ from typing import Final
 
 from curation.canonical import Row
 from curation.composing import composed
+from curation.turns import in_one_order
 
 KEY_BYTES: Final = 16
 RANK_BYTES: Final = 46
@@ -30,17 +31,19 @@ def _words(text: str) -> list[str]:
 def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
     """(content key, exact name, words, input): names of 16 bytes each, and the number of runs without white space.
 
-    The key covers roles, folded text, and what messages say beside it; the exact name covers all that, label, source,
-    group and extras as they are. The input names what comes before the last answer, if there is one.
+    The key covers roles, folded text, and what messages say beside it, in whichever order its keys are; the exact name
+    covers all that, label, source, group and extras as they are. The input names what comes before the last answer, if
+    there is one.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
     if row.text is None:
         turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
-            turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, row.beside, strict=True)]
+            besides = [in_one_order(more) if "tool_calls" in more else more for more in row.beside]
+            turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, besides, strict=True)]
         asked = _last_answer(row.roles)
-        tools = "m" if row.tools is None else f"n{row.tools}\x1e"
+        tools = "m" if row.tools is None else f"n{in_one_order(row.tools)}\x1e"
         before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
         state = blake2b(before.encode(), digest_size=KEY_BYTES)
         question = state.digest() if asked else None

@@ -276,6 +276,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     forgotten = Forgotten(rules.forgotten, rules.pii, rules.columns)
     seen = Seen(unread(task.split, extras.wanted))
     pictures = any(name.strip().lower() in PICTURES for name in seen.unread)
+    nulls = task.split.format.kind not in {"parquet", "arrow"}
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,
@@ -303,7 +304,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
                 fields = rules.columns.apply(fields, rules.max_row_bytes)
                 made += rules.columns.made(fields)
                 task.limits.check(made, size)
-            row = canonical(fields, rules.text_column, labels, answers, pictures)
+            row = canonical(fields, rules.text_column, labels, answers, pictures, nulls)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))
         except RejectError as error:

@@ -10,8 +10,10 @@ reasoning_content, reasoning, thinking, thoughts    `reasoning_content`
 weight, train, training, trainable, loss            `train: false` where it is 0 or false; 1 and true are the rule
 ==================================================  ================================================================
 
-A key without a value is not there, at any depth: columns of Parquet give every object all keys of its column. Parts of
-a content may have a flag as messages have, where all of a message's say the same; their other keys are told.
+Columns of Parquet give every object all keys of its column, so there a key without a value is not there, at any depth;
+in JSON, arguments and schemas keep it. Their keys stay in the order in which they were written, as a model in use is
+given them. Parts of a content may have a flag as messages have, where all of a message's say the same; their other keys
+are told.
 """
 
 from __future__ import annotations
@@ -49,15 +51,16 @@ def tells(beside: Beside | None) -> bool:
     return beside is not None and bool(beside.told)
 
 
-def beside(message: Mapping[Any, Any], role: str = "assistant") -> Beside | None:
+def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = False) -> Beside | None:
     """What of a message's other keys reaches a template or the loss; None if there is nothing to tell.
 
+    :param nulls: whether what is null was written so, and no column made it.
     :raises RejectError: if one of them has a value that cannot be read.
     """
     found: dict[str, Any] = {}
-    calls = next((value for key in _CALLS if (value := _given(message.get(key), key))), None)
-    if calls is not None:
-        found["tool_calls"] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
+    calls = _calls(message, nulls)
+    if calls:
+        found["tool_calls"] = [_call(call) for call in calls]
     for key in _NAMES:
         if (value := shapes.texts(message.get(key))) is not None:
             found[key] = _text(value, key)
@@ -77,18 +80,17 @@ def beside(message: Mapping[Any, Any], role: str = "assistant") -> Beside | None
         found["train"] = False
     others += asked(message, role)
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
-    if calls is not None:
-        unknown += tuple(f"tool_calls.{key}" for key in _unread(calls if isinstance(calls, list) else [calls]))
+    unknown += tuple(f"tool_calls.{key}" for key in _unread(calls))
     return Beside(found, unknown) if found or unknown else None
 
 
-def called(message: Mapping[Any, Any], content: str) -> Beside:
+def called(message: Mapping[Any, Any], content: str, nulls: bool = False) -> Beside:
     """The answer that a message of ShareGPT's role `function_call` is. :raises RejectError: if it calls nothing."""
     others: tuple[str, ...] = ()
     if content.strip():
         others = tuple(key for key in _CALLS if message.get(key))
         message = {**message, "tool_calls": None, "function_call": content}
-    found = beside(message)
+    found = beside(message, nulls=nulls)
     if found is None or "tool_calls" not in found.told:
         raise RejectError(Reason.BAD_MESSAGES, "a tool call has no name")
     return found._replace(unknown=(*others, *found.unknown))
@@ -105,6 +107,11 @@ def asked(message: Mapping[Any, Any], role: str) -> list[str]:
     """Flags that ask to learn what somebody else than the assistant says: the recipe decides that for all rows."""
     flags = [key for key in _FLAGS if message.get(key) is not None and _flag(message[key], key)]
     return [] if role == "assistant" else [f"{key} of {role}" for key in flags]
+
+
+def flagged(message: Mapping[Any, Any]) -> bool:
+    """Tell whether a message says itself whether it is to be learned."""
+    return any(message.get(key) is not None for key in _FLAGS)
 
 
 def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") -> tuple[str, Beside | None]:
@@ -149,45 +156,82 @@ def _kind_of_part(part: Mapping[Any, Any]) -> str:
     return next((str(key) for key, value in part.items() if key not in _IN_PARTS and value is not None), "text")
 
 
-def tools_of(fields: Mapping[str, Any]) -> tuple[list[Any] | None, str | None]:
+def tools_of(fields: Mapping[str, Any], nulls: bool = False) -> tuple[list[Any] | None, str | None]:
     """The tools that a row's conversation may call, as OpenAI's list, None if it has none; and the field that holds
     others, which are not read.
 
-    :raises RejectError: if they are no list of objects.
+    :param nulls: as of `beside`. :raises RejectError: if they are no list of functions.
     """
     found: list[Any] | None = None
     for key in TOOLS:
         if fields.get(key) is None:
             continue
         if found is None:
-            found = _tools(fields[key], key)
+            found = _tools(fields[key], key, nulls)
             continue
         try:
-            more = _tools(fields[key], key)
+            more = _tools(fields[key], key, nulls)
         except RejectError:
             return found, key
         return found, None if more in (None, found) else key
     return found, None
 
 
-def _tools(value: Any, key: str) -> list[Any] | None:
-    if not (found := _given(value, key)):
+def _tools(value: Any, key: str, nulls: bool) -> list[Any] | None:
+    if not (found := _given(value, key, nulls)):
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
         raise RejectError(Reason.BAD_FIELD, f"`{key}` is no list of tools")
-    return [tool if "function" in tool or "name" not in tool else _wrapped(tool) for tool in found]
+    return [_tool(tool) for tool in found]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool as OpenAI's, which templates read: also MCP's, Anthropic's and that of OpenAI's Responses.
+
+    :raises RejectError: if it is of a shape in which no template would find its name or schema.
+    """
+    function = tool.get("function")
+    given = function is not None
+    if not given:
+        function = {key: value for key, value in tool.items() if key not in {"type", "function"}}
+    schemas = [key for key in _SCHEMAS if function.get(key) is not None] if isinstance(function, dict) else []
+    kind = tool.get("type")
+    if kind not in ((None, "function", "custom") if schemas else (None, "function")):
+        raise RejectError(Reason.BAD_FIELD, f"a tool is of type {str(kind)[:40]!r}: write it as {_AS_FUNCTION}")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        keys = ", ".join(map(str, function if isinstance(function, dict) else tool))[:40]
+        raise RejectError(Reason.BAD_FIELD, f"a tool has no name, but {keys or 'nothing'}: write it as {_AS_FUNCTION}")
+    if schemas and schemas[0] != "parameters":
+        function = {
+            "parameters" if key == schemas[0] else key: function[key] for key in function if key != "parameters"
+        }
+    return {**tool, "function": function} if given else {"type": "function", "function": function}
+
+
+#: What holds the schema of a function's arguments, by OpenAI, Anthropic and MCP; the first one that has a value.
+_SCHEMAS: Final = "parameters", "input_schema", "inputSchema"
+_AS_FUNCTION: Final = "OpenAI's `function`"
 
 
 def written(value: Any, change: Callable[[str], str], number: Callable[[Any], Any] = lambda value: value) -> str:
-    """The value as canonical JSON, its texts, keys and numbers changed.
+    """The value as JSON in its own order, without spaces, its texts, keys and numbers changed.
 
     :raises RejectError: if it holds a number that JSON has none for.
     """
-    how: dict[str, Any] = {"sort_keys": True, "ensure_ascii": False, "separators": (",", ":"), "default": str}
+    how: dict[str, Any] = {**_COMPACT, "default": str}
     try:
         return json.dumps(_mapped(value, change, number), allow_nan=False, **how)
     except ValueError:
         raise RejectError(Reason.BAD_NUMBER, "a number of a tool is NaN or infinite") from None
+
+
+#: How JSON is written here.
+_COMPACT: Final[Mapping[str, Any]] = {"ensure_ascii": False, "separators": (",", ":")}
+
+
+def in_one_order(text: str) -> str:
+    """What `written` made, its keys sorted: rows that differ in their order alone are copies."""
+    return json.dumps(json.loads(text), sort_keys=True, **_COMPACT)
 
 
 def hidden(text: str, scrub: Callable[[str], str]) -> str:
@@ -211,24 +255,39 @@ def _mapped(value: Any, change: Callable[[str], str], number: Callable[[Any], An
     return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _given(value: Any, key: str) -> Any:
-    """A value that may be written as JSON text, without what is null in it."""
-    value = shapes.texts(value)
-    if isinstance(value, str):
-        if not value.strip():
-            return None
-        try:
-            value = parse_text(value)
-        except ValueError:
-            cause = shapes.repr_of_python(value) or "is text, but no JSON"
-            raise RejectError(Reason.BAD_MESSAGES, f"`{key}` {cause}") from None
-    return _present(value)
+def _given(value: Any, key: str, nulls: bool = True) -> Any:
+    """A value that may be written as JSON text. :param nulls: as of `beside`; of JSON text it is always so."""
+    if isinstance(value, dict | list):
+        return shapes.texts(value if nulls else _present(value))
+    text = shapes.texts(value)
+    if not isinstance(text, str):
+        return text
+    if not text.strip():
+        return None
+    try:
+        return parse_text(text)
+    except ValueError:
+        cause = shapes.repr_of_python(text) or "is text, but no JSON"
+        raise RejectError(Reason.BAD_MESSAGES, f"`{key}` {cause}") from None
 
 
 def _present(value: Any) -> Any:
+    """The value without what is null in objects of a column; a map, which comes in pairs, has its own keys alone."""
     if isinstance(value, dict):
         return {key: _present(item) for key, item in value.items() if item is not None}
-    return [_present(item) for item in value] if isinstance(value, list) else value
+    return type(value)(map(_present, value)) if isinstance(value, list | tuple) else value
+
+
+def _calls(message: Mapping[Any, Any], nulls: bool) -> list[Any]:
+    """The calls of a message, without what has no value in them, but for their arguments."""
+    value = next((found for key in _CALLS if (found := _given(message.get(key), key, nulls))), None) or []
+    return [_filled(call) for call in (value if isinstance(value, list) else [value])]
+
+
+def _filled(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    return {key: _filled(item) if key == "function" else item for key, item in call.items() if item is not None}
 
 
 def _call(call: Any) -> dict[str, Any]:
@@ -246,7 +305,7 @@ def _call(call: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise RejectError(Reason.BAD_MESSAGES, f"the arguments of tool call {name[:40]!r} are no object")
     made: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return made if call.get("id") is None else {**made, "id": _text(call["id"], "id of a tool call")}
+    return made if call.get("id") is None else {"id": _text(call["id"], "id of a tool call"), **made}
 
 
 def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
@@ -265,10 +324,6 @@ def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
 _ARGUMENTS: Final = "arguments", "parameters", "args", "input"
 #: `type` and `index` tell nothing that the list does not.
 _IN_CALLS: Final = frozenset({"function", "type", "index"})
-
-
-def _wrapped(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": tool}
 
 
 def _text(value: Any, key: str) -> str:

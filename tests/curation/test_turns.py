@@ -15,6 +15,7 @@ from curation.canonical import canonical
 from curation.gate import check, checks
 from curation.identity import names
 from curation.reasons import Reason, RejectError
+from curation.turns import hidden
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -76,6 +77,107 @@ def test_a_call_is_one_call_however_it_is_written(fields: dict[str, Any]) -> Non
 def test_tools_are_one_list_however_they_are_written(given: dict[str, Any]) -> None:
     row = canonical({**calling(content=None, tool_calls=[CALL]), **given})
     assert json.loads(row.tools or "") == [TOOL]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"name": "look", "input_schema": SCHEMA["parameters"]},  # Anthropic
+        {"type": "custom", "name": "look", "input_schema": SCHEMA["parameters"]},
+        {"name": "look", "inputSchema": SCHEMA["parameters"], "parameters": None},  # MCP
+        {"type": "function", **SCHEMA},  # OpenAI's Responses
+        {"type": "function", "function": {"name": "look", "input_schema": SCHEMA["parameters"]}},
+    ],
+)
+def test_tools_of_other_apis_have_name_and_schema_where_templates_read_them(tool: dict[str, Any]) -> None:
+    assert json.loads(canonical(chat(ASK, ANSWER, tools=[tool]), nulls=True).tools or "") == [TOOL]
+
+
+def test_keys_of_tools_and_arguments_stay_in_their_order_and_rows_that_differ_in_it_alone_are_copies(
+    make: Make, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    """So whoever serves the model writes them, for transformers' `tojson` sorts nothing."""
+    tools = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": {"b": 1, "a": 2}}}]
+    calls = [
+        {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"unit": 1, "at": {"y": 1, "x": 2}}}}
+    ]
+
+    def one(turned: bool) -> dict[str, Any]:
+        given = (_turned(tools), _turned(calls)) if turned else (tools, calls)
+        return chat(ASK, {"role": "assistant", "content": "", "tool_calls": given[1]}, SAID, ANSWER, tools=given[0])
+
+    row = canonical(one(False))
+    assert (row.tools, json.dumps(json.loads(row.beside[1])["tool_calls"])) == (
+        json.dumps(tools, separators=(",", ":")),
+        json.dumps(calls),
+    )
+    assert hidden(row.tools or "", str) == row.tools
+    turned = canonical(one(True))
+    assert turned.tools != row.tools
+    assert names(turned)[0] == names(row)[0]
+    assert names(turned)[3] == names(row)[3]
+    lines = "\n".join(json.dumps(one(n % 2 == 1)) for n in range(4))
+    made = make({"a.jsonl": lines.encode()})
+    assert made.counts["duplicate"] == 3
+    [found] = rows(made)
+    assert json.dumps(json.loads(found["chat"])["tools"]) in {json.dumps(tools), json.dumps(_turned(tools))}
+
+
+def _turned(value: Any) -> Any:
+    """The value with the keys of its objects the other way round."""
+    if isinstance(value, dict):
+        return {key: _turned(item) for key, item in reversed(value.items())}
+    return [_turned(item) for item in value] if isinstance(value, list) else value
+
+
+def test_null_in_arguments_and_schemas_is_kept_unless_a_column_made_it(
+    make: Make, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    given, schema = {"unit": 1, "place": None}, {"name": "look", "parameters": {"type": "object", "default": None}}
+
+    def one(arguments: Any, tools: Any = None) -> dict[str, Any]:
+        call = {"name": "look", "arguments": arguments, "id": None}
+        return calling(content=None, tool_calls=[call], function_call=None, tools=None) | {"tools": tools}
+
+    def arguments(fields: dict[str, Any], nulls: bool = False) -> Any:
+        told = json.loads(canonical(fields, nulls=nulls).beside[1])
+        assert told.keys() == {"tool_calls"}
+        return told["tool_calls"][0]["function"]["arguments"]
+
+    assert arguments(one(given)) == {"unit": 1}
+    assert arguments(one(given), nulls=True) == given
+    assert arguments(one(json.dumps(given))) == given
+    assert arguments(one([("unit", 1), ("place", None)])) == given  # a map of Arrow's
+    assert arguments({"messages": json.dumps(one(given)["messages"])}) == given
+
+    lines = [{**one(given, [schema]), "source": "line"}] * 2 + [{**one(given, json.dumps([schema])), "source": "text"}]
+    table = pa.Table.from_pylist([{**one({"unit": n, "place": None}, [schema]), "source": "column"} for n in range(20)])
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    found = rows(make({"a.jsonl": "\n".join(map(json.dumps, lines)).encode(), "b.parquet": sink.getvalue()}))
+    parameters = {row["source"]: json.loads(row["chat"])["tools"][0]["function"]["parameters"] for row in found}
+    assert parameters["column"] == {"type": "object"}
+    assert (parameters.get("line") or parameters.get("text")) == schema["parameters"]
+
+
+def test_answers_in_a_prompt_are_context_and_the_completion_alone_is_learned() -> None:
+    wrong = {"role": "assistant", "content": "Smash it."}
+    asked = [ASK, wrong, {"role": "user", "content": "Again."}]
+    becomes = canonical(chat(ASK, {**wrong, "weight": 0}, asked[2], ANSWER))
+    for prompt in (
+        asked,
+        json.dumps(asked),
+        {"role": [one["role"] for one in asked], "content": [one["content"] for one in asked]},
+    ):
+        for completion in (ANSWER["content"], [ANSWER]):
+            assert canonical({"prompt": prompt, "completion": completion}) == becomes
+    called = [ASK, {"role": "assistant", "content": "", "tool_calls": [CALL]}, SAID]
+    assert beside({"prompt": called, "completion": ANSWER["content"]})[1] == {"tool_calls": [CALL], "train": False}
+    # What a message says itself counts.
+    assert beside({"prompt": [ASK, {**wrong, "weight": 1}, ASK], "completion": "Yes."}) == []
+    assert canonical({"prompt": [ASK], "completion": [ANSWER, ASK, ANSWER]}).beside == ()
+    with pytest.raises(RejectError, match="no answer is to be learned"):
+        canonical({"prompt": asked, "completion": [ASK]})
 
 
 @pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": "[]"}, {"tools": None}, {"tools": ""}])
@@ -238,6 +340,13 @@ def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_as
         ({"messages": '[{"role": "user", "role": "user"}]'}, Reason.DUPLICATE_FIELD, "'role' stands twice"),
         (chat(ASK, ANSWER, tools="look"), Reason.BAD_MESSAGES, "`tools` is text, but no JSON"),
         (chat(ASK, ANSWER, tools={"look": 1}), Reason.BAD_FIELD, "`tools` is no list of tools"),
+        (chat(ASK, ANSWER, tools=[TOOL, {"type": "web_search"}]), Reason.BAD_FIELD, "a tool is of type 'web_search'"),
+        (chat(ASK, ANSWER, tools=[{"type": "custom", "name": "a"}]), Reason.BAD_FIELD, "a tool is of type 'custom'"),
+        (chat(ASK, ANSWER, tools=[{"title": "a", "type": "object"}]), Reason.BAD_FIELD, "a tool is of type 'object'"),
+        (chat(ASK, ANSWER, tools=[{"functionDeclarations": []}]), Reason.BAD_FIELD, "no name, but functionDecl"),
+        (chat(ASK, ANSWER, tools=[{"toolSpec": SCHEMA}]), Reason.BAD_FIELD, "no name, but toolSpec: write it as"),
+        (chat(ASK, ANSWER, tools=[{"type": "function", "function": {}}]), Reason.BAD_FIELD, "no name, but nothing"),
+        (calling(content="", tool_calls=["my function"]), Reason.BAD_MESSAGES, "a tool call has no name"),
         (chat(ASK, {**ANSWER, "weight": 0.5}), Reason.BAD_FIELD, "`weight` of a message is 0.5, and only 0 and 1"),
         (chat(ASK, {**ANSWER, "train": "no"}), Reason.BAD_FIELD, "`train` of a message is no"),
         (chat(ASK, {**ANSWER, "weight": 0}), Reason.NO_ANSWER, "no answer is to be learned"),
