@@ -17,6 +17,7 @@ that has no meaning beside the others of its row, as a `text` beside messages, i
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -146,7 +147,8 @@ def canonical(
     label = source = group = None
     if len(given) > len(used):
         if (value := fields.get("label")) is not None:
-            label = _repeated(value, "label") if isinstance(value, str) else _label(value, labels)
+            plain = isinstance(value, str) and not (labels and value.lstrip()[:1] in _OPENING)
+            label = _repeated(value, "label") if plain else _label(value, labels)
         if (value := fields.get("source")) is not None:
             source = _repeated(value, "source")
         if not _GROUPS.isdisjoint(fields):
@@ -482,7 +484,10 @@ def _unicode(text: str) -> None:
 
 def _name(value: Any, name: str) -> str | None:
     """A label, source or group as text, one for each value; a structure becomes canonical JSON."""
-    text = None if value is None else value_name(value)
+    try:
+        text = None if value is None else value_name(value)
+    except RejectError as error:
+        raise RejectError(error.reason, f"`{name}` {error.detail}") from None
     if not text:
         return None
     if len(text) > LONGEST_NAME:
@@ -502,6 +507,8 @@ def _repeated(value: Any, name: str) -> str | None:
 
 
 _OFTEN: Final = 100  # characters of a name that is kept
+#: What a list or an object begins with that is written as text.
+_OPENING: Final = frozenset("[{(")
 
 
 def _label(value: Any, labels: bool) -> str | None:
@@ -510,6 +517,8 @@ def _label(value: Any, labels: bool) -> str | None:
     :param labels: whether a class is asked for. :raises RejectError: if it is, and there is none.
     """
     value = shapes.texts(value)
+    if labels and isinstance(value, str) and (held := shapes.several(value)):
+        raise RejectError(Reason.BAD_FIELD, f"`label` is text that holds {held}, {_ONE_CLASS}")
     if isinstance(value, list) and len(value) < 2 and not any(isinstance(item, list | dict) for item in value):
         value = value[0] if value else None
     if labels and isinstance(value, list | dict):
@@ -518,6 +527,9 @@ def _label(value: Any, labels: bool) -> str | None:
         how = "write one class for each row" if several else "write the value alone"
         raise RejectError(Reason.BAD_FIELD, f"`label` is {what}, and a class is one text or number: {how}")
     return _name(value, "label")
+
+
+_ONE_CLASS: Final = "and a class is one text or number: write one class for each row"
 
 
 def _group(fields: Mapping[str, Any]) -> tuple[str | None, list[str]]:
@@ -530,7 +542,11 @@ def _group(fields: Mapping[str, Any]) -> tuple[str | None, list[str]]:
 def group_of(fields: Mapping[str, Any]) -> str | None:
     """The group of a row that may be unusable otherwise; its name may be one that a usable row's cannot be."""
     spelled = _spelled(fields, "text")
-    return next((name for key in GROUPS if (name := value_name(fields.get(spelled.get(key, key))))), None)
+    for key in GROUPS:
+        with suppress(RejectError):
+            if name := value_name(fields.get(spelled.get(key, key))):
+                return name
+    return None
 
 
 def _kind(value: Any) -> str:

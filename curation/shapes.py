@@ -88,6 +88,25 @@ def is_repr(text: str) -> bool:
     return text.rstrip()[-1:] in {"]", "}", ")"} and _SHOWN.match(text) is not None
 
 
+def several(text: str) -> str | None:
+    """What a text holds that is a list of several values or an object, as JSON, Python, NumPy and PostgreSQL write one;
+    None for any other."""
+    text = text.strip()
+    if text[-1:] not in {"]", "}", ")"}:
+        return None
+    try:
+        found = parse_text(text)
+    except (ValueError, RejectError):
+        return "several values" if _SEVERAL.fullmatch(text) else None
+    if isinstance(found, dict):
+        return "an object"
+    return f"a list of {len(found):,}" if isinstance(found, list) and len(found) > 1 else None
+
+
+#: Quoted values behind each other in brackets, or any in braces with a comma between.
+_SEVERAL: Final = re.compile(r"""[\[({]\s*b?(["']).*?\1\s*(?:[,:]\s*[^\s)]|["']).*|\{[^,]*,.*""", re.DOTALL)
+
+
 def is_chat(text: str) -> bool:
     """Tell whether a text is a list of messages, or an object with one, in JSON or as Python shows it."""
     return text.lstrip()[:1] in {"[", "{"} and text.rstrip()[-1:] in {"]", "}"} and may_be_chat(text)

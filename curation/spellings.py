@@ -1,18 +1,21 @@
 """One name for one value of a label, source or group, whichever program wrote it: 1, 1.0 and their texts are `1`.
 
 `curation.canonical` names the values of each row here, the gate asks whether truth values have several spellings.
-Only texts that a program writes for a number become another text, so two values never become one.
+Only texts that a program writes for a number become another text, so two values never become one; what may be one value
+is told.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from curation.reasons import Reason, RejectError
 from curation.shapes import texts
 
 #: What pandas writes for a missing value.
@@ -21,14 +24,17 @@ _LONGEST: Final = 24  # characters of a float
 
 
 def value_name(value: Any) -> str | None:
-    """Return the name of a value; None if it is missing, as NaN is."""
+    """Return the name of a value; None if it is missing, as NaN is.
+
+    :raises RejectError: if it holds bytes that are no text, or an object whose keys are none.
+    """
     if isinstance(value, str):
         # Most are words, which these three tell at once.
         if value[-2:] == ".0" or "e+" in value[-5:] or value in _MISSING:
             return _of_text(value)
         return value
-    if isinstance(value, bytes) and isinstance(text := texts(value), str):
-        return value_name(text)
+    if isinstance(value, bytes):
+        return value_name(_shown(texts(value)))
     if value is None:
         return None
     if isinstance(value, float):
@@ -38,7 +44,17 @@ def value_name(value: Any) -> str | None:
         short = written.rstrip("0").rstrip(".") if "." in written else written
         return "0" if short == "-0" else short
     if isinstance(value, bool | int | dict | list):
-        return json.dumps(texts(value), sort_keys=True, ensure_ascii=False, default=str)
+        try:
+            return json.dumps(texts(value), sort_keys=True, ensure_ascii=False, default=_shown)
+        except TypeError:
+            raise RejectError(Reason.BAD_FIELD, "holds an object whose keys are no text") from None
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    """What JSON has no type for, as text. :raises RejectError: for bytes, which nobody means as Python shows them."""
+    if isinstance(value, bytes):
+        raise RejectError(Reason.BAD_FIELD, "holds bytes that are not UTF-8")
     return str(value)
 
 
@@ -64,19 +80,31 @@ def names_so_far(group: str) -> list[str]:
     return [now, f"{now}.0"] if now.removeprefix("-").isdecimal() else [now]
 
 
+def truths_among(words: Mapping[str, int], others: int) -> dict[str, int]:
+    """Return labels that may be truth values, of those that are called like one of `TRUTHS`, 0 or 1.
+
+    :param others: how many labels there are besides: beside these, words such as yes or t may well be what they say.
+    """
+    return {label: rows for label, rows in words.items() if not others or label.lower() in _PLAIN}
+
+
 def mixed_truths(rows: Mapping[str, int]) -> dict[str, int]:
     """Return the truth values among labels, with their rows, where they are spelled in several ways; else nothing.
 
     :param rows: of each label; numbers are truth values only beside words.
     """
-    ways = {label: _way(label) for label in rows}
+    small = {label.lower() for label in rows}
+    ways = {label: _way(label, small) for label in rows}
     found = {label: rows[label] for label, way in ways.items() if way}
     return found if len({ways[label] for label in found}) > 1 else {}
 
 
 def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return labels that differ in case, outer spaces, the way a number is written or brackets of a list of one alone,
-    with their rows: one value or several, nobody can tell for sure. :param rows: of each label."""
+    """Return labels that differ in case, outer spaces, characters that nobody sees, the way a number is written, or
+    quotes and brackets around them alone, with their rows: one value or several, nobody can tell for sure.
+
+    :param rows: of each label.
+    """
     found: dict[str, dict[str, int]] = {}
     for label, count in rows.items():
         found.setdefault(_folded(label), {})[label] = count
@@ -105,9 +133,15 @@ LONGEST_UNSET: Final = max(map(len, _UNSET)) + 4
 
 
 def _folded(label: str) -> str:
-    text = unicodedata.normalize("NFKC", label).strip().casefold()
-    if text[:2] in {"['", '["'} and text[-2:] in {"']", '"]'}:
-        text = text[2:-2].strip()
+    text = unicodedata.normalize("NFKC", label)
+    if not text.isascii():
+        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+        text = text.replace("\N{MINUS SIGN}", "-")
+    text = text.strip().casefold()
+    if _CLOSING.get(text[:1]) == text[1:][-1:]:  # a list or set of one, as JSON, Python, NumPy and PostgreSQL write it
+        text = text[1:-1].rstrip(", ").lstrip()
+    if (quoted := _QUOTED.fullmatch(text)) is not None:
+        text = quoted[2].strip()
     try:
         number = float(text.replace(",", ".")) if len(text) <= _LONGEST else math.nan
     except ValueError:
@@ -115,10 +149,34 @@ def _folded(label: str) -> str:
     return repr(number + 0) if math.isfinite(number) else text
 
 
-def _way(label: str) -> str:
-    """How a truth value is spelled; empty for what is none."""
+_CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
+_QUOTED: Final = re.compile(r"""b?(["'])(.*)\1""", re.DOTALL)
+
+
+def _way(label: str, small: Collection[str]) -> str:
+    """How a truth value is spelled; empty for what is none.
+
+    :param small: all labels in small letters: other words than true and false are one only beside their opposite.
+    """
     if label in {"0", "1"}:
         return "number"
-    if label.lower() not in {"true", "false"}:
-        return ""
-    return "small" if label.islower() else "capital" if label.isupper() else "mixed"
+    word = label.lower()
+    if word in _PLAIN:
+        return "small" if label.islower() else "capital" if label.isupper() else "mixed"
+    for yes, no in _OPPOSITES:
+        if word in {*yes, *no} and not yes.isdisjoint(small) and not no.isdisjoint(small):
+            return min(no)
+    return ""
+
+
+_PLAIN: Final = frozenset({"true", "false", "0", "1"})
+#: Truth values of PostgreSQL, R, YAML and of Excel in other languages, in small letters.
+_OPPOSITES: Final = tuple(
+    (frozenset(yes.split()), frozenset(no.split()))
+    for yes, no in (
+        *(("t", "f"), ("y", "n"), ("yes", "no"), ("on", "off"), ("wahr", "falsch"), ("vrai", "faux")),
+        *(("vero verdadero verdadeiro", "falso"), ("waar", "onwaar")),
+    )
+)
+#: Words that programs write for truth values, in small letters.
+TRUTHS: Final = frozenset({"true", "false"}.union(*(words for pair in _OPPOSITES for words in pair)))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from curation.engines.tables import Tables
 from curation.phrases import repeated, told
-from curation.spellings import alike, mixed_truths, unset
+from curation.spellings import TRUTHS, alike, mixed_truths, truths_among, unset
 from dropforge.dataset import MOST_LABELS
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
@@ -98,7 +98,8 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
 
 def _counted(labels: dict[str, int]) -> str:
     shown = [
-        f"{_shown(label if label == label.strip() else repr(label))} ({rows:,} rows)" for label, rows in labels.items()
+        f"{_shown(label if label.isprintable() and label == label.strip() else repr(label))} ({rows:,} rows)"
+        for label, rows in labels.items()
     ]
     return ", ".join(shown[:_TOLD]) + (f" and {len(shown) - _TOLD} more" if len(shown) > _TOLD else "")
 
@@ -138,6 +139,15 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
             f"select label, held from label_rows where length(label) <= {_NAME} order by label limit {MOST_LABELS}"
         )
     )
+    missing = unset(labels)
+    classes = tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows")
+    spelled = ", ".join(f"'{word}'" for word in sorted(TRUTHS))
+    words = dict(
+        tables.all(
+            f"select label, held from label_rows where label in ('0', '1') or lower(label) in ({spelled})"
+            f" order by label limit {MOST_LABELS}"
+        )
+    )
     return Statistics(
         totals=totals,
         medians=medians,
@@ -164,16 +174,11 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         unmet=tables.one("select unmet from unmet")[0],
         suspicious=_suspicious(tables, top),
         repeated=[(_shown(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
-        classes=tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows"),
+        classes=classes,
         contested=_contested(tables, files),
-        truths=dict(
-            tables.all(
-                "select label, held from label_rows"
-                " where label in ('0', '1') or lower(label) in ('true', 'false') order by label"
-            )
-        ),
+        truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
         alike=alike(labels)[:_TOLD],
-        unset=unset(labels),
+        unset=missing,
         alike_names={f"{name}s": alike(_names(tables, name))[:_TOLD] for name in ("source", "group")},
     )
 

@@ -6,6 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -14,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import curation
+from curation.canonical import canonical, group_of
 from curation.forgotten import Forgotten
 from curation.gate import checks
 from curation.identity import document
 from curation.mapping import Columns
-from curation.spellings import alike, mixed_truths, value_name
+from curation.reasons import Reason, RejectError
+from curation.spellings import alike, mixed_truths, truths_among, value_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -73,6 +76,43 @@ def test_structures_and_dates_have_the_name_that_they_have_as_text() -> None:
     assert value_name({"b": 1.0, "a": [True, None]}) == '{"a": [true, null], "b": 1.0}'
     day = pa.array([0], pa.date32()).to_pylist()[0]
     assert value_name(day) == "1970-01-01"
+
+
+@pytest.mark.parametrize("value", [b"\xff", [b"\xff"], {"a": {"b": b"\xff"}}, {b"\xff": 1}, {date(1970, 1, 1): 1}])
+@pytest.mark.parametrize("name", ["label", "source", "group"])
+def test_bytes_that_are_no_text_name_nothing(name: str, value: Any) -> None:
+    with pytest.raises(
+        RejectError, match=f"`{name}` holds (bytes that are not UTF-8|an object whose keys are no text)"
+    ):
+        canonical({"text": "some text", name: value})
+    assert group_of({"group": value, "group_id": 7}) == "7"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ('["spam", "ham"]', "a list of 2"),
+        (' {"choices": ["spam"]}', "an object"),
+        ("[1, 2]", "a list of 2"),
+        ("['spam', 'ham']", "several values"),
+        ("['spam' 'ham']", "several values"),
+        ("{'choices': ['spam']}", "several values"),
+        ("(b'spam', 'ham')", "several values"),
+        ("{spam,ham}", "several values"),
+    ],
+)
+def test_a_list_of_classes_as_text_is_no_class(text: str, held: str) -> None:
+    with pytest.raises(RejectError, match=rf"`label` is text that holds {held}, and a class is one") as error:
+        canonical({"text": "some text", "label": text}, labels=True)
+    assert error.value.reason == Reason.BAD_FIELD
+    assert canonical({"text": "some text", "label": text}).label == text
+
+
+@pytest.mark.parametrize(
+    "text", ["['spam']", '["spam"]', "('spam',)", "{spam}", "[a], b", "[CLS], [SEP]", "[1]", "(a, b)"]
+)
+def test_one_class_in_brackets_is_one(text: str) -> None:
+    assert canonical({"text": "some text", "label": text}, labels=True).label == text
 
 
 def test_labels_of_all_types_and_formats_are_one_class(make: Make, rows: Rows) -> None:
@@ -137,6 +177,8 @@ def test_nan_is_no_label(make: Make, store: FolderStore) -> None:
         ([True, "True", False, "False"], r"False .*True .*false .*true"),
         (["TRUE", "true"], r"TRUE \(20 rows\), true \(20 rows\)"),
         ([1, 2, 3, "True"], r"1 \(10 rows\), True \(10 rows\)"),
+        ([True, False, "t", "f"], r"f \(10 rows\), false \(10 rows\), t \(10 rows\), true \(10 rows\)"),
+        (["WAHR", "FALSCH", "yes", "no", "NULL"], r"FALSCH .*WAHR .*no .*yes"),
     ],
 )
 def test_truth_values_in_several_spellings_stop_a_classifier_with_the_spellings(
@@ -156,6 +198,10 @@ def test_truth_values_in_one_spelling_and_other_labels_pass(make: Make, recipe: 
         made = make({"a.jsonl": lines(label=labels * 20)}, f"d{number}", **CLASSES)
         assert all(check.ok for check in checks(made, recipe(**CLASSES)))
     assert mixed_truths({"0": 1, "1": 2, "7": 3}) == {}
+    assert mixed_truths({"N": 1, "T": 2}) == {}  # normal and tumour
+    letters = dict.fromkeys("01fnty", 1)
+    assert truths_among(letters, 30) == {"0": 1, "1": 1}
+    assert mixed_truths(truths_among(letters, 0)) == letters
 
 
 def test_labels_that_may_be_one_or_none_are_told(make: Make, store: FolderStore) -> None:
@@ -168,15 +214,29 @@ def test_labels_that_may_be_one_or_none_are_told(make: Make, store: FolderStore)
         "labels: one value, or several? 3 (3 rows), ３ (3 rows)",
         "labels: programs write so what is missing: NULL (3 rows), \\N (3 rows)",
     ]
+    ways = [
+        "spam",
+        "spam\u200b",
+        "\ufeffspam",
+        "spam\u200e",
+        "[spam]",
+        "{spam}",
+        "b'spam'",
+        "['spam']",
+        "('spam',)",
+        '"spam"',
+    ]
+    assert alike({**dict.fromkeys(ways, 1), "[]": 1, "(spam": 1}) == [dict.fromkeys(ways, 1)]
+    assert alike({"-1": 1, "\u22121": 1, "1": 1, "Yes": 1, "yes": 1}) == [{"-1": 1, "\u22121": 1}, {"Yes": 1, "yes": 1}]
     assert alike({"true": 1, "True": 1, "a": 1, "b": 2, "nan": 1, "inf": 1}) == []
 
 
 def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderStore) -> None:
     labels = ['["a"]', "['a']", "a"] * 10
-    values = ["s", "S", "7", "7.00", "07", "t"]
+    values = ["s", "s\u200b", "7", "7.00", "07", "t"]
     made = make({"a.jsonl": lines(group=values * 5, source=values * 5, label=labels)})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "one value" in line]
-    alike = ["07 (5 rows), 7 (5 rows), 7.00 (5 rows)", "S (5 rows), s (5 rows)"]
+    alike = ["07 (5 rows), 7 (5 rows), 7.00 (5 rows)", r"s (5 rows), 's\u200b' (5 rows)"]
     assert told == [
         "labels: one value, or several? [\"a\"] (10 rows), ['a'] (10 rows), a (10 rows)",
         *(f"{name}: one value, or several? {group}" for name in ("sources", "groups") for group in alike),
