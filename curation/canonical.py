@@ -209,9 +209,7 @@ def _with(
     if tools is None and not any(map(turns.tells, besides)):
         return row
     try:
-        beside = tuple(
-            turns.written(dict(sorted(one.told.items())), harmless) if one and one.told else "" for one in besides
-        )
+        beside = tuple(turns.told_text(one.told, harmless) if one and one.told else "" for one in besides)
         given = None if tools is None else turns.written(tools, harmless)
     except RecursionError:
         raise RejectError(Reason.TOO_DEEP, "brackets of tools are nested too deeply") from None

@@ -5,12 +5,13 @@ All are blake2b over bytes that do not depend on the machine, its locale or the 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
 from curation.canonical import Row
 from curation.composing import composed
-from curation.turns import in_one_order
+from curation.turns import has_calls, in_one_order
 
 KEY_BYTES: Final = 16
 RANK_BYTES: Final = 46
@@ -40,10 +41,10 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
     if row.text is None:
         turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
-            besides = [in_one_order(more) if "tool_calls" in more else more for more in row.beside]
+            besides = [in_one_order(more) if has_calls(more) else more for more in row.beside]
             turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, besides, strict=True)]
         asked = _last_answer(row.roles)
-        tools = "m" if row.tools is None else f"n{in_one_order(row.tools)}\x1e"
+        tools = "m" if row.tools is None else f"n{_tools(row.tools)}\x1e"
         before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
         state = blake2b(before.encode(), digest_size=KEY_BYTES)
         question = state.digest() if asked else None
@@ -58,6 +59,15 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
     return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question
+
+
+def _tools(text: str) -> str:
+    return _tools_of_many(text) if len(text) < _OFTEN else in_one_order(text)
+
+
+#: Most conversations have the tools that others had before.
+_tools_of_many: Final = lru_cache(maxsize=64)(in_one_order)
+_OFTEN: Final = 1 << 14  # characters of tools that are kept
 
 
 def _last_answer(roles: tuple[str, ...]) -> int:

@@ -80,7 +80,8 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
         found["train"] = False
     others += asked(message, role)
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
-    unknown += tuple(f"tool_calls.{key}" for key in _unread(calls))
+    if calls:
+        unknown += tuple(f"tool_calls.{key}" for key in _unread(calls))
     return Beside(found, unknown) if found or unknown else None
 
 
@@ -229,6 +230,16 @@ def written(value: Any, change: Callable[[str], str], number: Callable[[Any], An
 _COMPACT: Final[Mapping[str, Any]] = {"ensure_ascii": False, "separators": (",", ":")}
 
 
+def told_text(told: Mapping[str, Any], change: Callable[[str], str]) -> str:
+    """What a message says beside its content, as `written` makes it: its calls first, then the others, sorted."""
+    return written(dict(sorted(told.items(), key=lambda item: (item[0] != "tool_calls", item[0]))), change)
+
+
+def has_calls(text: str) -> bool:
+    """Tell whether there are calls in what `told_text` made: their keys alone have an order of their own."""
+    return text.startswith('{"tool_calls"')
+
+
 def in_one_order(text: str) -> str:
     """What `written` made, its keys sorted: rows that differ in their order alone are copies."""
     return json.dumps(json.loads(text), sort_keys=True, **_COMPACT)
@@ -280,8 +291,10 @@ def _present(value: Any) -> Any:
 
 def _calls(message: Mapping[Any, Any], nulls: bool) -> list[Any]:
     """The calls of a message, without what has no value in them, but for their arguments."""
-    value = next((found for key in _CALLS if (found := _given(message.get(key), key, nulls))), None) or []
-    return [_filled(call) for call in (value if isinstance(value, list) else [value])]
+    for key in _CALLS:
+        if (value := message.get(key)) and (value := _given(value, key, nulls)):
+            return [_filled(call) for call in (value if isinstance(value, list) else [value])]
+    return []
 
 
 def _filled(call: Any) -> Any:
