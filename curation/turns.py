@@ -231,13 +231,13 @@ _COMPACT: Final[Mapping[str, Any]] = {"ensure_ascii": False, "separators": (",",
 
 
 def told_text(told: Mapping[str, Any], change: Callable[[str], str]) -> str:
-    """What a message says beside its content, as `written` makes it: its calls first, then the others, sorted."""
-    return written(dict(sorted(told.items(), key=lambda item: (item[0] != "tool_calls", item[0]))), change)
+    """What a message says beside its content, as `written` makes it, with our own keys sorted."""
+    return written(dict(sorted(told.items())), change)
 
 
 def has_calls(text: str) -> bool:
-    """Tell whether there are calls in what `told_text` made: their keys alone have an order of their own."""
-    return text.startswith('{"tool_calls"')
+    """Tell whether there may be calls in what `told_text` made: their keys alone have an order of their own."""
+    return '"tool_calls":[' in text
 
 
 def in_one_order(text: str) -> str:
