@@ -395,6 +395,8 @@ def measure_model(
         built = Built(model.to(gang.device).eval())
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = context_of(built.model) or settings.train.sequence_length
+    if labels is not None:  # cuts texts there wherever it is used
+        longest = min(longest, tokenizer.model_max_length)
     length = min(settings.train.sequence_length, longest)
     settings = replace(settings, train=replace(settings.train, sequence_length=length))
     tokens = encode_eval(tokenizer, rows, settings, labels)

@@ -30,7 +30,7 @@ from dropforge.store import Store, open_store
 from trainer.compat import versions
 from trainer.config import Settings
 from trainer.data.chat import check_left_out
-from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, read_labels, told
+from trainer.data.labels import LABELS, choose_labels, find_labels, for_labels, made_for, read_labels, told
 from trainer.data.mix import Mix, make_mix
 from trainer.data.node_cache import NodeCache
 from trainer.data.packing import Packs
@@ -336,12 +336,12 @@ def open_tokenizer(settings: Settings, base: str, run: Store, date: str) -> Any:
         return for_seq2seq(tokenizer)
     if not classifies:
         return tokenizer
-    if settings.train.sequence_length > tokenizer.model_max_length:  # less than the embeddings of some encoders
+    if settings.train.sequence_length > (most := made_for(tokenizer)):  # less than the embeddings of some encoders
         raise RecipeError(
             "recipe key `train.sequence_length`",
-            f"{settings.train.sequence_length} is longer than the {tokenizer.model_max_length} tokens that the base "
-            "model's tokenizer is made for",
-            f"Set it to {tokenizer.model_max_length} or less",
+            f"{settings.train.sequence_length} is longer than the {most} tokens that the base model's tokenizer is "
+            "made for",
+            f"Set it to {most} or less",
         )
     return for_labels(tokenizer)
 

@@ -21,7 +21,7 @@ from dropforge.store import open_store
 from trainer.assembly import build, examine, pad_id
 from trainer.config import Freeze, Lora, Scratch, read_settings
 from trainer.data.batch import make_batch
-from trainer.data.labels import choose_labels, find_labels, for_labels, labelled_documents
+from trainer.data.labels import choose_labels, find_labels, for_labels, labelled_documents, made_for
 from trainer.data.rows import Row
 from trainer.data.tokenizer import SPECIAL
 from trainer.data.tokens import Tokens, collect
@@ -30,6 +30,7 @@ from trainer.gang import Gang
 from trainer.measure import macro_f1, measure
 from trainer.model.adapters import add_adapters
 from trainer.model.build import head_labels, head_modules, load_classifier, load_model
+from trainer.model.export import as_reads
 from trainer.model.fit import rehearsal
 from trainer.model.freeze import freeze_part
 from trainer.model.loss import LabelLoss, choose_way, loss_model, shortened
@@ -239,6 +240,21 @@ def test_rows_are_read_as_transformers_reads_them_and_what_has_no_known_label_is
     }  # fmt: skip
     assert facts["labels"] == {"animal": 1, "colour": 1, "place": 1}
     assert [item["reason"] for item in facts["left_out"]] == ["no training row has its label 'fish'", "it has no label"]
+
+
+def test_an_exported_classifier_reads_what_it_was_measured_on_and_may_learn_from_longer_texts(
+    bases: dict[str, str], tmp_path: Path
+) -> None:
+    loss, tokenizer = classifier(bases["llama"])
+    long = " ".join(["the cat"] * 30)
+    for length in (16, 24, 64):  # each goes on from the one before, whose tokenizer it finds
+        as_reads(loss.model, tokenizer, length).save_pretrained(tmp_path / str(length))
+        words = AutoTokenizer.from_pretrained(tmp_path / str(length))
+        facts: dict[str, Any] = {}
+        (measured,) = labelled_documents(words, LABELS, [row(long, "animal")], length, facts)
+        assert measured.ids.tolist() == words(long, truncation=True)["input_ids"]
+        assert (len(measured.ids), words.model_max_length, made_for(words)) == (length, length, 64)
+        tokenizer = for_labels(words)
 
 
 def test_macro_f1_is_the_mean_over_labels_however_rare() -> None:

@@ -109,7 +109,7 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rows as they lie in the dataset, or packed among themselves."""
     from trainer.commands.segments import sample_of_row, sample_of_tokens
     from trainer.data.chat import documents, make_encoder
-    from trainer.data.labels import labelled_documents
+    from trainer.data.labels import labelled_documents, made_for
     from trainer.data.rows import load_manifest
     from trainer.data.seq2seq import pairs
     from trainer.data.template import UNWRITTEN
@@ -149,7 +149,8 @@ def _of_rows(subject: Subject, arguments: argparse.Namespace) -> dict[str, Any]:
         length = subject.length or _WHOLE
         if subject.task == "classification":
             labels = sorted({row.label for row in rows if row.label is not None})
-            found = labelled_documents(tokenizer, labels, rows, min(length, tokenizer.model_max_length), counts)
+            most = made_for(tokenizer) if subject.length else tokenizer.model_max_length
+            found = labelled_documents(tokenizer, labels, rows, min(length, most), counts)
             tokens = collect(found, counts, labelled=True)
         elif subject.task == "sequence-to-sequence":
             tokens = collect(pairs(tokenizer, rows, length, counts), counts)

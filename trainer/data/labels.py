@@ -23,6 +23,8 @@ from trainer.data.template import ChatTemplate, UnusableChatError
 from trainer.data.tokenizer import no_panic
 
 LABELS: Final = "labels.json"  # in the run's folder
+#: In a trained classifier's tokenizer_config.json: what `model_max_length` was before it became what its rows had.
+MADE_FOR: Final = "base_model_max_length"
 _TOLD: Final = 5  # labels that a message names
 _ROLES: Final = (
     "{% for message in messages %}{{ message['role'].capitalize() + ':\\n' + message['content'] + '\\n' }}{% endfor %}"
@@ -117,6 +119,12 @@ def for_labels(tokenizer: Any) -> Any:
     if not tokenizer.chat_template:
         tokenizer.chat_template = _ROLES
     return tokenizer
+
+
+def made_for(tokenizer: Any) -> Any:
+    """Return how many tokens a tokenizer is made for, also where it was saved with a classifier that read fewer."""
+    before, now = tokenizer.init_kwargs.get(MADE_FOR), tokenizer.model_max_length
+    return max(before, now) if isinstance(before, int | float) else now
 
 
 def labelled_documents(

@@ -21,6 +21,7 @@ import torch
 from dropforge.errors import DataError, DropforgeError
 from dropforge.store import Store
 from trainer.data.batch import Batch
+from trainer.data.labels import MADE_FOR, made_for
 from trainer.data.prompts import stops
 from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
@@ -87,7 +88,7 @@ def export_model(
         folder = Path(name)
         model = built.model
         new_tokens = NEW_TOKENS if packaging is None else packaging.new_tokens
-        tokenizer = as_reads(model, tokenizer)
+        tokenizer = as_reads(model, tokenizer, None if packaging is None else packaging.length)
         writes = None if is_classifier(model) else as_measured(model, tokenizer, new_tokens)
         if built.whole is not None:
             for adapter in built.whole.peft_config.values():
@@ -156,12 +157,17 @@ def as_measured(model: Any, tokenizer: Any, new_tokens: int = NEW_TOKENS) -> Any
     )
 
 
-def as_reads(model: Any, tokenizer: Any) -> Any:
+def as_reads(model: Any, tokenizer: Any, length: int | None = None) -> Any:
     """A tokenizer as evaluation uses it: nothing is tidied in an answer, and prompts side by side are padded, on the
     left where answers go on from them. How a classifier's are padded, `for_labels` says.
+
+    :param length: tokens that rows were cut to, as a classifier's texts are wherever they are cut.
     """
     said: dict[str, Any] = {"clean_up_tokenization_spaces": False}
-    if not is_classifier(model):
+    if is_classifier(model):
+        if length is not None and length != tokenizer.model_max_length:
+            said |= {MADE_FOR: (most := made_for(tokenizer)), "model_max_length": min(length, most)}
+    else:
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         said["padding_side"] = "right" if is_seq2seq(model) else "left"

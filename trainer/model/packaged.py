@@ -71,6 +71,11 @@ class Packaging:
         generation = (self.spec.recipe.get("evaluate") or {}).get("generation") or {}
         return int(generation.get("max_new_tokens", NEW_TOKENS))
 
+    @property
+    def length(self) -> int:
+        """The longest row in tokens."""
+        return int(self.spec.recipe["train"]["sequence_length"])
+
     def write(self, folder: Path, tokenizer: Any, ends: Sequence[int]) -> None:
         """Add the files to a model's folder, which has its weights and its tokenizer.
 
