@@ -220,7 +220,8 @@ def _types(manifest: Manifest) -> Check:
 
 def _unknown(manifest: Manifest) -> Check:
     keys = manifest.measured.get("unknown_keys", {})
-    found = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in list(keys.items())[:3])
+    first = sorted(keys.items(), key=lambda item: (not item[0].startswith("messages."), -item[1], item[0]))
+    found = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in first[:3])
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     mend = "Name their meaning in `data.columns`, keep them with `data.keep_columns`, leave them out, or set"
     wanted, mend = "keys that mean something or are kept", f"{mend} `curation.unknown_keys` to tell"

@@ -55,18 +55,21 @@ def warnings(
     for _, report in reports:
         unset.update(report.unset)
     if unset:
-        spelled = ", ".join(f"`{text}` ({rows:,} rows)" for text, rows in sorted(unset.items())[:_KEYS])
+        spelled = ", ".join(f"`{text}` ({rows:,} rows)" for text, rows in sorted(unset.items())[:_SPELLINGS])
         lines.insert(0, f"Learned, though programs write so what is missing: {spelled}; leave out rows where it is")
     if keys:
-        shown = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in keys.items())
-        lines.append(f"Keys that mean nothing here and are not learned: {shown}")
+        named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
+        shown = first_of(named, _KEYS, "keys (card.json has them)")
+        lines.append(f"Keys that mean nothing here and are not learned: {', '.join(shown)}")
     return lines
 
 
 def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:
     """Keys of rows and of their messages that mean nothing here, or nothing beside others, and are not kept, with the
-    number of rows that have them: the most frequent ones, and how often there are others."""
+    number of rows that have them: first those of messages and those that mean something elsewhere, then columns, the
+    most frequent ones before the others; and how often there are more than the card holds."""
     counts: Counter[str] = Counter()
+    first = {name for _, report in reports for name in report.unknown}
     kept = {name.strip().lower() for name in rules.keep_columns or ()}
     read = rules.columns.wanted(rules.text_column) | kept
     for _, report in reports:
@@ -76,13 +79,16 @@ def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[s
         for name, kinds in report.columns.items():
             if name.strip().lower() not in read:
                 counts[name] += sum(rows for kind, rows in kinds.items() if kind != "null")
-    found = sorted((+counts).items(), key=lambda item: (-item[1], item[0]))
-    if more := found[_KEYS:]:
-        found = [*found[:_KEYS], (f"and {len(more):,} more keys", sum(rows for _, rows in more))]
+    found = sorted((+counts).items(), key=lambda item: (item[0] not in first, -item[1], item[0]))
+    if more := found[_ON_CARD:]:
+        found = [*found[:_ON_CARD], (f"and {len(more):,} more keys", sum(rows for _, rows in more))]
     return dict(found)
 
 
-_KEYS: Final = 20
+#: Keys that a line names, keys that the card has, and spellings of missing values that a line names.
+_KEYS: Final = 100
+_ON_CARD: Final = 500
+_SPELLINGS: Final = 20
 #: Lines about single files that are kept.
 _WARNINGS: Final = 1_000
 

@@ -49,14 +49,24 @@ def test_only_the_most_frequent_columns_are_compared_and_the_first_lines_kept() 
     assert lines[0] == "JSON column `c0_0` is only in 0.jsonl"
 
 
-def test_keys_beyond_the_most_frequent_ones_are_counted_together() -> None:
+def test_keys_that_say_something_are_told_before_columns_and_those_beyond_the_card_are_counted_together() -> None:
     rules: Any = SimpleNamespace(
-        columns=SimpleNamespace(wanted=lambda _: frozenset()), text_column="text", keep_columns=None
+        encoding="utf-8",
+        columns=SimpleNamespace(wanted=lambda _: frozenset()),
+        text_column="text",
+        keep_columns=None,
     )
-    task: Any = SimpleNamespace(name="a.jsonl")
-    report = Report(0, unknown={f"key {n:02}": 30 - n for n in range(24)})
-    found = unknown_keys([(task, report)], rules)
-    assert list(found.items())[19:] == [("key 19", 11), ("and 4 more keys", 10 + 9 + 8 + 7)]
+    task: Any = SimpleNamespace(name="a.jsonl", split=SimpleNamespace(format=SimpleNamespace(warnings=())))
+    report = Report(0, unknown={"messages.mask": 2}, columns={f"m{n:03}": {"number": 600 - n} for n in range(510)})
+    reports: list[tuple[Task, Report]] = [(task, report)]
+    found = unknown_keys(reports, rules)
+    assert list(found.items())[:2] == [("messages.mask", 2), ("m000", 600)]
+    assert list(found.items())[499:] == [("m498", 102), ("and 11 more keys", sum(range(91, 102)))]
+    (told,) = warnings([task], reports, rules, [], {}, [], found)
+    assert told.startswith(
+        "Keys that mean nothing here and are not learned: `messages.mask` (2 rows), `m000` (600 rows)"
+    )
+    assert told.endswith("`m098` (502 rows), and 401 more keys (card.json has them)")
 
 
 def test_where_a_column_is_not_names_two_files_and_counts_the_others() -> None:

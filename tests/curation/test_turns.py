@@ -451,11 +451,11 @@ def test_keys_that_mean_nothing_are_told_by_name_or_refused(make: Make, store: F
     made = make({"a.jsonl": "\n".join(lines).encode()})
     card = json.loads(store.get(made.files["card_json"]))
     assert card["unknown_keys"] == {"id": 30, "messages.mood": 30}
-    assert any("`id` (30 rows), `messages.mood` (30 rows)" in line for line in card["warnings"])
+    assert any("`messages.mood` (30 rows), `id` (30 rows)" in line for line in card["warnings"])
     assert all(rule.ok for rule in checks(made, _recipe()))
     strict = _recipe(unknown_keys="refuse")
     with pytest.raises(
-        DataError, match=r"no unknown keys.*`id` \(30 rows\), `messages.mood` \(30 rows\).*keep_columns"
+        DataError, match=r"no unknown keys.*`messages.mood` \(30 rows\), `id` \(30 rows\).*keep_columns"
     ):
         check(made, strict)
     kept = make({"a.jsonl": "\n".join(lines).encode()}, "kept", data={"keep_columns": ["id"]})
