@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -205,20 +206,39 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 
 def _look(row: Row, report: Report) -> None:
-    """Count a row that says what programs write for a missing value, answers as Python shows a list, or holds a whole
-    conversation in a text or prompt."""
+    """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
+    and one that holds what Python shows of a value, or messages or parts of one in JSON."""
     texts = row.contents if row.text is None else (row.text,)
-    # Most are neither, which length and last character tell at once.
+    # Most are neither, which length, last character and end tell at once.
     for text in texts:
-        if len(text) <= LONGEST_UNSET or text[-1] in "]})\n":
+        if len(text) <= LONGEST_UNSET or text[-1] in _ENDS or "\n\n" in text[_END:]:
             break
     else:
-        return
-    said = tuple(zip(row.roles or ("assistant",), texts, strict=True))
-    for spelling in {text.strip() for role, text in said if role in {"user", "assistant"} and is_unset(text)}:
+        if not row.beside:
+            return
+    # What a tool gives is whatever it gives.
+    said = [text for role, text in zip(row.roles or ("text",), texts, strict=True) if role != "tool"]
+    ends = [text.rpartition("\n\n")[2] for text in said]  # where an `input` stands, or all of it
+    for spelling in {text.strip() for text in (*ends, *_beside(row)) if is_unset(text)}:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
-    report.shown += any(role == "assistant" and is_repr(text) for role, text in said)
-    report.chats += any((role == "user" or row.text is not None) and is_chat(text) for role, text in said)
+    report.shown += any(map(is_repr, said))
+    report.chats += any(map(is_chat, said))
+
+
+#: How a text ends that may be more than one, and how much of the end may be what is missing.
+_ENDS: Final = frozenset("]})\n\"'")
+_END: Final = -LONGEST_UNSET - 2
+
+
+def _beside(row: Row) -> Iterator[str]:
+    """Names and thoughts of a row's messages, where one may be what is missing."""
+    for text in row.beside:
+        if any(map(is_unset, _SHORT.findall(text))):
+            said = json.loads(text)
+            yield from (value for key in ("name", "reasoning_content") if (value := said.get(key)) is not None)
+
+
+_SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:

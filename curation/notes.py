@@ -32,8 +32,11 @@ def warnings(
     """What people should know of their files, beyond the quarantine. :param keys: see `unknown_keys`."""
     told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
     recoded = f"lines are not UTF-8, and were read as {rules.encoding}"
-    python = "rows answer with a list or object as Python shows it; if that is not meant, write the text alone"
-    chats = "rows hold a conversation as JSON text, learned as it is: name its column in `data.columns` as `messages`"
+    python = "rows hold a list, object, tuple or bytes as Python shows it; if that is not meant, write the text alone"
+    chats = (
+        "rows hold a conversation, a message or its parts as JSON text, learned as it is: name a column of "
+        "conversations in `data.columns` as `messages`, and write of a message its text alone"
+    )
     counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values(), python, chats)}
     for task, report in reports:
         counted[recoded][task.name] += report.recoded
@@ -55,8 +58,11 @@ def warnings(
     for _, report in reports:
         unset.update(report.unset)
     if unset:
-        spelled = ", ".join(f"`{text}` ({rows:,} rows)" for text, rows in sorted(unset.items())[:_SPELLINGS])
-        lines.insert(0, f"Learned, though programs write so what is missing: {spelled}; leave out rows where it is")
+        named = [f"`{text}` ({rows:,} rows)" for text, rows in sorted(unset.items())]
+        spelled = ", ".join(first_of(named, _SPELLINGS, "spellings"))
+        lines.insert(
+            0, f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
+        )
     if keys:
         named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
         shown = first_of(named, _KEYS, "keys (card.json has them)")

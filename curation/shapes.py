@@ -31,9 +31,15 @@ _OTHERS: Final = {
     ("role", "content"): "it is one message: write all of a conversation as the list `messages` of one row",
     ("from", "value"): "it is one message: write all of a conversation as the list `conversations` of one row",
 }
-_ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|system)["']""")
-#: A single quote behind the first brackets, which JSON has not.
-_SHOWN: Final = re.compile(r"\s*(?:array\(\s*)?[\[{]\s*(?:array\(\s*)?(?:[\[{(]\s*)?b?'")
+_ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|model|system)["']""")
+#: Of a content in parts.
+_PARTS: Final = re.compile(r"""\s*\[\s*\{\s*["'](?:type|text|image|image_url)["']\s*:""")
+_KIND: Final = re.compile(
+    r"""["']type["']\s*:\s*["'](?:(?:input_|output_)?(?:text|image|audio)|image_url|video|tool_use|tool_result)["']"""
+)
+#: A single quote behind the first brackets, which JSON has not; a row of Spark's.
+_SHOWN: Final = re.compile(r"(?:array\(\s*)?[\[{]\s*(?:array\(\s*)?(?:[\[{(]\s*)?b?'|Row\(\w+=")
+_TUPLE: Final = re.compile(r"""\(b?["']""")
 _REPR: Final = re.compile(r"\s*(?:array\(\s*)?\[?\s*\{\s*'")
 
 
@@ -84,8 +90,14 @@ def repr_of_python(text: str) -> str | None:
 
 
 def is_repr(text: str) -> bool:
-    """Tell whether Python shows a list, an object or an array of NumPy's with texts so, and JSON writes none so."""
-    return text.rstrip()[-1:] in {"]", "}", ")"} and _SHOWN.match(text) is not None
+    """Tell whether Python shows bytes, or a list, an object, a tuple or an array of NumPy's with texts, so, and JSON
+    writes none so."""
+    text = text.strip()
+    if text[-1:] in {"'", '"'}:
+        return len(text) > 2 and text[:2] == f"b{text[-1]}"
+    if text[-1:] == ")" and _TUPLE.match(text):  # others are in brackets where they stand in a sentence
+        return text[-2] == "," or (text[-2] in {"'", '"'} and ("', " in text or '", ' in text))
+    return text[-1:] in {"]", "}", ")"} and _SHOWN.match(text) is not None
 
 
 def several(text: str) -> str | None:
@@ -108,8 +120,11 @@ _SEVERAL: Final = re.compile(r"""[\[({]\s*b?(["']).*?\1\s*(?:[,:]\s*[^\s)]|["'])
 
 
 def is_chat(text: str) -> bool:
-    """Tell whether a text is a list of messages, or an object with one, in JSON or as Python shows it."""
-    return text.lstrip()[:1] in {"[", "{"} and text.rstrip()[-1:] in {"]", "}"} and may_be_chat(text)
+    """Tell whether a text is a message, a list of some, an object with one as a model's response is, or a content in
+    parts, in JSON or as Python shows it."""
+    if text.lstrip()[:1] not in {"[", "{"} or text.rstrip()[-1:] not in {"]", "}"}:
+        return False
+    return may_be_chat(text) or (_PARTS.match(text) is not None and _KIND.search(text) is not None)
 
 
 def may_be_chat(text: str) -> bool:

@@ -121,15 +121,21 @@ def is_unset(text: str) -> bool:
     return len(text) <= LONGEST_UNSET and text.strip().lower() in _UNSET
 
 
-#: Of pandas, SQL, Hive, R, Excel, Python and JavaScript, in small letters.
+#: Of pandas, SQL, Hive, R, Python, JavaScript, C, Ruby, Alpaca, and of Excel and LibreOffice in a few languages, in
+#: small letters.
 _UNSET: Final = frozenset(
     {
-        *("\\n", "null", "none", "na", "n/a", "<na>", "nan", "-nan", "nat", "undefined"),
-        *("#n/a", "#n/a n/a", "#na", "#ref!", "#name?", "#value!", "#div/0!", "#num!", "#null!"),
+        *("\\n", "null", "none", "na", "n/a", "<na>", "nan", "-nan", "nat", "undefined", "nil", "<noinput>"),
+        *("(null)", "[null]", "<null>", "(none)", "<none>", "[object object]"),
+        *("#n/a", "#n/a n/a", "#na", "#ref!", "#name?", "#value!", "#div/0!", "#num!", "#null!", "#spill!", "#calc!"),
+        *("#getting_data", "#field!", "#blocked!", "#unknown!", "#connect!", "#busy!"),
+        *("#nv", "#bezug!", "#wert!", "#zahl!", "#überlauf!", "#kalk!", "#n/d", "#valeur!", "#nom?", "#nombre!"),
+        *("#nul!", "#¡ref!", "#¿nombre?", "#¡valor!", "#¡div/0!", "#¡num!", "#¡nulo!"),
+        *(f"err:{number}" for number in (501, 502, 503, 504, 508, 509, 510, 511, 512, 519, 520, 522, 523, 524)),
     }
 )
-#: Characters of the longest one, with a few spaces around.
-LONGEST_UNSET: Final = max(map(len, _UNSET)) + 4
+#: Characters of the longest one, and a space on each side.
+LONGEST_UNSET: Final = max(map(len, _UNSET)) + 2
 
 
 def _folded(label: str) -> str:

@@ -160,9 +160,9 @@ class Report:
     (`curation.dialect`); `counts` is what the stages counted, `columns`
     what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
     which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here;
-    `unset` in how many rows a text, prompt or answer is what programs write for a missing value, by its spelling, and
-    `shown` in how many an answer is a list or object as Python shows it, and `chats` in how many a text or prompt is a
-    conversation."""
+    `unset` in how many rows a text, or its end, is what programs write for a missing value, by its spelling, and
+    `shown` in how many one is a list, object, tuple or bytes as Python shows it, and `chats` in how many one is a
+    conversation, a message or its parts."""
 
     file: int
     records: int = 0

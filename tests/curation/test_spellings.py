@@ -243,26 +243,38 @@ def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderSt
     ]
 
 
-def test_missing_values_and_lists_of_python_s_that_are_learned_are_told(make: Make, store: FolderStore) -> None:
-    answers = [
-        "NA",
-        " nan",
-        "#REF!",
-        "[1, 2]",
-        '{"a": 1}',
-        "Nanking",
-        "['a', \"b\"]",
-        "{'a': array([1])}",
-        "array(['a'])",
-    ]
-    pairs = [{"prompt": f"p {n}", "completion": answer} for n, answer in enumerate(answers * 3)]
-    pairs += [{"prompt": f"q {n}", "completion": "['a'] is a list"} for n in range(20)]
-    made = make({"a.jsonl": "\n".join(map(json.dumps, pairs)).encode(), "b.jsonl": lines(text=["null", "some text"])})
-    told = json.loads(store.get(made.files["card_json"]))["warnings"]
-    missing = "`#REF!` (3 rows), `NA` (3 rows), `nan` (3 rows), `null` (1 rows)"
-    assert f"Learned, though programs write so what is missing: {missing}; leave out rows where it is" in told
-    [shown] = [line for line in told if "Python" in line]
-    assert shown.startswith("a.jsonl: 9 rows answer with a list or object as Python shows it")
+def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore) -> None:
+    """Also behind another text, and beside a content; what a tool gives is whatever it gives."""
+    answers = ["NA", " nan", "#BEZUG!", "[object Object]", "Nanking", "It is on.\n\nNanking"]
+    rows: list[dict[str, Any]] = [{"prompt": "p", "completion": answer} for answer in answers]
+    rows.append({"prompt": "p", "completion": "It is on, as it was on the day before.", "system": "None"})
+    rows.append(
+        {"instruction": "Is the light on today?", "input": "<noinput>", "output": "It is on, as it was before."}
+    )
+    said = {"role": "assistant", "content": "It is on, as it was on the day before."}
+    asked = {"role": "user", "content": "Is the light on today, or is it not?"}
+    rows.append({"messages": [asked, {**said, "name": "nil", "reasoning_content": "null"}]})
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {"name": "#N/A"}}}]}
+    rows.append({"messages": [asked, call, {"role": "tool", "content": "(null)"}, said]})
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.jsonl": lines(text=["null", "some text"])})
+    [told] = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "missing" in line]
+    once = ["#BEZUG!", "<noinput>", "NA", "None", "[object Object]", "nan", "nil"]
+    spelled = ", ".join([*(f"`{text}` (1 rows)" for text in once), "`null` (2 rows)"])
+    assert told == f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
+
+
+def test_what_python_shows_of_a_value_is_told(make: Make, store: FolderStore) -> None:
+    texts = ["['a', \"b\"]", "{'a': array([1])}", "array(['a'])", "b'Yes.'", 'b"It\'s on."', "('Yes.',)", "('a', 'b')",
+             "Row(answer='Yes.')"]  # fmt: skip
+    others = ["[1, 2]", '{"a": 1}', '["a"]', "('Yes.')", "(1, 2)", "b or 'c'", "f(x='y')", '"Yes," she said, "it is."',
+              "['a'] is a list"]  # fmt: skip
+    rows = [{"prompt": f"p {n}", "completion": text} for n, text in enumerate([*texts, *others])]
+    table = b"question,answer,label\nb'Is it on?',Yes.,b'spam'\nIs it?,No.,ham\n"
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.csv": table})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "Python" in line]
+    what = "rows hold a list, object, tuple or bytes as Python shows it; if that is not meant, write the text alone"
+    labels = "labels: as Python shows a list, object, tuple or bytes: b'spam' (1 rows)"
+    assert told == [labels, f"a.jsonl: 8 {what}", f"b.csv: 1 {what}"]
 
 
 @pytest.mark.parametrize(
@@ -287,15 +299,23 @@ def test_answers_that_are_marked_as_wrong_are_told(
 def test_conversations_that_stand_in_a_text_are_told(make: Make, store: FolderStore) -> None:
     """A column of messages that was written as text, under a name that is no conversation's."""
     chats = [[{"role": "user", "content": f"Is {n} on?"}, {"role": "assistant", "content": "Yes."}] for n in range(20)]
-    texts = [{"text": json.dumps(chat)} for chat in chats]
+    texts: list[dict[str, Any]] = [{"text": json.dumps(chat)} for chat in chats]
     texts += [{"text": json.dumps({"messages": chat})} for chat in chats]
     texts += [{"text": str(chat)} for chat in chats]
     texts += [{"prompt": f" {json.dumps(chat)}", "completion": "It is on."} for chat in chats]
+    texts += [{"prompt": f"p {n}", "completion": json.dumps(chat[1])} for n, chat in enumerate(chats)]
+    texts += [
+        {"prompt": f"p {n}", "completion": json.dumps({"choices": [{"message": chat[1]}]})}
+        for n, chat in enumerate(chats)
+    ]
+    parts = [json.dumps([{"type": "text", "text": f"Is {n} on?"}]) for n in range(20)]
+    texts += [{"messages": [{"role": "user", "content": part}, chats[0][1]]} for part in parts]
     texts += [{"text": json.dumps(["user", n])} for n in range(20)]
+    texts += [{"text": json.dumps({"type": "text", "name": f"field {n}"})} for n in range(20)]
     made = make({"a.jsonl": "\n".join(map(json.dumps, texts)).encode()})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "conversation" in line]
-    how = "learned as it is: name its column in `data.columns` as `messages`"
-    assert told == [f"a.jsonl: 80 rows hold a conversation as JSON text, {how}"]
+    assert len(told) == 1
+    assert told[0].startswith("a.jsonl: 140 rows hold a conversation, a message or its parts as JSON text")
 
 
 def test_labels_of_texts_mark_no_answer(make: Make, store: FolderStore) -> None:
