@@ -18,6 +18,7 @@ from curation.dialect import (
     said_separator,
     separator,
     stands_in_quotes,
+    stands_in_single_quotes,
 )
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
@@ -139,7 +140,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
     feed, unclosed, seen = _Feed(found, limit), _Unclosed(quotes), quotes.seen
     header: _Header | None = None
     delimiter, said, quoted, spaced, named = ",", None, True, False, False
-    before_quote, last, longest = b"", 0, 0
+    before_quote, before_single, last, longest = b"", b"", 0, 0
     known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
     while (item := feed.peek()) is not None:
@@ -160,6 +161,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             quoted = is_quoted(quotes.asked, item.data, delimiter)
             spaced = quoted and is_spaced(item.data, delimiter)
             before_quote = delimiter.encode() + b' "'
+            before_single = delimiter.encode() + b"'"
         if reader is None:
             reader = csv.reader(
                 feed,
@@ -206,15 +208,18 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
                 return
         if len(taken) > 1:
             seen["spread"] += 1
-            seen["escaped"] += any(line.data.endswith(b"\\") for line in taken[:-1])
+            ended = any(line.data.endswith(b"\\") for line in taken[:-1])
+            seen["escaped"] += ended or any(_ESCAPED.search(line.data) for line in taken)
+        elif b"\\" in data:
+            seen["escaped"] += _ESCAPED.search(data) is not None
+        if before_single in data or data[:1] == b"'":
+            seen["single"] += any(map(stands_in_single_quotes, cells))
         record = _csv_row(header, cells, position, head)
         if quoted:
             if not spaced and before_quote in data:
                 seen["spaced"] += any(cell[:1] == " " and cell.lstrip()[:1] == '"' for cell in cells)
             yield record
             continue
-        if b"\\" in data:
-            seen["escaped"] += _ESCAPED.search(data) is not None
         if b'"' in data:
             seen["quoted"] += any(map(stands_in_quotes, cells))
             yield from unclosed.take(record, cells)

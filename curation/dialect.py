@@ -86,6 +86,11 @@ def stands_in_quotes(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 
+def stands_in_single_quotes(cell: str) -> bool:
+    """Tell whether a cell begins and ends with an apostrophe, and any within are doubled, as where they quote."""
+    return len(cell) > 2 and cell[0] == cell[-1] == "'" and "'" not in cell[1:-1].replace("''", "")
+
+
 @dataclass
 class Quotes:
     """How quotes of a file are read, and what was seen of how it is written.
@@ -102,10 +107,12 @@ SEEN: Final = {
     "spread": "records run over several lines, within quotes; `data.quotes: never` reads each line as a row",
     "quoted": "rows have cells in quotes, which were read as characters; `data.quotes: always` takes them off",
     "open": "lines are parts of cells that open a quote and run over lines: no rows; `data.quotes: always` reads them",
+    "single": "rows have cells in single quotes, which were read as characters; if they quote, write double ones",
     "spaced": "rows have cells with a space before their quotes, which were read as characters; "
     "write none behind what separates cells",
     "escaped": "rows have `\\n`, `\\t`, `\\r`, `\\\\`, or `\\` before a line end, which were read as letters; if they "
-    "stand for line ends, tabs and backslashes, as PostgreSQL, MySQL and Hive write them, export as CSV with quotes",
+    "stand for line ends, tabs and backslashes, as PostgreSQL, MySQL and Hive write them, export as CSV with quotes "
+    "and without escapes",
     "names": "lines repeat the names of columns, or are the rule below them, and were left out",
 }
 

@@ -199,7 +199,11 @@ def test_a_space_before_quotes_is_none_of_a_cell_where_the_names_have_one_and_to
 
 
 @pytest.mark.parametrize(
-    ("name", "cell"), [("a.tsv", "one\\ntwo"), ("a.tsv", "C:\\\\dir"), ("a.tsv", "a\\tb"), ("a.csv", '"one\\\ntwo"')]
+    ("name", "cell"),
+    [
+        *(("a.tsv", "one\\ntwo"), ("a.tsv", "C:\\\\dir"), ("a.tsv", "a\\tb"), ("a.csv", '"one\\\ntwo"')),
+        *(("a.csv", '"C:\\\\dir"'), ("a.csv", "one\\ntwo"), ("a.csv", '"one\ntwo\\tthree"')),
+    ],
 )
 def test_escapes_that_are_read_as_letters_are_told(
     make: Make, rows: Rows, store: FolderStore, name: str, cell: str
@@ -208,6 +212,17 @@ def test_escapes_that_are_read_as_letters_are_told(
     made = make({name: table(*BOTH, ("what", cell), ("an s", "a\\s"), mark=mark)})
     assert chats(rows(made))["what"] == cell.strip('"')
     assert any(line.startswith(f"{name}: 1 rows have `\\n`") for line in card_lines(card_of(store, made)))
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_single_quotes_that_are_read_as_characters_are_told(
+    make: Make, rows: Rows, store: FolderStore, name: str, mark: str
+) -> None:
+    odd = [("'What?'", "x"), ("what", "'It''s on.'"), ("say", "'Yes' or 'No'"), ("and", "the '90s'"), ("or", "'")]
+    made = make({name: table(*(pair for pair in BOTH if mark not in pair[1]), *odd, mark=mark)})
+    assert dict(odd).items() <= chats(rows(made)).items()
+    told = f"{name}: 2 rows have cells in single quotes, which were read as characters"
+    assert any(line.startswith(told) for line in card_lines(card_of(store, made)))
 
 
 def test_rows_of_a_hostile_tsv_stay_rows(make: Make, rows: Rows) -> None:
