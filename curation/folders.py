@@ -32,7 +32,13 @@ _CODE: Final = re.compile(
 )
 _TEXT: Final = re.compile(r"(\.txt)?(\.gz|\.zst)?$", re.IGNORECASE)
 #: Ends of files of which each line stands beside one of another file: languages, and the two sides of a task.
-_SIDE: Final = re.compile(r"[a-z]{2}([-_][a-z]{2,4})?|src|tgt|trg|source|target|ref|hyp", re.IGNORECASE)
+_LANGUAGE: Final = re.compile(r"[a-z]{2}([-_][a-z]{2,4})?|[a-z]{3}_(?-i:[A-Z][a-z]{3})", re.IGNORECASE)
+_SIDE: Final = re.compile(
+    r"(.*[-._/]|)(src|tgt|trg|sources?|targets?|refs?|references?|hyps?|inputs?|outputs?|(?<=\.)(?:in|out)|questions?|answers?"
+    r"|prompts?|responses?|completions?|replies|instructions?|quer(?:y|ies)|documents?|articles?|summar(?:y|ies)"
+    r"|sentences?|texts?|labels?|tags?|intents?|slots?)",
+    re.IGNORECASE,
+)
 
 
 def said(names: Sequence[str], columns: Container[str]) -> list[str]:
@@ -93,11 +99,11 @@ def _sides(names: Sequence[str]) -> list[str]:
     found: dict[str, list[str]] = {}
     for name in names:
         bare = _TEXT.sub("", name)
-        stem, dot, side = bare.rpartition(".")
-        if not dot:  # `source.txt` beside `target.txt`
-            folder, slash, side = bare.rpartition("/")
-            stem = folder + slash
-        if _SIDE.fullmatch(side) and (dot or bare != name):
+        stem, dot, end = bare.rpartition(".")
+        side = _SIDE.fullmatch(bare)
+        if side and (dot or bare != name):  # `source.txt` beside `target.txt`
+            found.setdefault(side[1], []).append(name)
+        elif dot and _LANGUAGE.fullmatch(end):
             found.setdefault(f"{stem}{dot}", []).append(name)
     return [name for group in found.values() if len(group) > 1 for name in group]
 
