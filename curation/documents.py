@@ -12,7 +12,8 @@ from typing import Final
 from curation.formats import Format, kind_by_name
 
 _NAMES: Final = re.compile(
-    r"(readme|(un)?licen[sc]e|copying|copyright|notice|terms[_-]of[_-](use|service)|(md5|b2|sha\d+|check)sums?"
+    r"(readme|liesmich|lisez[-_]?moi|l[ée]eme|leggimi|lizenz|(un)?licen[sc]e|copying|copyright|notice"
+    r"|terms[_-]of[_-](use|service)|(md5|b2|sha\d+|check)sums?"
     r"|changelog|citation|authors|contributors|contributing|code[_-]of[_-]conduct"
     r"|data(set)?[_-]?(card|sheet))([._-].*)?",
     re.IGNORECASE,

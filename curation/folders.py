@@ -34,9 +34,9 @@ _TEXT: Final = re.compile(r"(\.txt)?(\.gz|\.zst)?$", re.IGNORECASE)
 #: Ends of files of which each line stands beside one of another file: languages, and the two sides of a task.
 _LANGUAGE: Final = re.compile(r"[a-z]{2}([-_][a-z]{2,4})?|[a-z]{3}_(?-i:[A-Z][a-z]{3})", re.IGNORECASE)
 _SIDE: Final = re.compile(
-    r"(.*[-._/]|)(src|tgt|trg|sources?|targets?|refs?|references?|hyps?|inputs?|outputs?|(?<=\.)(?:in|out)|questions?|answers?"
-    r"|prompts?|responses?|completions?|replies|instructions?|quer(?:y|ies)|documents?|articles?|summar(?:y|ies)"
-    r"|sentences?|texts?|labels?|tags?|intents?|slots?)",
+    r"(.*[-._/]|)(src|tgt|trg|sources?|targets?|refs?|references?|hyps?|inputs?|outputs?|(?<=\.)(?:in|out)"
+    r"|questions?|answers?|prompts?|responses?|completions?|replies|instructions?|quer(?:y|ies)|documents?"
+    r"|articles?|summar(?:y|ies)|sentences?|texts?|labels?|tags?|intents?|slots?)",
     re.IGNORECASE,
 )
 

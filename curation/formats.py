@@ -11,6 +11,7 @@ from curation import dialect
 from curation.canonical import FIELDS
 from curation.reasons import Reason
 from curation.streams import Compression, Limits, TornError, chunks
+from curation.text_kinds import text_kind
 
 Kind = Literal["jsonl", "array", "values", "csv", "parquet", "arrow", "text"]
 
@@ -31,6 +32,8 @@ _KINDS: Final[dict[str, Kind]] = {
 _FOREIGN: Final = {
     b"version https://git-lfs.github.com/": "a pointer of Git LFS, not the file: fetch it with `git lfs pull`",
     b"%PDF": "PDF",
+    b"%!PS": "PostScript",
+    b"{\\rtf": "RTF",
     b"PK\x03\x04": "a ZIP archive (or an office document)",
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
@@ -85,6 +88,7 @@ class Format:
     :param fault: set when it cannot be read at all: reason and detail.
     :param warnings: what a person should know although the file is readable.
     :param wide: the codec, if it is read as UTF-16 or UTF-32.
+    :param looks: of a text, what it looks like (`curation.text_kinds`).
     """
 
     kind: Kind
@@ -92,6 +96,7 @@ class Format:
     fault: tuple[Reason, str] | None = None
     warnings: tuple[str, ...] = ()
     wide: str | None = None
+    looks: str | None = None
 
 
 def sniff(path: Path, name: str, encoding: str = "utf-8") -> Format:
@@ -147,7 +152,8 @@ def decide(head: bytes, name: str, compression: Compression = "none", encoding: 
     if kind == "csv":
         warnings += dialect.told(head.removeprefix(BOM))
     warnings += _lie(expected, _FAMILIES[kind])
-    return Format(kind, compression, None, tuple(warnings), codec)
+    looks = text_kind(head.removeprefix(BOM), name) if kind == "text" else None
+    return Format(kind, compression, None, tuple(warnings), codec, looks)
 
 
 def _claims(name: str) -> tuple[Compression, Kind | None]:
@@ -200,7 +206,7 @@ def _foreign(head: bytes, compression: Compression) -> str | None:
     if head[257:262] == b"ustar":
         return "a tar archive"
     start = head.removeprefix(BOM).lstrip()[:64].lower()
-    if start.startswith((b"<!doctype html", b"<html", b"<?xml")):
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<svg")):
         return "a web page or XML"
     # Text has hardly any control bytes; a few NULs in otherwise good rows are the rows' own trouble.
     sample = head[:4096]

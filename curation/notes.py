@@ -46,6 +46,11 @@ def warnings(
             counted[SEEN[seen]][task.name] += number
     for what, rows in counted.items():
         told |= {f"{name}: {count:,} {what}": None for name, count in sorted((+rows).items())}
+    looks: dict[str, dict[str, None]] = {}
+    for task in work:
+        if task.split.format.looks is not None:
+            looks.setdefault(task.split.format.looks, {})[task.name] = None
+    told |= {f"{', '.join(first_of(list(names), _FILES, 'files'))}: {what}": None for what, names in looks.items()}
     for name in sorted({task.name for task, report in reports if report.unlisted}):
         told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
     told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
@@ -95,6 +100,8 @@ def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[s
 _KEYS: Final = 100
 _ON_CARD: Final = 500
 _SPELLINGS: Final = 20
+#: Files of one kind that a line names.
+_FILES: Final = 3
 #: Lines about single files that are kept.
 _WARNINGS: Final = 1_000
 

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import curation
+from curation.formats import decide
+from curation.reasons import Reason
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -86,3 +88,68 @@ def test_a_name_that_lies_is_told_on_the_card(
     assert card["warnings"] == ([] if said is None else [f"{name}: {said}"])
     if said is not None:
         assert said in store.get(manifest.files["card_html"]).decode()
+
+
+ROWS = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(4)]
+PROSE = "It was on.\n\nIt was off.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "like"),
+    [
+        ("a.txt", json.dumps(ROWS, indent=1), "looks like JSON"),
+        ("a.txt", "[\n" + ",\n\n".join(map(json.dumps, ROWS)) + "\n]", "looks like JSON"),
+        ("a.txt", "\n\n".join(map(str, ROWS)), "looks like rows as Python shows them"),
+        (
+            "a.md",
+            "```json\n" + "\n```\n\n```json\n".join(map(json.dumps, ROWS)),
+            "looks like rows in blocks of Markdown",
+        ),
+        ("part-00000", "".join(f"What is {n}?\tIt is {n}.\n" for n in range(4)), "looks like a table"),
+        ("000000_0", "".join(f"What is {n}?\1It is {n}.\n" for n in range(4)), "looks like a table"),
+        ("out/part-00000-5f.txt", "".join(f"It is {n}.\n" for n in range(4)), "is named as a part"),
+        ("a.txt", "__label__pos It is on.\n", "looks like fastText's rows"),
+        ("a.yaml", "- prompt: Is it?\n  completion: It is.\n", "looks like YAML"),
+        ("a0", "<row><prompt>Is it?</prompt></row>", "looks like XML or HTML"),
+        ("wiki_00", '<doc id="0">\nIt is on.\n</doc>\n', "looks like XML or HTML"),
+        ("a.eml", "From: a@b.c\nTo: d@e.f\nSubject: x\n\nhello", "looks like an e-mail with its header"),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nHi\n", "looks like subtitles"),
+        ("a.txt", PROSE, None),
+        ("a.txt", "\tIt was on.\n\tIt was off.\n\tAnd so on.\n\tEnd.\n", None),
+        ("a.txt", "It was\ton.\nIt was off.\nAnd so on.\nEnd.\n", None),
+        ("a.txt", '["It is on," she said: "no."]\n', None),
+        ("a.txt", "From: here to there: a way.\nIt is long.\n", None),
+        ("a.txt", "<s>[INST] Is it? [/INST] It is. </s>", None),
+        ("a.txt", "- It is on.\n- It is off: now.\n", None),
+        ("part-00000", PROSE * 4, None),
+        ("a.txt", "It is on.\nIt is off.\nIt is on.\nIt is off.\n", None),
+    ],
+)
+def test_what_a_text_looks_like_is_told(name: str, text: str, like: str | None) -> None:
+    found = decide(text.encode(), name)
+    assert (found.kind, found.fault) == ("text", None)
+    assert (found.looks or "").startswith(
+        "" if like is None else f"learned as text, a paragraph a row, though it {like}"
+    )
+    assert (found.looks is None) == (like is None)
+
+
+def test_files_that_look_alike_are_told_in_one_line(make: Make, store: FolderStore) -> None:
+    told = make({f"{n:02}.txt": json.dumps(ROWS[:2], indent=n).encode() for n in range(1, 30)})
+    how = "if that is not meant, call it `.json`, or `.jsonl` if each line is a row"
+    assert json.loads(store.get(told.files["card_json"]))["warnings"] == [
+        "01.txt, 02.txt, 03.txt, and 26 more files: learned as text, a paragraph a row, though it looks like JSON; "
+        + how
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "what"),
+    [
+        ("{\\rtf1\\ansi x}", "RTF"),
+        ("%!PS-Adobe-3.0\n", "PostScript"),
+        ('<svg xmlns="x"><path/></svg>', "a web page or XML"),
+    ],
+)
+def test_what_is_certainly_no_text_is_refused(head: str, what: str) -> None:
+    assert decide(head.encode(), "a").fault == (Reason.BAD_FORMAT, f"it is {what}")

@@ -247,7 +247,7 @@ PROSE = b"A paragraph of a page.\n\nAnother paragraph of it.\n"
 @pytest.mark.parametrize(
     "name",
     ["README.md", "readme", "Readme.rst", "README_zh-CN.md", "README.md.gz", "docs/README.txt", "LICENSE",
-     "LICENCE.txt",
+     "LIESMICH.txt", "LICENCE.txt",
      "LICENSE-MIT", "NOTICE", "CHANGELOG.md", "CITATION.cff", "citation.bib", "AUTHORS", "CONTRIBUTING.md",
      "CODE_OF_CONDUCT.md", "SHA256SUMS", "md5sums.txt", "train.jsonl.sha256", "COPYRIGHT", "TERMS_OF_USE.txt",
      "HISTORY.md", "dataset_card.md", "DATASHEET.pdf", "data/train/dataset_info.json", "dataset_infos.json",

@@ -1,0 +1,61 @@
+"""What a file that is read as text looks like instead, by its first bytes: told, never refused, for it may be meant.
+
+`curation.formats` asks it of each such file, `curation.notes` tells it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_SAMPLE: Final = 4096
+#: Lines of a file of which each has as many tabs as the others, and more than this many of them.
+_ROWS: Final = 2
+_JSON: Final = "call it `.json`, or `.jsonl` if each line is a row"
+_PYTHON: Final = "write them with `json.dumps`"
+_BLOCKS: Final = "write the rows alone, one a line, as `.jsonl`"
+_TABLE: Final = "write the names of its columns as its first line, and call it `.tsv`"
+_TEXT: Final = "write the text alone"
+_LINES: Final = "write JSON lines"
+#: How a text begins, behind white space, what that looks like, and what to do if it is not meant as text.
+_BEGINS: Final = (
+    (re.compile(r'[\[{]\s*(?:[\[{]\s*)?"[^"\n]{1,80}"\s*:'), "JSON", _JSON),
+    (re.compile(r"[\[{]\s*(?:[\[{]\s*)?'[^'\n]{1,80}'\s*:"), "rows as Python shows them", _PYTHON),
+    (re.compile(r"```\w*\s*\n\s*[\[{]"), "rows in blocks of Markdown", _BLOCKS),
+    (re.compile(r"__label__\S+\s"), "fastText's rows", f"{_LINES} with `text` and `label`"),
+    (re.compile(r"(?:---\s*\n)?-\s+[\w\"'-]{1,80}:\s.*\n\s+[\w\"'-]{1,80}:\s"), "YAML", _LINES),
+    (re.compile(r"(?:WEBVTT|\d+\r?\n\d\d:\d\d:\d\d[,.]\d{3} --> )"), "subtitles", _TEXT),
+    (re.compile(r"(?:From|To|Received|Return-Path|Delivered-To|Subject|Date|Message-ID|MIME-Version):\s.*\n"
+                r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"), "an e-mail with its header", _TEXT),
+    # A template's `<s>` and a model's thoughts are no markup.
+    (re.compile(r"<(?!s>|think>)[A-Za-z!][^<>]{0,400}>(?=[\s\S]*</|\s*<)"), "XML or HTML", _TEXT),
+)  # fmt: skip
+#: Names of files that Hadoop, Spark and Hive write, of which each line is a row.
+_PART: Final = re.compile(r"(?:.*/)?(?:part-(?:[a-z]-)?\d{3,}[^/]*|\d{6}_\d+(?:_copy_\d+)?)", re.IGNORECASE)
+
+
+def text_kind(head: bytes, name: str) -> str | None:
+    """Return what a text that begins so looks like, and what to do then; None for any other.
+
+    :param head: without a byte order mark. :param name: of the file.
+    """
+    if found := _look(head[:_SAMPLE].decode("utf-8", "replace").lstrip(), name):
+        like, mend = found
+        return f"learned as text, a paragraph a row, though it {like}; if that is not meant, {mend}"
+    return None
+
+
+def _look(text: str, name: str) -> tuple[str, str] | None:
+    for begins, what, mend in _BEGINS:
+        if begins.match(text):
+            return f"looks like {what}", mend
+    lines = [line.strip(" \t\r") for line in text.split("\n")[:-1] if line.strip()]  # the last one may be cut
+    if len(lines) <= _ROWS:
+        return None
+    for mark in "\t\x01":
+        marks = {line.count(mark) for line in lines}
+        if len(marks) == 1 and marks != {0}:
+            return "looks like a table whose first line names no columns", _TABLE
+    if _PART.fullmatch(name) and not re.search(r"\n\s*\n", text):
+        return "is named as a part of which each line is a row", _LINES
+    return None
