@@ -140,7 +140,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
     feed, unclosed, seen = _Feed(found, limit), _Unclosed(quotes), quotes.seen
     header: _Header | None = None
     delimiter, said, quoted, spaced, named = ",", None, True, False, False
-    before_quote, before_single, last, longest = b"", b"", 0, 0
+    before_quote, last, longest = b"", 0, 0
     known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
     while (item := feed.peek()) is not None:
@@ -161,7 +161,6 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             quoted = is_quoted(quotes.asked, item.data, delimiter)
             spaced = quoted and is_spaced(item.data, delimiter)
             before_quote = delimiter.encode() + b' "'
-            before_single = delimiter.encode() + b"'"
         if reader is None:
             reader = csv.reader(
                 feed,
@@ -212,7 +211,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             seen["escaped"] += ended or any(_ESCAPED.search(line.data) for line in taken)
         elif b"\\" in data:
             seen["escaped"] += _ESCAPED.search(data) is not None
-        if before_single in data or data[:1] == b"'":
+        if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
             seen["single"] += any(map(stands_in_single_quotes, cells))
         record = _csv_row(header, cells, position, head)
         if quoted:

@@ -209,9 +209,9 @@ def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or messages or parts of one in JSON."""
     texts = row.contents if row.text is None else (row.text,)
-    # Most are neither, which length, last character and end tell at once.
+    # Most are neither, which length, first and last character, and end tell at once.
     for text in texts:
-        if len(text) <= LONGEST_UNSET or text[-1] in _ENDS or "\n\n" in text[_END:]:
+        if len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS) or "\n\n" in text[_END:]:
             break
     else:
         if not row.beside:
@@ -225,8 +225,9 @@ def _look(row: Row, report: Report) -> None:
     report.chats += any(map(is_chat, said))
 
 
-#: How a text ends that may be more than one, and how much of the end may be what is missing.
-_ENDS: Final = frozenset("]})\n\"'")
+#: How a text begins and ends that may be more than one, and how much of the end may be what is missing.
+_BEGINS: Final = frozenset("[{(abR \n\t\r")
+_ENDS: Final = frozenset("]})\"' \n\t\r")
 _END: Final = -LONGEST_UNSET - 2
 
 

@@ -56,7 +56,7 @@ def test_keys_that_say_something_are_told_before_columns_and_those_beyond_the_ca
         text_column="text",
         keep_columns=None,
     )
-    task: Any = SimpleNamespace(name="a.jsonl", split=SimpleNamespace(format=SimpleNamespace(warnings=())))
+    task: Any = SimpleNamespace(name="a.jsonl", split=SimpleNamespace(format=SimpleNamespace(warnings=(), looks=None)))
     report = Report(0, unknown={"messages.mask": 2}, columns={f"m{n:03}": {"number": 600 - n} for n in range(510)})
     reports: list[tuple[Task, Report]] = [(task, report)]
     found = unknown_keys(reports, rules)
@@ -76,7 +76,9 @@ def test_where_a_column_is_not_names_two_files_and_counts_the_others() -> None:
 
 
 def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> None:
-    split = SimpleNamespace(format=SimpleNamespace(warnings=("the name says gzip, the bytes are not compressed",)))
+    split = SimpleNamespace(
+        format=SimpleNamespace(warnings=("the name says gzip, the bytes are not compressed",), looks=None)
+    )
     work: list[Any] = [SimpleNamespace(name=f"{n:04}.jsonl.gz", split=split) for n in range(1_500)]
     reports: list[tuple[Task, Report]] = [(task, Report(0)) for task in work]
     rules: Any = SimpleNamespace(
