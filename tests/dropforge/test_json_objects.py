@@ -197,7 +197,6 @@ UNBOUNDED = {
     "plugins/dropforge_airflow/trials.py": 1,
     "plugins/dropforge_airflow/tasks/data.py": 5,
     "plugins/dropforge_airflow/tasks/foresee.py": 1,
-    "plugins/dropforge_airflow/tasks/intake.py": 1,
     "plugins/dropforge_airflow/tasks/plan.py": 1,
     "plugins/dropforge_airflow/tasks/run.py": 1,
 }
