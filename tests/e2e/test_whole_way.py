@@ -92,7 +92,9 @@ def test_following_a_drop_of_known_bytes_follows_the_run_that_took_them(
     stack: Stack, unreadable: tuple[Path, str]
 ) -> None:
     path, run = unreadable
-    done = typed(stack, "drop", str(path), "--family", "bad-data", "--name", "again", "--follow")
+    recipe = stack.folder / "recipes" / "bad-data-d.yaml"  # it counts among the bytes
+    words = ["--family", "bad-data", "--recipe", str(recipe), "--name", "again", "--follow"]
+    done = typed(stack, "drop", str(path), *words)
     assert done.returncode == 1, done.stderr
     assert f"The same data was dropped before; as bad-data/d, taken by {run}." in done.stdout
     assert "curate: failed" in done.stdout
