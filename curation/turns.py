@@ -76,9 +76,10 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
         others.append("function_call")
     if message.get("content") is not None and message.get("value") not in (None, message["content"]):
         others.append("value")
-    if not all(_flag(message[key], key) for key in _FLAGS if message.get(key) is not None):
+    flags = _flags(message)
+    if not all(flags.values()):
         found["train"] = False
-    others += asked(message, role)
+    others += _asked(flags, role)
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
     if calls:
         unknown += tuple(f"tool_calls.{key}" for key in _unread(calls))
@@ -104,15 +105,14 @@ def both(one: Beside | None, other: Beside | None) -> Beside | None:
     return Beside({**one.told, **other.told}, (*one.unknown, *other.unknown))
 
 
-def asked(message: Mapping[Any, Any], role: str) -> list[str]:
+def _asked(flags: Mapping[str, bool], role: str) -> list[str]:
     """Flags that ask to learn what somebody else than the assistant says: the recipe decides that for all rows."""
-    flags = [key for key in _FLAGS if message.get(key) is not None and _flag(message[key], key)]
-    return [] if role == "assistant" else [f"{key} of {role}" for key in flags]
+    return [] if role == "assistant" else [f"{key} of {role}" for key, flag in flags.items() if flag]
 
 
 def flagged(message: Mapping[Any, Any]) -> bool:
-    """Tell whether a message says itself whether it is to be learned."""
-    return any(message.get(key) is not None for key in _FLAGS)
+    """Tell whether a message says itself whether it is to be learned. :raises RejectError: as `beside`."""
+    return bool(_flags(message))
 
 
 def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") -> tuple[str, Beside | None]:
@@ -133,14 +133,15 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
     texts = [part.get("text") for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise RejectError(Reason.BAD_FIELD, f"{name} is a list, not text")
-    learned = {all(_flag(part[key], key) for key in _FLAGS if part.get(key) is not None) for part in parts}
+    flags = [_flags(part) for part in parts]
+    learned = {all(of_part.values()) for of_part in flags}
     if len(learned) > 1:
         mend = "is learned whole or not at all: make it several messages"
         raise RejectError(Reason.BAD_FIELD, f"{name} has parts of weight 0 beside others, and a message {mend}")
     unknown = {
         f"content.{key}": None for part in parts for key, value in part.items() if key not in _IN_PARTS and value
     }
-    unknown |= {key: None for part in parts for key in asked(part, role)}
+    unknown |= {key: None for of_part in flags for key in _asked(of_part, role)}
     told = {} if learned == {True} else {"train": False}
     return "".join(map(str, texts)), Beside(told, tuple(unknown)) if told or unknown else None
 
@@ -343,6 +344,11 @@ def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
         raise RejectError(Reason.BAD_FIELD, f"`{key}` of a message is no text")
     return value
+
+
+def _flags(message: Mapping[Any, Any]) -> dict[str, bool]:
+    """What a message or a part says of whether it is to be learned, by its keys. :raises RejectError: as `_flag`."""
+    return {key: _flag(message[key], key) for key in _FLAGS if message.get(key) is not None}
 
 
 def _flag(value: Any, key: str) -> bool:

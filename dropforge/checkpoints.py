@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.json_objects import MOST_MANIFEST, UnreadableError, read_object
+from dropforge.json_objects import MOST_MANIFEST, read_object
 from dropforge.rest import MissingError, Rest
-from dropforge.run import RunSpec
+from dropforge.run import RunSpec, changed
 from dropforge.store import MissingObjectError, Store
 from dropforge.text import read_count
 from dropforge.tracking import MOST_PARAM, TAG_FAMILY, TAG_RUN, TAG_RUN_DIGEST
@@ -180,8 +180,7 @@ def _check_compute(spec: RunSpec, row: Mapping[str, Any]) -> None:
     for name, value in (spec.recipe.get("compute") or {}).items():
         opened = params.get(key := f"compute.{name}")
         if opened is not None and not isinstance(value, Mapping) and opened != str(value)[:MOST_PARAM]:
-            cause = f"it was changed: `{key}` is {value!r:.80}, and the run was opened with {opened!r:.80}"
-            raise UnreadableError(f"`run.json` of run {spec.run}", cause, "Restore it from the bucket's versions")
+            raise changed(f"`run.json` of run {spec.run}", key, value, opened)
 
 
 def check(order: Order, row: Mapping[str, Any], store: Store, root: str) -> RunSpec:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dropforge import layout
 from dropforge.errors import DataError
+from dropforge.json_objects import brackets
 from dropforge.store import ObjectInfo, Store, TooLargeError, check_not_archived, read_bounded, written_by_others
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -161,7 +162,7 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
     """
     if not data.strip():
         return None
-    if data.count(b"{") + data.count(b"[") > 2 * MAX_FILES:  # before they take memory
+    if brackets(data) > 2 * MAX_FILES:  # before they take memory
         raise too_many(layout.SUCCESS, f"it has more than {2 * MAX_FILES:,} brackets")
     try:
         values = json.loads(data)

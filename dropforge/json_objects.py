@@ -114,8 +114,7 @@ def parse_value(data: bytes | str, thing: str, mend: str = "") -> Any:
     """The JSON value of a text, as `parse_object` reads an object."""
     try:
         value = json.loads(data, parse_int=_whole_number)
-        brackets = data.count(b"{") + data.count(b"[") if isinstance(data, bytes) else data.count("{") + data.count("[")
-        if is_too_deep(value, brackets):
+        if is_too_deep(value, brackets(data)):
             raise RecursionError
         return value
     except RecursionError:
@@ -131,12 +130,17 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def is_too_deep(value: Any, brackets: int) -> bool:
+def brackets(data: bytes | str) -> int:
+    """Count the brackets that open in a JSON text: it holds as many lists and objects at most."""
+    return data.count(b"{") + data.count(b"[") if isinstance(data, bytes) else data.count("{") + data.count("[")
+
+
+def is_too_deep(value: Any, opened: int) -> bool:
     """Tell whether a JSON value is nested more than `DEEPEST` deep.
 
-    :param brackets: that open in its text: counting them is quicker than looking at the value.
+    :param opened: `brackets` of its text: counting them is quicker than looking at the value.
     """
-    return brackets > DEEPEST and _depth(value) > DEEPEST
+    return opened > DEEPEST and _depth(value) > DEEPEST
 
 
 def _depth(value: Any) -> int:

@@ -153,8 +153,7 @@ class RunSpec:
         spec = cls.read(store, key, digest)
         for name, opened in (("run", run), ("family", family), ("root", root)):
             if (found := getattr(spec, name)) != opened:
-                cause = f"it was changed: `{name}` is {found!r:.80}, and the run was opened with {opened!r:.80}"
-                raise UnreadableError(f"object {store.uri}/{key}", cause, "Restore it from the bucket's versions")
+                raise changed(f"object {store.uri}/{key}", name, found, opened)
         return spec
 
     @classmethod
@@ -178,6 +177,12 @@ def _check_recipe(recipe: Mapping[str, Any]) -> None:
             raise TypeError(f"recipe key `{name}` is no section")
     if not isinstance((recipe.get("train") or {}).get("checkpoints") or "", str):
         raise TypeError("recipe key `train.checkpoints` is no text")
+
+
+def changed(thing: str, name: str, found: object, opened: object) -> UnreadableError:
+    """The error of a `run.json` in which a value is another than the one with which the run was opened."""
+    cause = f"it was changed: `{name}` is {found!r:.80}, and the run was opened with {opened!r:.80}"
+    return UnreadableError(thing, cause, "Restore it from the bucket's versions")
 
 
 def wrong_address(address: str, *, folder: bool = False) -> str | None:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dropforge import layout, tracking
-from dropforge.json_objects import UNREADABLE, parse_value
+from dropforge.json_objects import UNREADABLE, brackets, parse_value
 from dropforge.store import Store, read_bounded
 from dropforge.text import escape, read_count
 from dropforge.training_tags import may_set
@@ -86,7 +86,7 @@ def _read(store: Store, key: str) -> _Kept:
     if name is None:
         raise ValueError("its name is not ATTEMPT-SECONDS.json")
     data = read_bounded(store, key, _LARGEST)
-    if data.count(b"{") + data.count(b"[") > _BRACKETS:  # before they take memory
+    if brackets(data) > _BRACKETS:  # before they take memory
         raise ValueError(f"it has more than {_BRACKETS:,} brackets")
     found = parse_value(data, f"object {store.uri}/{key}")
     if isinstance(found, list):

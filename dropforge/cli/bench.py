@@ -37,6 +37,7 @@ from dropforge.placement.fabrics import Network, preflight
 from dropforge.placement.pods import sized
 from dropforge.recipe import Compute
 from dropforge.recipes import load_recipe
+from dropforge.recipes.load import default_preset
 from dropforge.recipes.network_rules import check_network
 from dropforge.recipes.place_rules import check_place
 from dropforge.stack.state import running_state
@@ -78,7 +79,7 @@ def network(
 
     Exit code 1 if the network is slower than expected, 2 if nothing could be measured.
     """
-    compute = _compute(recipe or os.environ.get("DROPFORGE_PRESET", "tiny"), nodes, backend)
+    compute = _compute(recipe or default_preset() or "tiny", nodes, backend)
     over = network_of(compute)
     shape = Shape(
         instance=compute.instance or "",

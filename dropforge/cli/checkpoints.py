@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -80,9 +79,8 @@ _NAMES: Final = ("step", "tokens", "eval_loss", "bytes", "kept", "deleted", "add
 
 def _values(item: kept.Checkpoint) -> dict[str, Cell]:
     """What programs get."""
-    loss = item.eval_loss if item.eval_loss is not None and math.isfinite(item.eval_loss) else None
     marks = _kept(item) or None, item.deleted
-    found = item.step, item.tokens, loss, item.bytes, *marks, item.uri, item.ask or None, item.answer or None
+    found = item.step, item.tokens, item.eval_loss, item.bytes, *marks, item.uri, item.ask or None, item.answer or None
     return dict(zip(_NAMES, found, strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -33,13 +34,18 @@ OutputOption = Annotated[
 def print_values(rows: Sequence[Mapping[str, Cell]], columns: Sequence[str], output: Output) -> None:
     """Print rows for programs: JSON with null, or a line of names and one for each row, empty where there is no value.
 
-    :param columns: the names, for a list without rows.
+    A number without end, which JSON has not, is no value. :param columns: the names, for a list without rows.
     """
+    known = [{name: None if _endless(cell) else cell for name, cell in row.items()} for row in rows]
     if output is Output.JSON:
-        typer.echo(json.dumps(rows, indent=1, allow_nan=False))
+        typer.echo(json.dumps(known, indent=1, allow_nan=False))
         return
-    for line in [columns, *([row[name] for name in columns] for row in rows)]:
+    for line in [columns, *([row[name] for name in columns] for row in known)]:
         typer.echo("\t".join("" if cell is None else escape(" ".join(str(cell).split())) for cell in line))
+
+
+def _endless(cell: Cell) -> bool:
+    return isinstance(cell, float) and not math.isfinite(cell)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:

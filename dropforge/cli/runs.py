@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -59,8 +58,8 @@ class Row(NamedTuple):
             "drop": self.drop or None,
             "base": self.base or None,
             "version": self.version or None,
-            "loss_before": _finite(before),
-            "loss_after": _finite(after),
+            "loss_before": before,
+            "loss_after": after,
             "tries": self.tries or None,
             "verdict": self.verdict or None,
         }
@@ -221,10 +220,6 @@ def _took(seconds: float | None) -> str:
     if minutes < 2:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _short(verdict: str) -> str:

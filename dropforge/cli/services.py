@@ -16,6 +16,7 @@ from dropforge.cli.connect import StateOption, connect, login_text
 from dropforge.cli.kube import Cluster
 from dropforge.cli.probe import follow
 from dropforge.recipes import load_recipe
+from dropforge.recipes.load import default_preset
 from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
@@ -162,7 +163,7 @@ def doctor(
     if account and account.count(":") != 1:
         raise typer.BadParameter("write it as NAMESPACE:NAME", param_hint="--account")
     if cluster:
-        chosen = load_recipe(recipe or os.environ.get("DROPFORGE_PRESET", "tiny"))
+        chosen = load_recipe(recipe or default_preset() or "tiny")
         with Console(stderr=True).status("Asking the cluster"):
             asked = Asked(chosen, job_of(chosen), account, ahead_of(chosen))
             findings = list(examine_cluster(Cluster(), asked))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.errors import DropforgeError
+from dropforge.whole_file import write_whole
 
 
 def _token(size: int) -> Any:
@@ -126,15 +127,4 @@ def _at_once(path: str, flags: int) -> int:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file with mode 0600 that appears whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink()
-        raise
+    write_whole(path, text.encode(), 0o600)
