@@ -214,10 +214,21 @@ def job_name(run: str, purpose: str = "") -> str:
 
 
 def termination_message(
-    code: int, message: str, *, rank: int | None = None, step: int | None = None, steps: int | None = None
+    code: int,
+    message: str,
+    *,
+    rank: int | None = None,
+    signal: str | None = None,
+    step: int | None = None,
+    steps: int | None = None,
 ) -> bytes:
-    """The pod's termination message: JSON of at most 2,048 bytes; a long message is cut in its middle."""
+    """The pod's termination message: JSON of at most 2,048 bytes; a long message is cut in its middle.
+
+    :param signal: name of the one that ended the rank, if one did.
+    """
     body: dict[str, Any] = {"exit_code": code, "message": message, "rank": rank, "step": step, "steps": steps}
+    if signal is not None:
+        body["signal"] = signal
     data = json.dumps(body, ensure_ascii=False).encode()
     while len(data) > TERMINATION_MESSAGE_LIMIT:
         keep = max(0, len(body["message"]) - (len(data) - TERMINATION_MESSAGE_LIMIT) - 16)

@@ -411,6 +411,7 @@ def measure_model(
 
     def tell(done: int, count: int) -> None:
         if done == count or done % max(1, count // 10) == 0:
+            console.say(f"measuring the {name}: {done} of {count}")
             console.progress(done, steps=count, text=f"measuring the {name}")
 
     def measured(tokens: Tokens, *, alone: bool) -> Measured:

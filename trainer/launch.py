@@ -59,11 +59,15 @@ class Ended:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the node ended, for its exit code and termination message."""
+    """How the node ended, for its exit code and termination message.
+
+    :param signal: name of the one that ended the rank that failed first.
+    """
 
     code: int
     message: str
     rank: int | None = None
+    signal: str | None = None
     step: int | None = None
     steps: int | None = None
 
@@ -101,7 +105,7 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
         name = signal.Signals(-end.code).name if -end.code in signal.valid_signals() else f"signal {-end.code}"
         hint = " (out of memory, or killed from outside)" if name == "SIGKILL" else ""
         tail = f". Last line: {end.message}" if end.message else ""
-        return Verdict(ExitCode.HARDWARE, f"rank {end.rank} was ended by {name}{hint}{tail}", end.rank)
+        return Verdict(ExitCode.HARDWARE, f"rank {end.rank} was ended by {name}{hint}{tail}", end.rank, name)
     for group in (others, [end for end in saved if end in first], lost):
         if group:
             return Verdict(
@@ -306,7 +310,12 @@ def write_termination_message(verdict: Verdict, env: Mapping[str, str]) -> None:
     try:
         path.write_bytes(
             termination_message(
-                verdict.code, verdict.message, rank=verdict.rank, step=verdict.step, steps=verdict.steps
+                verdict.code,
+                verdict.message,
+                rank=verdict.rank,
+                signal=verdict.signal,
+                step=verdict.step,
+                steps=verdict.steps,
             )
         )
     except OSError:

@@ -25,7 +25,7 @@ from dropforge.text import escape
 from dropforge.unpacked import LongTextError, NoTextError, lines
 
 _STAMP = len("2026-11-21T10:00:00.123Z")
-_RANK = re.compile(rb" \[rank (\d+)\] ")  # behind the time, as the launcher writes it
+_RANK = re.compile(rb" \[rank (\d+)\] (?P<progress>@progress \{)?")  # behind the time, as the launcher writes it
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # select graphic rendition (ECMA-48, 8.3.117)
 _NUMBERED = re.compile(r"[34]8[;:](5[;:]\d+|2[;:]+\d+[;:]\d+[;:]\d+)")
 _RESET = "\x1b[0m"
@@ -38,6 +38,7 @@ def logs(
     pod: Annotated[str | None, typer.Option("--pod", "-p", help="Only this pod.", show_default="all")] = None,
     rank: Annotated[int | None, typer.Option("--rank", "-r", help="Only this rank.", min=0, show_default="all")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last so many lines.", min=1)] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Also the lines for programs (`@progress {...}`).")] = False,
     watch: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until the run is over.")] = False,
     state: StateOption = None,
 ) -> None:
@@ -47,7 +48,7 @@ def logs(
     task `train` has it at once, up to its limit.
     """
     connection = connect(state)
-    wanted = Wanted(rank)
+    wanted = Wanted(rank, raw)
     if watch:
         _follow(connection, run, pod, wanted, tail)
         return
@@ -60,20 +61,24 @@ def logs(
 
 @dataclass
 class Wanted:
-    """Whose lines are printed. :ivar seen: the ranks that wrote any of those that were looked at."""
+    """Which lines are printed.
+
+    :ivar seen: the ranks that wrote any of those that were looked at.
+    """
 
     rank: int | None = None
+    raw: bool = False
     seen: set[int] = field(default_factory=set)
 
     def of(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        if self.rank is None:
-            yield from lines
-            return
         for line in lines:
-            if found := _RANK.match(line, _STAMP):
-                self.seen.add(number := int(found[1]))
-                if number == self.rank:
-                    yield line
+            found = _RANK.match(line, _STAMP)
+            if found is not None:
+                self.seen.add(int(found[1]))
+            if found is not None and found["progress"] and not self.raw:
+                continue
+            if self.rank is None or (found is not None and int(found[1]) == self.rank):
+                yield line
 
 
 def _print(lines: Iterable[bytes]) -> int:

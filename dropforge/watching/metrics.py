@@ -267,6 +267,7 @@ REASONS: Final = frozenset(
         "quota",
         "unschedulable",
         "too few nodes",
+        "killed",
         "collective timeout",
         "deadline",
         "idle GPUs",

@@ -137,7 +137,7 @@ def held_to(found: Course, undisturbed: Course, *causes: str, lost: int = 0) -> 
 
 
 def test_a_killed_container(undisturbed: Course, disturbed: dict[str, Course]) -> None:
-    held_to(disturbed["container-killed"], undisturbed, "unknown", "collective timeout", lost=1)
+    held_to(disturbed["container-killed"], undisturbed, "killed", "collective timeout", lost=1)
 
 
 def test_a_deleted_pod(undisturbed: Course, disturbed: dict[str, Course]) -> None:

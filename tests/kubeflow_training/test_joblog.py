@@ -50,7 +50,7 @@ def test_the_limit_is_said_once_and_progress_goes_on():
     assert "log_limit of 2 lines is reached" in shown[2]
     assert "the rest is at s3://bucket/log" in shown[2]
     assert log.progress.step == 3
-    assert log.tails() == {"worker-0": ["a", "b", "c", '@progress {"step": 3}', "d"]}
+    assert log.tails() == {"worker-0": ["a", "b", "c", "d"]}
     # A process that goes on does not begin to count anew.
     again = JobLog(shown.append, LogLimit(lines=2), json.loads(json.dumps(log.state())))
     add(again, "e")

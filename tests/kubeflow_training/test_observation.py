@@ -67,6 +67,7 @@ def waiting(rank: int, reason: str, message: str = "") -> dict[str, Any]:
 
 
 FAILED = ("Failed", "True", "PyTorchJobFailed", "it failed")
+KILLED = json.dumps({"exit_code": 21, "message": "rank 0 was ended by SIGKILL", "rank": 0, "signal": "SIGKILL"})
 TOLD = json.dumps({"exit_code": 11, "message": "row 7 is broken", "rank": 5, "step": 1, "steps": 2})
 
 SITUATIONS: dict[str, tuple[Observation, Phase, Reason | None, str]] = {
@@ -168,7 +169,9 @@ CAUSES: dict[str, tuple[dict[str, Any], Reason]] = {
     "21": (ended(0, 21), Reason.COLLECTIVE_TIMEOUT),
     "22": (ended(0, 22), Reason.NODE_LOST),
     "127": (ended(0, 127), Reason.USER_ERROR),
-    "137": (ended(0, 137), Reason.UNKNOWN),
+    "137": (ended(0, 137), Reason.KILLED),
+    "21 of a rank that was killed": (ended(0, 21, message=KILLED), Reason.KILLED),
+    "21 of a rank that crashed": (ended(0, 21, message=KILLED.replace("KILL", "SEGV")), Reason.COLLECTIVE_TIMEOUT),
     "143": (ended(0, 143), Reason.PREEMPTED),
     "1": (ended(0, 1), Reason.UNKNOWN),
     "1, but the message knows better": (ended(0, 1, message=TOLD), Reason.BAD_DATA),
@@ -216,6 +219,7 @@ def test_every_reason_has_consequences():
         Reason.EVICTED,
         Reason.NODE_LOST,
         Reason.TOO_FEW_NODES,
+        Reason.KILLED,
         Reason.COLLECTIVE_TIMEOUT,
         Reason.UNKNOWN,
     }
@@ -225,6 +229,7 @@ FIRSTS = {
     "the earliest": ([ended(0, 1, 5), ended(1, 1, 3), ended(2, 1, 9)], "worker-0"),
     "a broken collective is a victim, even if it ended first": ([ended(0, 21, 1), ended(1, 11, 4)], "worker-0"),
     "a SIGKILL explains a broken collective of the same second": ([ended(0, 21, 1), ended(1, 137, 1)], "worker-0"),
+    "a killed rank explains it too": ([ended(0, 21, 1), ended(1, 21, 1, message=KILLED)], "worker-0"),
     "the SIGKILL after a grace period explains nothing": ([ended(0, 137, 40), ended(1, 10, 5)], "worker-0"),
     "who blames its own node comes before those who lost it": ([ended(0, 21, 1), ended(1, 22, 4)], "worker-0"),
     "a SIGTERM is a victim": ([ended(0, 143, 1), ended(1, 1, 1)], "worker-0"),

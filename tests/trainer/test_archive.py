@@ -274,7 +274,7 @@ def test_a_killed_launcher_leaves_its_log_in_s3(s3_store: S3Store, toy_rows: dic
             if line.startswith('@progress {"step": 20,'):
                 break
         threading.Thread(target=process.stdout.read, daemon=True).start()  # the pipe must not fill
-        wanted = [line if line.startswith("[rank 0] ") else f"[rank 0] {line}" for line in printed]
+        wanted = [line[10:] if "Z [rank 0] " in line else f"[rank 0] {line}" for line in printed]
         until(lambda: wanted[-1] in kept(store), 60)
     finally:
         process.kill()

@@ -66,7 +66,7 @@ def test_the_verdict_names_who_failed_first(ends: list[Ended], stopped: bool, co
 
 def test_the_verdict_names_the_signal() -> None:
     assert judge([Ended(0, 21), Ended(1, -9, "last words")], False) == Verdict(
-        21, "rank 1 was ended by SIGKILL (out of memory, or killed from outside). Last line: last words", 1
+        21, "rank 1 was ended by SIGKILL (out of memory, or killed from outside). Last line: last words", 1, "SIGKILL"
     )
 
 
@@ -171,11 +171,11 @@ def test_a_run_ends_with_model_report_and_message(toy: Toy, start: Any, tmp_path
     assert report["resumed_from"] is None
     assert [item["attempt"] for item in report["attempts"]] == [1]
     assert set(losses(text)) == set(range(1, 13))
-    assert "[rank 0] step 12/12" in text
+    assert re.search(r"^\d\d:\d\d:\d\dZ \[rank 0\] step 12/12", text, re.M)
     assert termination(tmp_path) == {"exit_code": 0, "message": "done", "rank": None, "step": 12, "steps": 12}
     weights = load_file(Path(toy.files("one").uri) / "model" / "model.safetensors")
     assert "lm_head.weight" not in weights  # tied weights are written once
-    printed = [line if line.startswith("[rank 0] ") else f"[rank 0] {line}" for line in text.splitlines()]
+    printed = [line[10:] if "Z [rank 0] " in line else f"[rank 0] {line}" for line in text.splitlines()]
     assert sorted(kept(toy, "one")) == sorted(printed)  # stdout and stderr are two pipes
     assert report["determinism"] == {
         "deterministic": True,

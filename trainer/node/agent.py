@@ -170,10 +170,13 @@ class Output:
                     self.tell(rank, line, target)
 
     def tell(self, rank: int, line: str, target: Any = None) -> None:
-        """Add a line to a rank's log. :param target: stderr without one."""
+        """Add a line to a rank's log, with its time of the day (UTC): who reads it may read it later.
+
+        :param target: stderr without one.
+        """
         target = target or sys.__stderr__
-        text = f"[rank {rank}] {line}"
-        self.keep(text)
+        self.keep(f"[rank {rank}] {line}")
+        text = f"{time.strftime('%H:%M:%SZ', time.gmtime())} [rank {rank}] {line}"
         # The job library looks for progress at the start of a line.
         if line.startswith(_PROGRESS):
             text = line

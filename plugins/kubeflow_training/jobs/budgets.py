@@ -14,6 +14,7 @@ BUDGETS: Final[Mapping[Reason, int]] = {
     Reason.EVICTED: 5,
     Reason.NODE_LOST: 3,
     Reason.TOO_FEW_NODES: 3,
+    Reason.KILLED: 3,
     Reason.COLLECTIVE_TIMEOUT: 3,
     Reason.UNKNOWN: 2,
 }
@@ -47,6 +48,7 @@ BACKOFFS: Final[Mapping[Reason, Backoff]] = {
     Reason.NODE_LOST: Backoff(30),
     # Who waits longer may find even fewer.
     Reason.TOO_FEW_NODES: Backoff(1, factor=1),
+    Reason.KILLED: Backoff(30),
     Reason.COLLECTIVE_TIMEOUT: Backoff(30),
     # Only where a budget is given to them: a registry or a quota comes back in minutes, not in seconds.
     Reason.IMAGE: Backoff(60),

@@ -57,6 +57,19 @@ def test_all_pods_are_printed_in_the_order_of_time(terminal: Terminal, run: str)
     )
 
 
+def test_lines_for_programs_are_printed_where_they_are_asked_for(
+    terminal: Terminal, run: str, s3_store: S3Store
+) -> None:
+    mark, own = line(7, '[rank 0] @progress {"step": 3}'), line(7, "[rank 0] @progress of a person's own")
+    keep(s3_store, "p-master-0", FIRST, 3, mark, own, mark)
+    assert mark not in terminal("logs", run).output
+    assert own in terminal("logs", run).output
+    assert terminal("logs", run, "--rank", "0", "-n", "4").output == (
+        line(5, "[rank 0] c") + line(5, "[rank 0] d") + own + line(9, "[rank 0] e")
+    )
+    assert terminal("logs", run, "--raw").output.count(mark) == 2
+
+
 def test_one_pod_and_the_last_lines(terminal: Terminal, run: str, s3_store: S3Store) -> None:
     assert terminal("logs", run, "--pod", "p-worker-0").output == line(2, "[rank 1] a") + line(6, "[rank 1] b")
     assert terminal("logs", run, "--tail", "2").output == line(6, "[rank 1] b") + line(9, "[rank 0] e")

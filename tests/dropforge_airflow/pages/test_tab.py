@@ -200,7 +200,7 @@ def test_the_kept_log_is_shown_where_no_pod_is_left(server: Server, bucket: S3St
 
 def test_lines_find_their_ranks() -> None:
     found = lines.by_rank(
-        {"a": ["[rank 3] x", "plain", '[rank 3] @progress {"step": 1}', "[rank 99999999] y", "[pod a] z"]}
+        {"a": ["10:00:00Z [rank 3] x", "plain", '[rank 3] @progress {"step": 1}', "[rank 99999999] y", "[pod a] z"]}
     )
     assert [(item.rank, item.lines) for item in found] == [(3, ("x",)), (None, ("plain", "[rank 99999999] y", "z"))]
     many = lines.by_rank({f"p{n}": [f"[rank {n}] {'w' * 10_000}\u202e"] for n in range(500)})

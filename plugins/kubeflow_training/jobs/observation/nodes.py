@@ -37,7 +37,7 @@ LEAVING: Final = frozenset(
     }
 )
 """Taints of nodes that their cloud or autoscaler takes back."""
-_UNEXPLAINED: Final = frozenset({Reason.UNKNOWN, Reason.COLLECTIVE_TIMEOUT})
+_UNEXPLAINED: Final = frozenset({Reason.UNKNOWN, Reason.KILLED, Reason.COLLECTIVE_TIMEOUT})
 
 
 @dataclass(frozen=True)

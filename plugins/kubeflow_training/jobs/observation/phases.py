@@ -137,7 +137,9 @@ class Observation:
 
 def told_best(first: Observation, later: Observation) -> Observation:
     """Of two looks at a job that has failed, the one that says why: its pods may be gone at the second."""
-    vague = later.reason in (None, Reason.UNKNOWN) or (later.pod is None and later.reason is first.reason)
+    vague = later.reason in (None, Reason.UNKNOWN, Reason.KILLED) or (
+        later.pod is None and later.reason is first.reason
+    )
     # Of pods that are gone all are removed from outside; who took them was told while they were there.
     vague = vague or (later.pod is None and later.reason is Reason.EVICTED and first.reason in _TAKEN)
     if not (first.phase is later.phase is Phase.FAILED and vague and first.reason not in (None, Reason.UNKNOWN)):

@@ -58,6 +58,11 @@ def parse(line: str) -> Progress | None:
         return None
 
 
+def for_people(lines: Iterable[str]) -> list[str]:
+    """The lines without those that tell programs a progress."""
+    return [line for line in lines if parse(line) is None]
+
+
 def last(lines: Iterable[str]) -> Progress | None:
     """The newest progress among the lines."""
     found: Progress | None = None

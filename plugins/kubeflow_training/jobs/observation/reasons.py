@@ -32,6 +32,7 @@ class Reason(StrEnum):
     QUOTA = "quota"
     UNSCHEDULABLE = "unschedulable"
     TOO_FEW_NODES = "too few nodes"
+    KILLED = "killed"
     COLLECTIVE_TIMEOUT = "collective timeout"
     DEADLINE = "deadline"
     IDLE = "idle GPUs"
@@ -50,6 +51,7 @@ RETRYABLE: Final = {
     Reason.QUOTA: False,
     Reason.UNSCHEDULABLE: False,
     Reason.TOO_FEW_NODES: True,
+    Reason.KILLED: True,
     Reason.COLLECTIVE_TIMEOUT: True,
     Reason.DEADLINE: False,
     Reason.IDLE: False,
@@ -69,6 +71,7 @@ MENDS: Final = {
     Reason.QUOTA: "Ask for less, or have the namespace's quota raised",
     Reason.UNSCHEDULABLE: "Ask for what a node has free, or correct node selector and tolerations",
     Reason.TOO_FEW_NODES: "The next gang starts with the nodes there are; if it comes back, ask for fewer",
+    Reason.KILLED: "It is tried again; if it comes back, ask for more memory per pod, the likeliest cause",
     Reason.COLLECTIVE_TIMEOUT: "It is tried again; if it comes back, look at the nodes' network and GPUs",
     Reason.DEADLINE: "Give the job more time (deadline_seconds), or less to do",
     Reason.IDLE: "See what its GPUs waited for (data, network, a rank); a cleared task goes on where it saved",
@@ -88,7 +91,7 @@ EXIT_CODES: Final = {
     126: Reason.USER_ERROR,
     127: Reason.USER_ERROR,
     128: Reason.USER_ERROR,
-    137: Reason.UNKNOWN,
+    137: Reason.KILLED,
     143: Reason.PREEMPTED,
 }
 _POD_REASONS: Final = {
@@ -165,11 +168,11 @@ class Ending:
     @property
     def victim(self) -> bool:
         """Whether this looks like what a peer's death does: a broken collective, a SIGTERM, or the SIGKILL after it."""
-        return not self.taken and (self.reason is Reason.COLLECTIVE_TIMEOUT or self._killed)
+        return not self.taken and (self.reason in (Reason.COLLECTIVE_TIMEOUT, Reason.KILLED) or self._told_to_end)
 
     @property
-    def _killed(self) -> bool:
-        return self.exit_code in (137, 143) and self.reason in (Reason.UNKNOWN, Reason.PREEMPTED)
+    def _told_to_end(self) -> bool:
+        return self.exit_code == 143 and self.reason in (Reason.UNKNOWN, Reason.PREEMPTED)
 
 
 def ending(pod: Mapping[str, Any], kind: Kind = PYTORCH_JOB, job: Mapping[str, Any] | None = None) -> Ending | None:
@@ -200,7 +203,7 @@ def ending(pod: Mapping[str, Any], kind: Kind = PYTORCH_JOB, job: Mapping[str, A
         rank=whole(told.get("rank")),
         exit_code=code,
         node=text(mapping(pod.get("spec")).get("nodeName")),
-        reason=taken or _reason(status, terminated, code, message),
+        reason=taken or _reason(status, terminated, code, message, text(told.get("signal"))),
         when=moment(terminated.get("finishedAt")),
         message=message[-4000:],
         init_container=container,
@@ -223,18 +226,24 @@ def first(endings: list[Ending]) -> Ending | None:
     """The root cause: the earliest ending that is not what a peer's death does, else the earliest of all."""
     late = datetime.max.replace(tzinfo=UTC)
     # Kubernetes tells whole seconds; among equals a SIGKILL explains a broken collective, which explains a SIGTERM.
-    order = {137: 0, 21: 1, 143: 3}
+    order = {21: 1, 143: 3}
     # A pod that ends itself, its GPUs being idle, has its peers save and end as for a preemption, maybe before it.
     idle = [item for item in endings if item.reason is Reason.IDLE]
     causes = idle or [item for item in endings if not item.victim] or endings
-    return min(
-        causes, key=lambda item: (item.when or late, order.get(item.exit_code or 0, 2), item.index), default=None
-    )
+
+    def place(item: Ending) -> int:
+        return 0 if item.exit_code == 137 or item.reason is Reason.KILLED else order.get(item.exit_code or 0, 2)
+
+    return min(causes, key=lambda item: (item.when or late, place(item), item.index), default=None)
 
 
-def _reason(status: Mapping[str, Any], terminated: Mapping[str, Any], code: int | None, message: str) -> Reason:
+def _reason(
+    status: Mapping[str, Any], terminated: Mapping[str, Any], code: int | None, message: str, signal: str | None
+) -> Reason:
     if found := _CONTAINER_REASONS.get(str(terminated.get("reason"))):
         return found
+    if code == 21 and signal == "SIGKILL":  # of a rank, whose launcher lived to say so
+        return Reason.KILLED
     if code in _SPEAKING_CODES:
         return EXIT_CODES[code]
     for pattern, reason in _TEXTS:

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, nodes, observe, told_best
+from kubeflow_training.jobs.observation.progress import for_people
 from kubeflow_training.jobs.observation.reader import may_replace
 from kubeflow_training.jobs.observation.reasons import Reason
 from kubeflow_training.jobs.shapes import mapping, storable
@@ -210,8 +211,8 @@ class Waiting:
             return {seen.replica: known}
         pods = self._snapshot.pods if self._snapshot else ()
         pod = next((item for item in pods if (item.get("metadata") or {}).get("name") == seen.pod), None)
-        lines = await self._logs.tail(pod, TAIL) if pod is not None else []
-        return {seen.replica: storable(lines or known or [])}
+        lines = for_people(await self._logs.tail(pod, 2 * TAIL)) if pod is not None else []
+        return {seen.replica: storable(lines[-TAIL:] or known or [])}
 
     async def _last_words(self) -> Observation | None:
         """How a job ended that is gone: it may have been removed after its end, while nobody could look."""

@@ -57,6 +57,8 @@ class LogLimit:
 
 class JobLog:
     """
+    Progress marks are read and not shown: they are for programs.
+
     :param write: shows one line.
     :param limit: how much to show in all; afterwards only progress is read from the lines.
     :param left: what `state` told an earlier process about this job.
@@ -135,9 +137,10 @@ class JobLog:
         self._write(f"[{replica}] -- lines may be missing here, from {start} to {end}: {why} --")
 
     def _show(self, replica: str, line: str, tail: deque[str]) -> None:
+        if MARK in line and (found := parse(line)):
+            self.progress = found
+            return
         tail.append(line[:_TAIL_LINE])
-        if MARK in line:
-            self.progress = parse(line) or self.progress
         if self.full:
             return
         size = len(line) + 1
