@@ -13,12 +13,14 @@ from dropforge_airflow.assets import ALERTS_DAG
 
 with DAG(
     ALERTS_DAG,
+    dag_display_name="Dropforge: try alerts",
+    description="Sends a message through each configured notifier.",
     schedule=None,
     catchup=False,
     params={
         "text": Param("If you read this, alerts reach you.", type="string", title="Text", minLength=1, maxLength=500)
     },
-    tags=["dropforge"],
+    tags=["dropforge", "maintenance"],
     doc_md=__doc__,
     default_args={"owner": "dropforge", "retries": 0},
 ):

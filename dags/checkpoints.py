@@ -17,10 +17,12 @@ from kubeflow_training.retries import RetryBudget
 
 with DAG(
     CHECKPOINTS_DAG,
+    dag_display_name="Dropforge: checkpoints",
+    description="Evaluates, exports or registers a checkpoint that somebody asks for in MLflow.",
     schedule=ASKS,
     catchup=False,
     max_active_runs=1,
-    tags=["dropforge"],
+    tags=["dropforge", "training"],
     doc_md=__doc__,
     default_args={"owner": "dropforge", "retries": 2, "retry_delay": timedelta(seconds=10)},
 ):

@@ -17,10 +17,12 @@ FAMILIES = families_folder(Path(__file__).parent)
 
 with DAG(
     INTAKE_DAG,
+    dag_display_name="Dropforge: intake",
+    description="Enters what was uploaded, and starts a run for each complete drop.",
     schedule=INBOX,
     catchup=False,
     max_active_runs=1,
-    tags=["dropforge"],
+    tags=["dropforge", "intake"],
     doc_md=__doc__,
     default_args={"owner": "dropforge", **PLAIN_TASK, "on_failure_callback": TASK_FAILED},
     on_failure_callback=RUN_FAILED,

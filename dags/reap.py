@@ -20,12 +20,14 @@ NAMESPACES = [name.strip() for name in os.environ.get("KUBEFLOW_TRAINING_NAMESPA
 
 with DAG(
     REAP_DAG,
+    dag_display_name="Dropforge: reap",
+    description="Deletes jobs and ends MLflow runs that a lost worker left behind.",
     schedule="*/15 * * * *",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     # A run waits out the grace of a job that it found; one that is started meanwhile must not wait for it.
     max_active_runs=4,
-    tags=["dropforge"],
+    tags=["dropforge", "maintenance"],
     doc_md=__doc__,
     default_args={
         "owner": "dropforge",

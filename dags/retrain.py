@@ -28,13 +28,15 @@ def calendar(name: str, family: Family) -> None:
     assert family.cron is not None
     with DAG(
         f"{RETRAIN_DAG}_{name}",
+        dag_display_name=f"Dropforge: retrain {name}",
+        description=f"Retrains the family {name} by the calendar.",
         schedule=CronTriggerTimetable(family.cron, timezone=family.timezone),
         catchup=False,
         max_active_runs=1,
         # Of the past nobody knows the champion: Airflow itself refuses a backfill.
         allowed_run_types=["scheduled", "manual", "operator_triggered"],  # type: ignore[list-item]  # as its docs say
         params={"force": FORCE},
-        tags=["dropforge", "retrain"],
+        tags=["dropforge", "training"],
         doc_md=DOC.format(name=name, data=f"`{family.data}`", start=family.start),
         default_args={
             "owner": "dropforge",

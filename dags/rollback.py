@@ -16,6 +16,8 @@ from dropforge_airflow.tasks import rollback
 
 with DAG(
     ROLLBACK_DAG,
+    dag_display_name="Dropforge: roll back",
+    description="Moves the alias of a family back to an earlier version.",
     schedule=None,
     catchup=False,
     params={
@@ -34,7 +36,7 @@ with DAG(
         ),
         "alias": Param("champion", "The alias that moves.", type="string", title="Alias", minLength=1, maxLength=100),
     },
-    tags=["dropforge"],
+    tags=["dropforge", "release"],
     doc_md=__doc__,
     default_args={
         "owner": "dropforge",

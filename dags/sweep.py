@@ -20,6 +20,8 @@ WEEK = timedelta(days=7).total_seconds()
 
 with DAG(
     SWEEP_DAG,
+    dag_display_name="Dropforge: sweep",
+    description="Trains several trials of one recipe; the best becomes the candidate.",
     schedule=None,
     catchup=False,
     params={
@@ -32,7 +34,7 @@ with DAG(
         "drop": Param(None, "As in the form of a run.", type=["string", "null"], title="Drop", maxLength=160),
         "family": Param(None, "As in the form of a run.", type=["string", "null"], title="Family", maxLength=160),
     },
-    tags=["dropforge"],
+    tags=["dropforge", "training"],
     doc_md=__doc__,
     default_args={
         "owner": "dropforge",

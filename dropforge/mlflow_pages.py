@@ -32,5 +32,15 @@ def run_page(uri: str, experiment: str, run_id: str) -> str:
     return f"{server(uri)}/#/experiments/{quote(experiment, safe='')}/runs/{quote(run_id, safe='')}"
 
 
+def artifact_page(page: str, path: str) -> str:
+    """The page of a run's artifact. :param page: the run's, as of `run_page`."""
+    return f"{page}/artifacts/{quote(path)}"
+
+
+def version_page(uri: str, family: str, number: int | str) -> str:
+    """The page of a registered version."""
+    return f"{server(uri)}/#/models/{quote(family, safe='')}/versions/{number}"
+
+
 def _list(texts: Sequence[str]) -> str:
     return quote(json.dumps(list(texts), separators=(",", ":")), safe="")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import quote
 
 from rich.panel import Panel
 from rich.table import Table
@@ -14,7 +13,7 @@ from dropforge.cli.connect import Connection, login_text
 from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.watch import View, find_mlflow_run, follow, why_failed
 from dropforge.errors import DropforgeError
-from dropforge.mlflow_pages import run_page, server
+from dropforge.mlflow_pages import run_page, version_page
 from dropforge.stack.state import running_state
 from dropforge.terminal import Console, Text
 from dropforge.text import read_count
@@ -120,8 +119,7 @@ def _show_links(
     if run is not None:
         lines.append(("MLflow", run_page(uri, run.info.experiment_id, run.info.run_id), mlflow))
     if version is not None:
-        page = f"{quote(version.family, safe='')}/versions/{version.number}"
-        lines.append(("version", f"{server(uri)}/#/models/{page}", ""))
+        lines.append(("version", version_page(uri, version.family, version.number), ""))
     if stack is not None:
         lines.append(("logs", str(stack.folder / "logs"), ""))
     for name, place, login in lines:

@@ -18,6 +18,7 @@ from kubeflow_training.published import whereabouts
 
 from dropforge.settings import from_env
 from dropforge_airflow import connection, lineage
+from dropforge_airflow.links import DatasetCardLink
 from dropforge_airflow.tasks import bundle, data, meter, run
 from dropforge_airflow.tasks.failure import no_retry
 
@@ -38,6 +39,7 @@ class CurateOperator(PyTorchJobOperator):
     """
 
     template_fields: Sequence[str] = ("planned", *PyTorchJobOperator.template_fields)
+    operator_extra_links = (*PyTorchJobOperator.operator_extra_links, DatasetCardLink())
 
     def __init__(self, *, planned: Any, **kwargs: Any) -> None:
         super().__init__(backend="kubernetes", log_ranks="first", **kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from dropforge_airflow import body_limit, heartbeats
+from dropforge_airflow import body_limit, heartbeats, run_notes
 
 PREFIX = "/dropforge"
 
@@ -44,7 +44,7 @@ class DropforgePlugin(AirflowPlugin):
     """Dropforge's pages: a tab on each task and run, and the families; DAGs, assets and triggers need no plugin."""
 
     name = "dropforge"
-    listeners = [heartbeats]  # noqa: RUF012
+    listeners = [heartbeats, run_notes]  # noqa: RUF012
     fastapi_apps = [{"app": Pages(), "url_prefix": PREFIX, "name": "Dropforge"}]  # noqa: RUF012 - the base declares it so
     fastapi_root_middlewares = body_limit.middlewares()
     react_apps = [  # noqa: RUF012

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, get_args
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink
 
 from kubeflow_training import retries
 from kubeflow_training.asking.instance import this_instance
@@ -90,7 +90,7 @@ class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
     )
     template_ext: Sequence[str] = (".yaml", ".yml", ".json")
     template_fields_renderers: ClassVar[dict[str, str]] = {"manifest": "yaml", "spec": "json"}
-    operator_extra_links = (PyTorchJobLink(), PodLogsLink(), MlflowRunLink())
+    operator_extra_links: Collection[BaseOperatorLink] = (PyTorchJobLink(), PodLogsLink(), MlflowRunLink())
     ui_color = "#ee4c2c"
     ui_fgcolor = "#ffffff"
 

@@ -133,8 +133,11 @@ def test_the_chain_of_tasks(parsed: Any) -> None:
     chain = "plan curate check_data open_run confirm tokenise train champion evaluate decide approve register report"
     order = [*chain.split(), "close_run"]
     assert sorted(tasks) == sorted(order)
-    for before, after in pairwise(order):
-        assert after in tasks[before]["downstream_task_ids"]
+    drawn = {name: set(task.get("downstream_task_ids") or ()) for name, task in tasks.items()}
+    # Arguments of early tasks would draw an edge to each task that reads them.
+    assert drawn == {name: set() for name in order} | {before: {after} for before, after in pairwise(order)} | {
+        "open_run": {"confirm", "close_run"}
+    }
     assert tasks["open_run"]["is_setup"]
     assert tasks["close_run"]["is_teardown"]
     # The run's state is its teardown's: a run that a person ends has only skipped tasks before that.

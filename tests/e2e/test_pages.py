@@ -37,7 +37,7 @@ def test_the_form_starts_a_run_and_a_drop_that_is_not_there_is_named(stack: Stac
     assert stack.end(run) == "failed"
     assert "drop nobody/nothing" in stack.log(run, "plan")
     page.goto(f"{stack.connection.airflow.url}/dags/{FINETUNE}")
-    expect(page.get_by_text("dropforge_finetune").first).to_be_visible()
+    expect(page.get_by_text("Dropforge: fine-tune").first).to_be_visible()
     keep(page, "dag")
 
 

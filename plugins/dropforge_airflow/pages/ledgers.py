@@ -9,8 +9,8 @@ from typing import Final
 from dropforge import layout, ledger
 from dropforge.drop import Drop
 from dropforge.errors import DataError
-from dropforge.json_objects import find_object
-from dropforge.store import MissingObjectError, Store
+from dropforge.json_objects import find_object, read_object
+from dropforge.store import MissingObjectError, Store, read_bounded
 
 SHOWN: Final = 30  # of a family's drops, the newest
 _MOST_KEYS: Final = 5000
@@ -18,6 +18,7 @@ _MOST_FAMILIES: Final = 500
 _AT_ONCE: Final = 8  # requests
 _MOST_CLAIMS: Final = 5  # of one drop, the newest
 _LARGEST: Final = 2 << 20  # bytes of an entry that is read; one with a hundred thousand files is named by its id alone
+_LARGEST_CARD: Final = 16 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,18 @@ def read(store: Store, family: str) -> Ledger:
         len(times) - len(entered),
         len(times) < _MOST_KEYS,
     )
+
+
+def card(store: Store, family: str, digest: str) -> bytes | None:
+    """The page that shows a dataset version, or None if there is none."""
+    try:
+        files = read_object(store, layout.manifest_key(family, digest)).get("files")
+        key = files.get("card_html") if isinstance(files, dict) else None
+        if not isinstance(key, str) or not key.startswith(f"{layout.dataset_prefix(family, digest)}card"):
+            return None  # a manifest that names anything else is none of ours
+        return read_bounded(store, key, _LARGEST_CARD)
+    except MissingObjectError:
+        return None
 
 
 def _entered(store: Store, family: str, key: str, when: float) -> Entered:

@@ -28,6 +28,11 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+# A card is written where pods write: nothing of it runs, whatever it holds.
+_CARD_HEADERS: Final = _HEADERS | {
+    "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+}
 _ASSETS: Final = {"frame.js": "text/javascript", "task.js": "text/javascript", "draw.js": "text/javascript"} | {
     "family.js": "text/javascript",
     "page.css": "text/css",
@@ -41,7 +46,9 @@ _WORDS: Final = {
 RunId = Annotated[str, Query(max_length=250)]
 TaskId = Annotated[str | None, Query(max_length=250)]
 MapIndex = Annotated[int, Query(ge=-1, le=1_000_000)]
-Family = Annotated[str | None, Query(max_length=40, pattern=r"^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$")]
+Name = Annotated[str, Query(max_length=40, pattern=r"^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$")]
+Family = Name | None
+Digest = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
 Replica = Annotated[str | None, Query(max_length=80, pattern=r"^[A-Za-z0-9.-]+$")]
 
 router = APIRouter()
@@ -145,6 +152,28 @@ async def family_json(request: Request, dag_id: str, family: Family = None) -> R
         page["unseen"] = [names.as_dict(), *(item for item in page["unseen"] if item != names.as_dict())]
     page["families"] = [] if isinstance(names, Unseen) else names
     return JSONResponse(page, headers=_HEADERS)
+
+
+@router.get("/dags/{dag_id}/card", dependencies=[SEES_RUNS])
+async def card(request: Request, user: GetUserDep, dag_id: str, family: Name, digest: Digest) -> Response:
+    """The card of a dataset version. It shows rows, so it takes the right to read logs, as these may too."""
+    looks: Looks = request.app.state.looks
+    if dag_id != FINETUNE_DAG:
+        raise HTTPException(404, "Dropforge shows the cards of its fine-tune DAG here")
+    if not await asyncio.to_thread(sees_logs, dag_id, user):
+        raise HTTPException(403, "You may not read the logs of this DAG")
+    settings = _settings()
+    if isinstance(settings, Unseen):
+        raise HTTPException(503, f"{settings.what}: {settings.why}")
+    bucket = settings.bucket
+    page = await looks.look(
+        "S3", (bucket, "card", family, digest), lambda: ledgers.card(open_store(bucket), family, digest), fresh=60.0
+    )
+    if isinstance(page, Unseen):
+        raise HTTPException(503, f"{page.what}: {page.why}")
+    if page is None:
+        raise HTTPException(404, "There is no such dataset version")
+    return Response(page, headers=_CARD_HEADERS, media_type="text/html; charset=utf-8")
 
 
 async def _gang(

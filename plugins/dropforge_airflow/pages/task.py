@@ -147,7 +147,7 @@ def _tries(session: Session, dag: str, dag_run: str, task: str, map_index: int) 
 
 
 def _opened(session: Session, dag: str, dag_run: str) -> dict[str, str]:
-    values = _xcoms(session, dag, dag_run, _OPEN, -1, _OPENED)
+    values = xcoms(session, dag, dag_run, _OPEN, -1, _OPENED)
     found = {key: value for key, value in values.items() if isinstance(value, str)}
     # It becomes a part of keys in the bucket.
     return found if layout.is_run(found.get("run", "")) else {}
@@ -157,7 +157,7 @@ def _job(
     session: Session, run: int, dag: str, dag_run: str, task: str, map_index: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Where the newest job is, and its result: what was published, else what the task remembers between tries."""
-    published = _xcoms(session, dag, dag_run, task, map_index, (JOB_KEY,)).get(JOB_KEY)
+    published = xcoms(session, dag, dag_run, task, map_index, (JOB_KEY,)).get(JOB_KEY)
     rows = session.execute(
         select(TaskStateStoreModel.key, TaskStateStoreModel.value).where(
             TaskStateStoreModel.dag_run_id == run,
@@ -173,9 +173,7 @@ def _job(
     return job, result if isinstance(result, dict) else {}
 
 
-def _xcoms(
-    session: Session, dag: str, dag_run: str, task: str, map_index: int, keys: tuple[str, ...]
-) -> dict[str, Any]:
+def xcoms(session: Session, dag: str, dag_run: str, task: str, map_index: int, keys: tuple[str, ...]) -> dict[str, Any]:
     rows = session.execute(
         select(XComModel.key, XComModel.value).where(
             XComModel.dag_id == dag,
