@@ -16,7 +16,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from dropforge import layout
-from dropforge.errors import DataError
 from dropforge.json_objects import MOST_MANIFEST, read_object
 from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec, changed
@@ -83,14 +82,6 @@ def checkpoints(rest: Rest, experiment: str, mlflow_run: str) -> list[Checkpoint
     """The checkpoints of an MLflow run, deleted ones too, by their steps."""
     found = _models(rest, [experiment], f"source_run_id = '{mlflow_run}'")
     return sorted((item for row in found if (item := _checkpoint(row)) is not None), key=lambda item: item.step)
-
-
-def find_run(rest: Rest, run: str) -> Mapping[str, Any]:
-    """The MLflow run of a run, as MLflow gives it. :raises DataError: if MLflow knows none."""
-    found = list(_runs(rest, list(_experiments(rest)), f"tags.`{TAG_RUN}` = '{run}'")) if "'" not in run else []
-    if not found:
-        raise DataError(f"run {run}", "MLflow knows no such run", "List them with `dropforge runs`")
-    return found[0]
 
 
 def asks(rest: Rest) -> list[Ask]:

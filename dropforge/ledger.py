@@ -260,8 +260,14 @@ def held(store: Store, family: str, drop_id: str) -> str | None:
 
 def newest_owner(store: Store, family: str, drop_id: str) -> str | None:
     """The last run that took the drop; None if none has."""
-    owners = (owner_of(store, family, drop_id, counter) for counter, _ in reversed(_claims(store, family, drop_id)))
-    return next(filter(None, owners), None)
+    found = (owner_of(store, family, drop_id, counter) for counter, _ in reversed(_claims(store, family, drop_id)))
+    return next(filter(None, found), None)
+
+
+def owners(store: Store, family: str, drop_id: str) -> list[str]:
+    """The runs that took the drop, the first one first."""
+    found = (owner_of(store, family, drop_id, counter) for counter, _ in _claims(store, family, drop_id))
+    return [owner for owner in found if owner is not None]
 
 
 def taken_by(store: Store, family: str, drop_id: str) -> str:

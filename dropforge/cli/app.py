@@ -26,6 +26,7 @@ from dropforge.cli import (
     env,
     explain,
     family,
+    follow,
     forget,
     images,
     init,
@@ -92,7 +93,7 @@ app.command("open")(browse.open_page)
 app.command("doctor")(services.doctor)
 app.command("init")(init.init)
 app.command("drop")(drops.drop_command)
-app.command("follow")(drops.follow_command)
+app.command("follow")(follow.follow_command)
 app.command("submit")(submit.submit)
 app.command("sweep")(sweep.sweep)
 app.command("stop")(stop.stop)

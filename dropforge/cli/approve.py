@@ -9,7 +9,7 @@ from rich.markdown import Markdown
 
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.drops import find_dag_run
+from dropforge.cli.named import OptionalRunArgument, find_dag_run
 from dropforge.errors import DropforgeError
 from dropforge.terminal import Console, Text
 
@@ -19,9 +19,7 @@ console = Console(soft_wrap=True)
 
 
 def approve(
-    run: Annotated[
-        str | None, typer.Argument(help="A run, FAMILY/DROP or an Airflow run id.", show_default="the newest run")
-    ] = None,
+    run: OptionalRunArgument = None,
     yes: Annotated[
         bool | None, typer.Option("--yes/--no", help="The answer.", show_default="the terminal asks")
     ] = None,

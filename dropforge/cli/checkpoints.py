@@ -10,6 +10,7 @@ import typer
 from dropforge import checkpoints as kept
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
+from dropforge.cli.named import RunArgument, find
 from dropforge.cli.patience import asking_rest
 from dropforge.errors import DataError
 from dropforge.rest import Rest
@@ -19,7 +20,7 @@ console = Console()
 
 
 def checkpoints(
-    run: Annotated[str, typer.Argument(help="A run, as `dropforge runs` names it.")],
+    run: RunArgument,
     step: Annotated[str | None, typer.Argument(help="A step, or best or last.", show_default=False)] = None,
     verb: Annotated[str | None, typer.Argument(help="evaluate, export or register it.", show_default=False)] = None,
     output: OutputOption = Output.TABLE,
@@ -29,9 +30,10 @@ def checkpoints(
     if step is not None and verb not in kept.VERBS:
         raise typer.BadParameter(f"choose one of {', '.join(kept.VERBS)}", param_hint="VERB")
     connection = connect(state)
-    rest = Rest(connection.settings.tracking_uri)
+    rest, row = Rest(connection.settings.tracking_uri), find(connection, run, started=False).row
+    if row is None:
+        raise DataError(f"run {run}", "it has not been opened yet", "Try again once its task `open_run` is over")
     with asking_rest(connection.settings.tracking_uri):
-        row = kept.find_run(rest, run)
         found = kept.checkpoints(rest, str(row["info"]["experiment_id"]), str(row["info"]["run_id"]))
         if step is None or verb is None:
             if output is not Output.TABLE:

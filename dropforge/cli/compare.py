@@ -18,6 +18,7 @@ from dropforge.cli.comparing.page import render
 from dropforge.cli.comparing.plain import as_json
 from dropforge.cli.comparing.terminal import show
 from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.named import RunsArgument, name_for_mlflow
 from dropforge.cli.patience import asking_mlflow, asking_rest
 from dropforge.comparison import ComparedRun
 from dropforge.comparison import compare as compared
@@ -31,14 +32,7 @@ console = Console()
 
 
 def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN",
-            help="2 to 50 runs, each by a name of `dropforge runs`, FAMILY/VERSION or FAMILY@ALIAS.",
-            show_default=False,
-        ),
-    ],
+    runs: RunsArgument,
     every: Annotated[bool, typer.Option("--all", help="Show values that are equal, too.")] = False,
     as_plain: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     html: Annotated[
@@ -53,7 +47,9 @@ def compare(
     Example: dropforge compare support-answers-1-3f2a support-answers@champion --html comparison.html
     """
     _check(runs, html)
-    uri = connect(state).settings.tracking_uri
+    connection = connect(state)
+    uri = connection.settings.tracking_uri
+    runs = [name_for_mlflow(connection, run) for run in runs]
     page = html is not None or keep
     with asking_rest(uri):
         found = collect(uri, runs, verdicts=page or as_plain, answers=page)

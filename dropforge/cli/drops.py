@@ -1,4 +1,4 @@
-"""Commands that make a run and watch it: drop, follow."""
+"""`dropforge drop`: upload data, which starts a run, and wait for the run that takes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from botocore.exceptions import BotoCoreError
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dropforge import family_recipe, layout, ledger, sweeps, tracking
-from dropforge.cli.airflow import FINETUNE, NoSuchRunError
+from dropforge import family_recipe, layout, ledger
+from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.patience import Patience, asking_mlflow
+from dropforge.cli.patience import Patience
 from dropforge.cli.result import follow_to_end
 from dropforge.cli.upload import default_name, find_files, upload
 from dropforge.drop import Drop, read_drop
@@ -92,21 +92,6 @@ def _tell_skipped(path: Path, why: str) -> None:
     console.print(Text(f"{path} is left out: {why}", "yellow"), soft_wrap=True)
 
 
-def follow_command(
-    run: Annotated[
-        str | None, typer.Argument(help="A run, FAMILY/DROP or an Airflow run id.", show_default="the newest run")
-    ] = None,
-    state: StateOption = None,
-) -> None:
-    """Follow a run to its end.
-
-    Exit code 0 if its model was promoted or it had none to train, 1 if it failed, 3 if its model was not promoted.
-    """
-    connection = connect(state)
-    dag_run, title = find_dag_run(connection, run)
-    raise typer.Exit(follow_to_end(connection, dag_run, title, console))
-
-
 def send(connection: Connection, family: str, name: str, files: dict[str, Path]) -> Drop:
     """Upload with a progress bar and read the drop back as intake will see it."""
     bar = Progress(
@@ -173,40 +158,3 @@ def _known(connection: Connection, drop: Drop) -> Drop | None:
     if before is None or before.drop == drop.drop:
         return None  # or intake has been quicker than this command
     return before
-
-
-def find_dag_run(connection: Connection, run: str | None) -> tuple[str, str]:
-    """The Airflow id and the title of a run: by its name, FAMILY/DROP or Airflow id; the newest if `run` is None."""
-    if run is not None and run.count("/") == 1:
-        family, _, name = run.partition("/")
-        drop = read_drop(connection.store, family, name, connection.settings.bucket)
-        dag_run = wait_for_run(connection, drop, 10)
-        _check_begun(connection, dag_run, run)
-        return dag_run, run
-    if run is not None and "__" in run:
-        return run, run
-    uri = connection.settings.tracking_uri
-    with asking_mlflow(uri):
-        found = tracking.search(tracking.client(uri), tracking.TAG_RUN, run or None, limit=1)
-    if not found:
-        raise DropforgeError(f"run {run or ''}".strip(), "there is no such run", "List them with `dropforge runs`")
-    tags = found[0].data.tags
-    if tracking.TAG_DAG_RUN not in tags:
-        cause = "Airflow did not start it: MLflow knows no DAG run of it"
-        raise DropforgeError(f"run {run or ''}".strip(), cause, "List runs with `dropforge runs`")
-    return tags[tracking.TAG_DAG_RUN], tags.get(tracking.TAG_RUN, run or "")
-
-
-def _check_begun(connection: Connection, dag_run: str, title: str) -> None:
-    """:raises DropforgeError: of the data of a sweep whose best trial is not known yet."""
-    if not dag_run.startswith(sweeps.CANDIDATE_RUN):
-        return
-    try:
-        connection.airflow.dag_run(FINETUNE, dag_run)
-    except NoSuchRunError:
-        sweep = dag_run.removeprefix(sweeps.CANDIDATE_RUN)
-        raise DropforgeError(
-            f"drop {title}",
-            f"{sweep} trains on it, and which of its trials is the best is not known yet",
-            "Follow it with `dropforge sweep FILE --follow`, or name one of `dropforge runs --trials`",
-        ) from None

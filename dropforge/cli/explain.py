@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 import typer
 
 from dropforge import layout
 from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.named import RUN_HELP, find_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
 from dropforge.terminal import Console, Text
 
+_DIGEST: Final = re.compile(r"[0-9a-f]{4,64}")
 console = Console(soft_wrap=True)
 
 
 def explain(
-    dataset: Annotated[str, typer.Argument(help="A run, or FAMILY/DIGEST; the digest's first digits do.")],
+    dataset: Annotated[str, typer.Argument(help=f"{RUN_HELP} Or a dataset: FAMILY/DIGEST; its first digits do.")],
     row: Annotated[str, typer.Argument(help="FILE@POSITION, as the card names it, or a content key.")],
     store: Annotated[str | None, typer.Option(help="Where datasets lie.", show_default="the stack's bucket")] = None,
     state: StateOption = None,
@@ -28,8 +31,13 @@ def explain(
         from curation.explain import explain as ends_of
     except ImportError:
         raise DropforgeError("explain", "curation is not installed", "Install `dropforge[curation]`") from None
-    place = connect(state).store if store is None else open_store(store)
-    manifest = find(place, dataset)
+    if store is None:
+        connection = connect(state)
+        place = connection.store
+        manifest = _of_digest(place, dataset) or _of_run(place, find_name(connection, dataset))
+    else:
+        place = open_store(store)
+        manifest = _of_digest(place, dataset) or _of_run(place, dataset)
     for fate in ends_of(place, manifest, row):
         console.print(Text.assemble((f"{fate.file}@{fate.position}", "bold"), f"  {fate.end}"))
         console.print(Text(fate.why))
@@ -39,22 +47,26 @@ def explain(
             console.print(Text(fate.head, "dim"))
 
 
-def find(store: Store, dataset: str) -> Manifest:
-    """The dataset version of a run, or of a family by its digest.
+def _of_digest(store: Store, dataset: str) -> Manifest | None:
+    """The one dataset version of a family whose digest begins so; None if no digest is written, or none begins so.
 
-    :raises DataError: if there is none, or several begin so.
+    :raises DataError: if several begin so.
     """
-    family, slash, digest = dataset.partition("/")
-    if not slash:
-        if not dataset or store.stat(layout.run_key(dataset)) is None:
-            mend = "List runs with `dropforge runs`, or give FAMILY/DIGEST as on the card"
-            raise DataError(f"run {dataset!r}", "there is no such run", mend)
-        spec = RunSpec.read(store, layout.run_key(dataset))
-        return Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
+    family, _, digest = dataset.partition("/")
+    if not _DIGEST.fullmatch(digest):
+        return None
     prefix = f"datasets/{family}/{digest}"
     keys = [item.key for item in store.list(f"datasets/{family}/") if item.key.startswith(prefix)]
     found = [key for key in keys if layout.is_manifest(key)]
-    if len(found) != 1:
-        cause = "there is none that begins so" if not found else f"{len(found)} begin so"
-        raise DataError(f"dataset {dataset!r}", cause, "Give the digest as on the card")
-    return Manifest.from_json(store.get(found[0]))
+    if len(found) > 1:
+        raise DataError(f"dataset {dataset!r}", f"{len(found)} begin so", "Give the digest as on the card")
+    return Manifest.from_json(store.get(found[0])) if found else None
+
+
+def _of_run(store: Store, run: str) -> Manifest:
+    """The dataset version that a run reads. :raises DataError: if there is no such run."""
+    if not layout.is_run(run) or store.stat(layout.run_key(run)) is None:
+        mend = "List runs with `dropforge runs`, or give FAMILY/DIGEST as on the card"
+        raise DataError(f"run {run!r}", "there is no such run", mend)
+    spec = RunSpec.read(store, layout.run_key(run))
+    return Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))

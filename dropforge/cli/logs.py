@@ -15,7 +15,7 @@ import typer
 
 from dropforge import layout
 from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.named import find
+from dropforge.cli.named import RunArgument, find, find_name
 from dropforge.cli.patience import Patience
 from dropforge.cli.stop import state_of
 from dropforge.cli.watch import ENDED
@@ -34,7 +34,7 @@ _PIECE = 64 << 20  # bytes of a piece's text that are printed; the trainer write
 
 
 def logs(
-    run: Annotated[str, typer.Argument(help="A run, as `dropforge runs` names it.")],
+    run: RunArgument,
     pod: Annotated[str | None, typer.Option("--pod", "-p", help="Only this pod.", show_default="all")] = None,
     rank: Annotated[int | None, typer.Option("--rank", "-r", help="Only this rank.", min=0, show_default="all")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last so many lines.", min=1)] = None,
@@ -48,6 +48,7 @@ def logs(
     task `train` has it at once, up to its limit.
     """
     connection = connect(state)
+    run = find_name(connection, run)
     wanted = Wanted(rank, raw)
     if watch:
         _follow(connection, run, pod, wanted, tail)
@@ -127,9 +128,7 @@ def _follow(connection: Connection, run: str, pod: str | None, wanted: Wanted, t
 
 
 def _pieces(store: Store, run: str, pod: str | None) -> dict[str, list[str]]:
-    """Keys of the log's pieces by pod, in order. :raises DropforgeError: if there is no such run, log or pod."""
-    if "/" in run or store.stat(layout.run_key(run)) is None:
-        raise DropforgeError(f"run {run}", "there is no such run", "List them with `dropforge runs`")
+    """Keys of the log's pieces by pod, in order. :raises DropforgeError: if there is no such log or pod."""
     found = _listed(store, run)
     if not found:
         raise DropforgeError(

@@ -6,19 +6,25 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.comparing.find import Row, find_runs, names_like, of_dag_run, tags_of
+from dropforge import layout, ledger, sweeps, tracking
+from dropforge.cli.airflow import FINETUNE, NoSuchRunError
+from dropforge.cli.comparing.find import Row, find_runs, is_active, names_like, newest_rows, of_dag_run, tags_of
 from dropforge.cli.connect import Connection, connect
-from dropforge.cli.drops import find_dag_run
+from dropforge.cli.drops import wait_for_run
 from dropforge.cli.patience import asking_rest
-from dropforge.errors import DropforgeError
+from dropforge.drop import Drop, UnfinishedError, is_id, parse_partition_key, read_drop
+from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
 from dropforge.rest import Rest
+from dropforge.store import MissingObjectError
+
+_TAKEN: Final = 10.0  # seconds that a drop may take to be taken by a run
+_NEWEST: Final = 100  # runs among which one is looked for
+_COMPLETED: Final = 200  # names
 
 
 @dataclass(frozen=True)
@@ -60,26 +66,139 @@ class Named:
         return run_page(tracking_uri, str(self.row["info"]["experiment_id"]), self.mlflow_run)
 
 
-def find(connection: Connection, word: str) -> Named:
-    """A run by its name, by FAMILY@ALIAS, by FAMILY/DROP, or by its id in Airflow.
+def find(connection: Connection, word: str, *, started: bool = True) -> Named:
+    """Find a run by any of its names, see `RUN_HELP`.
 
-    :raises DropforgeError: if there is no such run, or MLflow does not answer.
+    :param started: whether only a run will do that Airflow started.
+    :raises DropforgeError: if there is no such run, several may be meant, or MLflow does not answer.
     """
+    dag_run = _dag_run_of(connection, word)
+    if dag_run is not None:
+        return opened(connection, dag_run, word)
     uri = connection.settings.tracking_uri
-    if "__" in word:  # as Airflow names runs, and we never do
-        connection.airflow.dag_run(FINETUNE, word)
-        return opened(connection, word, word)
-    if word.count("/") == 1:
-        dag_run, title = find_dag_run(connection, word)
-        return opened(connection, dag_run, title)
     with asking_rest(uri), ThreadPoolExecutor(1) as pool:
         (found,) = find_runs(Rest(uri), [word], pool)
-    dag_run = tags_of(found.row).get(tracking.TAG_DAG_RUN, "")
-    if not dag_run:
+    tags = tags_of(found.row)
+    dag_run = tags.get(tracking.TAG_DAG_RUN, "")
+    if started and not dag_run:
         raise DropforgeError(
             f"run {word}", "Airflow did not start it: MLflow knows no DAG run of it", "List runs with `dropforge runs`"
         )
-    return Named(word, dag_run, found.row)
+    return Named(tags.get(tracking.TAG_RUN, word), dag_run, found.row)
+
+
+def find_dag_run(connection: Connection, word: str | None) -> tuple[str, str]:
+    """The Airflow id and the title of a run, by any of its names; the newest run if `word` is None."""
+    if word is not None:
+        dag_run = _dag_run_of(connection, word)
+        if dag_run is not None:
+            return dag_run, word
+        named = find(connection, word)
+        return named.dag_run, named.title
+    uri = connection.settings.tracking_uri
+    with asking_rest(uri):
+        rows = [row for row in newest_rows(Rest(uri), _NEWEST) if is_active(row)]
+        rows = [row for row in rows if tags_of(row).get(tracking.TAG_DAG_RUN)]
+    if not rows:
+        raise DropforgeError("run", "there is none yet", "Start one with `dropforge drop PATH --family NAME`")
+    tags = tags_of(rows[0])
+    return tags[tracking.TAG_DAG_RUN], tags.get(tracking.TAG_RUN, "")
+
+
+def find_name(connection: Connection, word: str) -> str:
+    """The name of an opened run, by which its folder is found. Where it is given, only the bucket is asked."""
+    if layout.is_run(word) and connection.store.stat(layout.run_key(word)) is not None:
+        return word
+    named = find(connection, word, started=False)
+    if not named.run:
+        raise DropforgeError(f"run {word}", "it has not been opened yet", "Try again once its task `open_run` is over")
+    return named.run
+
+
+def name_for_mlflow(connection: Connection, word: str) -> str:
+    """What MLflow alone can be asked for: the run's name where Airflow or the bucket must say which is meant."""
+    if "__" not in word:
+        family, slash, rest = word.partition("/")
+        if not slash or "@" in word or (rest.isdecimal() and not _is_drop(connection, family, rest)):
+            return word
+    return find_name(connection, word)
+
+
+def asked_for(connection: Connection, run: Mapping[str, Any]) -> tuple[str, str]:
+    """Family of a DAG run, and its drop as FAMILY/DROP; empty where they are not known."""
+    conf = run.get("conf") or {}
+    family, drop = str(conf.get("family") or ""), str(conf.get("data") or conf.get("drop") or "").removeprefix("drop:")
+    try:
+        if key := run.get("partition_key"):
+            named = parse_partition_key(key)
+            family, drop = named["family"], named["drop"]
+        elif is_id(drop):
+            drop = ledger.read(connection.store, family, drop).drop
+        elif "/" in drop:
+            family, _, drop = drop.removeprefix(layout.DROPS).partition("/")
+    except (DataError, MissingObjectError):
+        return family, ""
+    return family, f"{family}/{drop}" if family and drop else ""
+
+
+def _dag_run_of(connection: Connection, word: str) -> str | None:
+    """The Airflow id that a word gives without MLflow; None if it names a version, or a run as MLflow does."""
+    if "__" in word:  # as Airflow names runs, and we never do
+        connection.airflow.dag_run(FINETUNE, word)
+        return word
+    if word.count("/") != 1 or "@" in word:
+        return None
+    name, numbered, number = word.partition("#")
+    family, _, rest = name.partition("/")
+    try:
+        drop = read_drop(connection.store, family, rest, connection.settings.bucket)
+    except UnfinishedError:
+        if failed := _failed_of(connection, name):
+            return failed
+        if rest.isdecimal() and not numbered:
+            return None  # a version
+        raise
+    if numbered:
+        return _numbered(connection, drop, number)
+    dag_run = wait_for_run(connection, drop, _TAKEN)
+    _check_begun(connection, dag_run, word)
+    return dag_run
+
+
+def _is_drop(connection: Connection, family: str, name: str) -> bool:
+    return connection.store.stat(layout.drop_prefix(family, name) + layout.SUCCESS) is not None
+
+
+def _numbered(connection: Connection, drop: Drop, number: str) -> str:
+    """The run that took a drop as the first (1), the second, ..."""
+    entry = ledger.find(connection.store, drop)
+    owners = [] if entry is None else ledger.owners(connection.store, entry.family, entry.id)
+    if number.isdecimal() and 1 <= int(number[:6]) <= len(owners):
+        return owners[int(number) - 1]
+    title = f"{drop.family}/{drop.drop}"
+    known = f"`{title}#1` to `{title}#{len(owners)}`" if len(owners) > 1 else f"`{title}`" if owners else "none"
+    raise DataError(f"run {title}#{number}", f"{len(owners)} runs have taken this drop", f"There is {known}")
+
+
+def _failed_of(connection: Connection, drop: str) -> str | None:
+    """The newest run that was asked for a drop which is not there, and failed."""
+    runs = connection.airflow.newest_runs(FINETUNE, _NEWEST, state="failed")
+    return next((str(run["dag_run_id"]) for run in runs if asked_for(connection, run)[1] == drop), None)
+
+
+def _check_begun(connection: Connection, dag_run: str, title: str) -> None:
+    """:raises DropforgeError: of the data of a sweep whose best trial is not known yet."""
+    if not dag_run.startswith(sweeps.CANDIDATE_RUN):
+        return
+    try:
+        connection.airflow.dag_run(FINETUNE, dag_run)
+    except NoSuchRunError:
+        sweep = dag_run.removeprefix(sweeps.CANDIDATE_RUN)
+        raise DropforgeError(
+            f"drop {title}",
+            f"{sweep} trains on it, and which of its trials is the best is not known yet",
+            "Follow it with `dropforge sweep FILE --follow`, or name one of `dropforge runs --trials`",
+        ) from None
 
 
 def opened(connection: Connection, dag_run: str, title: str) -> Named:
@@ -93,17 +212,26 @@ def _complete(context: typer.Context, incomplete: str) -> list[str]:
     try:
         state = context.params.get("state")
         connection = connect(Path(state) if state else None)
-        # The shell prints them as they are.
-        return [name for name in names_like(Rest(connection.settings.tracking_uri), incomplete) if name.isprintable()]
+        if "/" in incomplete:
+            family, _, begin = incomplete.partition("/")
+            names = [f"{family}/{drop}" for drop in connection.store.folders(layout.family_prefix(family), _COMPLETED)]
+            found = [name for name in names if name.startswith(f"{family}/{begin}")]
+        else:
+            found = names_like(Rest(connection.settings.tracking_uri), incomplete)
+        return [name for name in found if name.isprintable()]  # the shell prints them as they are
     except Exception:  # nobody to ask: the shell completes nothing
         return []
 
 
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A run as `dropforge runs` names it, FAMILY/DROP or an Airflow run id.",
-        autocompletion=_complete,
-        metavar="RUN",
-    ),
+RUN_HELP: Final = (
+    "A run: FAMILY/DROP (FAMILY/DROP#2 for its second run), FAMILY/VERSION, FAMILY@ALIAS, its name or the beginning "
+    "of it, or its id in Airflow."
+)
+RunArgument = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=_complete, metavar="RUN")]
+OptionalRunArgument = Annotated[
+    str | None, typer.Argument(help=RUN_HELP, autocompletion=_complete, metavar="RUN", show_default="the newest run")
+]
+RunsArgument = Annotated[
+    list[str],
+    typer.Argument(help=f"2 to 50 runs. {RUN_HELP}", autocompletion=_complete, metavar="RUN", show_default=False),
 ]

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dropforge import layout, ledger, sweep_tracking, tracking
+from dropforge import layout, sweep_tracking, tracking
 from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.connect import Connection, StateOption, connect
 from dropforge.cli.history import read_points
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
+from dropforge.cli.named import asked_for
 from dropforge.cli.patience import asking_mlflow
 from dropforge.cli.watch import read_stages, why_failed
-from dropforge.drop import is_id, parse_partition_key
-from dropforge.errors import DataError, DropforgeError
-from dropforge.store import MissingObjectError
+from dropforge.errors import DropforgeError
 from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def _untracked(
         name, began = run["dag_run_id"], datetime.fromisoformat(run["start_date"] or run["run_after"]).timestamp()
         if name in opened or began < since or (_is_trial(run) and not trials):
             continue
-        of, drop = _asked_for(connection, run)
+        of, drop = asked_for(connection, run)
         if family not in {None, of}:
             continue
         stages = read_stages(airflow, name)
@@ -194,23 +193,6 @@ def _untracked(
 def _is_trial(run: Mapping[str, Any]) -> bool:
     sweep = (run.get("conf") or {}).get("sweep")
     return isinstance(sweep, Mapping) and sweep.get("candidate") is not True
-
-
-def _asked_for(connection: Connection, run: Mapping[str, Any]) -> tuple[str, str]:
-    """Family of a DAG run, and its drop as FAMILY/DROP; empty where they are not known."""
-    conf = run.get("conf") or {}
-    family, drop = str(conf.get("family") or ""), str(conf.get("data") or conf.get("drop") or "").removeprefix("drop:")
-    try:
-        if key := run.get("partition_key"):
-            named = parse_partition_key(key)
-            family, drop = named["family"], named["drop"]
-        elif is_id(drop):
-            drop = ledger.read(connection.store, family, drop).drop
-        elif "/" in drop:
-            family, _, drop = drop.removeprefix(layout.DROPS).partition("/")
-    except (DataError, MissingObjectError):
-        return family, ""
-    return family, f"{family}/{drop}" if family and drop else ""
 
 
 def _took(seconds: float | None) -> str:

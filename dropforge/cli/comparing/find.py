@@ -15,6 +15,7 @@ from dropforge.errors import DataError
 from dropforge.rest import DeniedError, RefusedError, Rest
 
 _ONE_BY_ONE: Final = 4  # names; a search takes MLflow 30 ms, and 4 ms more for each run that it finds
+_TOLD: Final = 3  # names
 _NEAREST_OF: Final = 200  # the newest runs, among which a name that is not known is looked for
 _MANY: Final[Mapping[str, Any]] = {"max_results": 1000}
 _LIST: Final = "List the runs with `dropforge runs`"
@@ -61,7 +62,7 @@ def find_runs(rest: Rest, words: Sequence[str], pool: Executor) -> list[Found]:
         rows = named[word] if word in named else [by_id[ids[word]]] if ids[word] in by_id else []
         if not rows:
             raise _unknown(rest, experiments, word, word in ids)
-        alive = [row for row in rows if row["info"].get("lifecycle_stage", "active") == "active"]
+        alive = [row for row in rows if is_active(row)]
         if not alive:
             raise DataError(f"run {word}", "it was deleted in MLflow", f"Restore it there, or leave it out. {_LIST}")
         homes = sorted({families.get(str(row["info"]["experiment_id"]), "") for row in alive})
@@ -78,7 +79,10 @@ def find_runs(rest: Rest, words: Sequence[str], pool: Executor) -> list[Found]:
 
 
 def _by_names(rest: Rest, experiments: Sequence[str], names: Sequence[str], pool: Executor) -> dict[str, list[Row]]:
-    """Runs by their names. MLflow takes lists for ids alone: many names are looked for by what they begin with."""
+    """Runs by their names, or by what only one of them begins with.
+
+    MLflow takes lists for ids alone: many names are looked for by what they begin with.
+    """
     found: dict[str, list[Row]] = {name: [] for name in names}
     if len(found) > _ONE_BY_ONE:
         test = f"LIKE {_quoted(commonprefix(list(found)) + '%')}"  # noqa: RUF071 - names, and no paths
@@ -89,15 +93,30 @@ def _by_names(rest: Rest, experiments: Sequence[str], names: Sequence[str], pool
     for name, rows in zip(
         left, pool.map(lambda name: _search(rest, experiments, f"= {_quoted(name)}"), left), strict=True
     ):
-        found[name] = rows
+        found[name] = rows or _beginning(rest, experiments, name)
     return found
+
+
+def _beginning(rest: Rest, experiments: Sequence[str], begin: str) -> list[Row]:
+    """The rows of the one run whose name begins so. :raises DataError: if there are several."""
+    if not begin:
+        return []
+    rows = _search(rest, experiments, f"LIKE {_quoted(begin + '%')}", newest=_NEAREST_OF)
+    rows = [row for row in rows if _name(row).startswith(begin)]  # to LIKE `_` is any letter
+    if any(tags_of(row).get(tracking.TAG_FAMILY) == begin for row in rows):
+        return []  # a family, of which the error tells what to write
+    names = list(dict.fromkeys(_name(row) for row in rows))
+    if len(names) > 1:
+        some = ", ".join(names[:_TOLD]) + (", ..." if len(names) > _TOLD else "")
+        raise DataError(f"run {begin}", f"{len(names)} runs begin so: {some}", "Write more of its name")
+    return rows
 
 
 def of_dag_run(rest: Rest, dag_run: str) -> Row | None:
     """The run in MLflow that a DAG run opened; None if it has not, or has deleted it."""
     experiments = [str(row["experiment_id"]) for row in rest.pages("experiments/search", _MANY, "experiments")]
     found = _search(rest, experiments, f"= {_quoted(dag_run)}", of=f"tags.`{tracking.TAG_DAG_RUN}`")
-    alive = [row for row in found if row["info"].get("lifecycle_stage", "active") == "active"]
+    alive = [row for row in found if is_active(row)]
     return max(alive, key=lambda row: int(row["info"].get("start_time", 0)), default=None)
 
 
@@ -111,6 +130,11 @@ def names_like(rest: Rest, begin: str) -> list[str]:
     """Names of the newest runs that begin like this."""
     experiments = [str(row["experiment_id"]) for row in rest.pages("experiments/search", _MANY, "experiments")]
     return [_name(row) for row in _search(rest, experiments, f"LIKE {_quoted(begin + '%')}", newest=50)]
+
+
+def is_active(row: Row) -> bool:
+    """Whether a run was not deleted."""
+    return bool(row["info"].get("lifecycle_stage", "active") == "active")
 
 
 def tags_of(row: Row) -> dict[str, str]:

@@ -150,8 +150,8 @@ def test_what_comes_is_printed_once_until_the_run_is_over(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nobody"], "run nobody: there is no such run"),
-        (["fam-1/logs"], "there is no such run"),
+        (["nobody"], "run nobody: MLflow knows no such run"),
+        (["fam-1/logs"], "drop fam-1/logs: there is no _SUCCESS yet"),
         (["silent"], "run silent: it has no log yet"),
         (["fam-1", "--pod", "p"], "the run has no log of it, but of p-master-0, p-worker-0"),
     ],
