@@ -350,7 +350,7 @@ def measure_model(
     from trainer.data.hub import Through
     from trainer.data.labels import for_labels
     from trainer.data.seq2seq import for_seq2seq
-    from trainer.data.tokenizer import load_tokenizer
+    from trainer.data.tokenizer import load_tokenizer, reading_digest
     from trainer.gang import gang_from_env, set_threads
     from trainer.generate import generate
     from trainer.measure import measure
@@ -437,7 +437,7 @@ def measure_model(
     began = time.monotonic()
     found = measured(tokens, alone=True)
     figures = {**found.plain(), **_size(folder_bytes, built.model), "model/rows_per_second": _speed(found.rows, began)}
-    digest = hashlib.sha256(str(tokenizer.backend_tokenizer.to_str()).encode()).hexdigest()
+    digest = reading_digest(tokenizer)
     if labels is not None:
         figures["unseen_labels"] = tokens.facts["unseen_labels"]
     if math.isfinite(found.loss):

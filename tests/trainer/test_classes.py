@@ -461,7 +461,7 @@ def test_a_classifier_learns_and_transformers_alone_uses_it(bases: dict[str, str
     card = (model / "README.md").read_text()
     assert "pipeline_tag: text-classification" in card
     assert "Macro F1" in card
-    assert "| Label `animal`, training and evaluation rows |" in card
+    assert "| Label animal, training and evaluation rows |" in card
     assert "token" not in card.split("## Evaluation")[1].split("## Checks")[0]
 
     # Candidate and champion on the same rows: itself, and one that lacks a label.

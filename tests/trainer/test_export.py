@@ -19,9 +19,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from trainer.data.chat import make_encoder
 from trainer.data.prompts import make_prompts, stops
 from trainer.data.rows import Row
 from trainer.data.seq2seq import for_seq2seq
+from trainer.data.tokenizer import reading_digest, train_tokenizer, wrap_tokenizer
 from trainer.model.export import as_measured, as_reads
 from trainer.model.transformers4 import make_readable
 
@@ -85,6 +87,23 @@ def test_what_evaluation_stops_at_the_export_stops_at(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "generation_config.json").read_text())
     assert not {"temperature", "top_k", "repetition_penalty"} & set(told)
     assert told["do_sample"] is False
+
+
+def test_a_plain_text_begins_as_it_was_trained_to(tmp_path: Path) -> None:
+    made = wrap_tokenizer(train_tokenizer(["The lamp is on. The pump is off."] * 50, 300), 128)
+    before, digest = make_encoder(made, "answers"), reading_digest(made)
+    [[read]] = before.encode([Row(b"k", None, "The lamp is on.")])
+    save(llama(made), tmp_path, made)
+    words = AutoTokenizer.from_pretrained(tmp_path)
+    assert words("The lamp is on.")["input_ids"] == list(read.ids)[:-1]  # all but the end, which it is to write
+    chat = [Row(b"k", (("user", "on?"), ("assistant", "yes")), None)]
+    [prompt] = make_prompts(words, chat, 1)
+    assert tuple(words.apply_chat_template(ASKED, add_generation_prompt=True)["input_ids"]) == prompt.ids
+    assert prompt.ids == make_prompts(made, chat, 1)[0].ids
+    # A run that goes on from it, or compares with it, reads the same.
+    [[again]] = make_encoder(words, "answers").encode([Row(b"k", None, "The lamp is on.")])
+    assert list(again.ids) == list(read.ids)
+    assert reading_digest(words) == digest
 
 
 def bare() -> Any:

@@ -5,6 +5,8 @@ It is trained once per run and published by conditional PUT, so that all nodes a
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,6 +187,22 @@ def token_ids(tokenizer: Any, names: Sequence[str]) -> list[int]:
 def core(tokenizer: Any) -> Tokenizer:
     """The Rust tokenizer inside a wrapped one."""
     return tokenizer.backend_tokenizer  # type: ignore[no-any-return]
+
+
+def begin_texts(tokenizer: Any) -> None:
+    """Have a tokenizer of ours put the begin token before plain texts, as the training did, wherever it is loaded."""
+    from tokenizers import processors
+
+    begin = [(BOS, int(tokenizer.bos_token_id))]
+    core(tokenizer).post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=begin)
+
+
+def reading_digest(tokenizer: Any) -> str:
+    """SHA-256 of how a tokenizer reads; of ours without what only other programs use, see `begin_texts`."""
+    said = json.loads(core(tokenizer).to_str())
+    if is_ours(tokenizer):
+        said["post_processor"] = None
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def is_ours(tokenizer: Any) -> bool:

@@ -23,6 +23,7 @@ from dropforge.store import Store
 from trainer.data.batch import Batch
 from trainer.data.labels import MADE_FOR, made_for
 from trainer.data.prompts import stops
+from trainer.data.tokenizer import begin_texts, is_ours
 from trainer.model.attention import ON_GPU
 from trainer.model.build import Built, is_classifier, is_seq2seq, load_classifier, prefix_length
 from trainer.model.packaged import NEW_TOKENS, Packaging
@@ -171,6 +172,8 @@ def as_reads(model: Any, tokenizer: Any, length: int | None = None) -> Any:
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         said["padding_side"] = "right" if is_seq2seq(model) else "left"
+        if is_ours(tokenizer) and not is_seq2seq(model):
+            begin_texts(tokenizer)
     for name, value in said.items():
         setattr(tokenizer, name, value)
         tokenizer.init_kwargs[name] = value  # what it was not made with is not saved

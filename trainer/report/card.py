@@ -10,10 +10,12 @@ from dropforge.hub import is_hub_id
 from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from dropforge.shape import config_of, shape_of_config
+from dropforge.text import as_cell, shorten
 from dropforge.wheel import ANSWERS, FIGURES, GROUPS, ROWS
 from trainer.data.template import UNWRITTEN
 
 NAME: Final = "model/README.md"
+_LABELS: Final = 100  # that are named, of up to 10,000
 _METRICS: Final = (
     ("eval/loss", "Loss, nats per token", "loss"),
     ("eval/perplexity", "Perplexity", "perplexity"),
@@ -240,8 +242,12 @@ def _data(spec: RunSpec, report: Mapping[str, Any]) -> str:
     if functions := (code.get("provides") or {}).get(GROUPS[ROWS]):
         names = ", ".join(f"`{name}`" for name in functions)
         rows.append(("Each row was changed by", f"{names} of `{code['wheel']}`, SHA-256 `{code['sha256']}`"))
-    for label, number in (train.get("labels") or {}).items():
-        rows.append((f"Label `{label}`, training and evaluation rows", f"{number:,}, {held['labels'][label]:,}"))
+    labels = list((train.get("labels") or {}).items())
+    for label, number in labels[:_LABELS]:
+        named = as_cell(shorten(label, 200)).replace("\\|", "|")  # every cell's are escaped below
+        rows.append((f"Label {named}, training and evaluation rows", f"{number:,}, {held['labels'][label]:,}"))
+    if len(labels) > _LABELS:
+        rows.append((f"and {len(labels) - _LABELS:,} more labels", "`packing.train.labels` of `report.json` has them"))
     if held.get("unseen_labels"):
         rows.append(("Evaluation rows left out, whose label no training row has", _count(held["unseen_labels"])))
     return _table(("", ""), rows)
