@@ -34,12 +34,9 @@ class Etas:
         self, cluster: Any, queued: Sequence[Waiting], working: Sequence[Working]
     ) -> dict[str, float | None]:
         """Of those that wait for this machine, in the order in which they do."""
-        from kubeflow_training.jobs.local.capacity import Resources
-
-        offers = cluster.supervisor()
-        if offers is None:
+        free = cluster.offers()
+        if free is None:
             return {}
-        free = Resources(float(offers["cpus"]), float(offers["memory"]), int(offers["gpus"]))
         for job in working:
             free = free - job.uses
         jobs = {gang.snapshot.uid: gang.snapshot.job for gang in Gangs(cluster, None).find()}

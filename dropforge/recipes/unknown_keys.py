@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
@@ -67,6 +68,7 @@ WORDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("eval_samples", "max_eval_samples"), "evaluate.max_rows"),
 }
 _MOST: Final = 20  # faults that are told at once
+_LONGEST: Final = 100  # characters of a key
 
 
 class Fault(NamedTuple):
@@ -77,16 +79,24 @@ class Fault(NamedTuple):
     hint: str
 
 
-def find_unknown(values: Mapping[str, Any], model: type[BaseModel] = Recipe, path: str = "") -> Iterator[Fault]:
-    """Yield every key that no recipe has."""
+def find_unknown(values: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield every key that no recipe has; with a hint those that are told, for thousands of hints take a minute."""
+    for number, (key, model, path) in enumerate(_unknown(values, Recipe, "")):
+        yield Fault(f"{path}{key[:_LONGEST]}", "it is unknown", _hint(key, model, path) if number < _MOST else "")
+
+
+def _unknown(
+    values: Mapping[str, Any], model: type[BaseModel], path: str
+) -> Iterator[tuple[str, type[BaseModel], str]]:
+    """Yield every key that its section has not, with the section and what stands before the key."""
     known = model.model_fields
     for key, value in values.items():
         if key not in known:
-            yield Fault(f"{path}{key}", "it is unknown", _hint(str(key), model, path))
+            yield str(key), model, path
             continue
         inner = inner_model(known[key].annotation)
         if inner is not None and isinstance(value, Mapping):
-            yield from find_unknown(value, inner, f"{path}{key}.")
+            yield from _unknown(value, inner, f"{path}{key}.")
 
 
 def without_unknown(values: Mapping[str, Any], model: type[BaseModel] = Recipe) -> dict[str, Any]:
@@ -101,6 +111,7 @@ def without_unknown(values: Mapping[str, Any], model: type[BaseModel] = Recipe) 
 
 
 def _hint(key: str, model: type[BaseModel], path: str) -> str:
+    key = key[:_LONGEST]
     word = key.lower().replace("-", "_")
     names = [*paths(model), *(() if path else ("extends",))]
     elsewhere = [name for name in paths(Recipe) if name.rpartition(".")[2] == word]
@@ -125,7 +136,8 @@ def inner_model(annotation: Any) -> type[BaseModel] | None:
     return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
 
 
-def paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+@cache
+def paths(model: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
     """Return all dotted keys of a model, sections among them."""
     names: list[str] = []
     for key, info in model.model_fields.items():
@@ -133,4 +145,4 @@ def paths(model: type[BaseModel], prefix: str = "") -> list[str]:
         inner = inner_model(info.annotation)
         if inner is not None:
             names += paths(inner, f"{prefix}{key}.")
-    return names
+    return tuple(names)

@@ -441,7 +441,7 @@ def port_trouble(port: int, hosts: Iterable[str]) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
-            except (OSError, OverflowError) as error:
+            except (OSError, OverflowError, TypeError) as error:  # TypeError: no host has such a name
                 taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
                 return f"port {port} of {host} " + (
                     "is taken by another program" if taken else f"is of no use ({error})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from kubeflow_training.jobs.observation import Observation, Phase, observe, told
 from kubeflow_training.jobs.observation.progress import Progress, last, parse
 from kubeflow_training.jobs.observation.reader import may_replace
 from kubeflow_training.jobs.observation.reasons import MENDS, RETRYABLE, Reason
+from kubeflow_training.jobs.shapes import storable
 
 
 def job(*conditions: Any, workers: int = 0, policy: str = "Never", **status: Any) -> dict[str, Any]:
@@ -433,6 +435,24 @@ def test_progress_lines():
         assert parse(line) is None
     assert parse('@progress {"step": 1, "loss": NaN}') == Progress(1)
     assert last(['@progress {"step": 1}', "x", '@progress {"step": 2}', "y"]) == Progress(2)
+
+
+@pytest.mark.parametrize("number", ["1e30", "18446744073709551616", "1e308", "-1", "9" * 400])
+def test_no_number_of_a_pod_ends_the_triggerer_which_sends_64_bits(number):
+    assert parse(f'@progress {{"step": {number}}}') is None
+    assert parse(f'@progress {{"step": 1, "steps": {number}}}') in (Progress(1), None)
+    for told in (f'{{"exit_code": {number}, "rank": 0}}', f'{{"exit_code": 11, "rank": {number}}}'):
+        seen = observe(job(FAILED), [ended(0, 1, message=told)])
+        msgspec.msgpack.encode(seen.to_dict())
+    msgspec.msgpack.encode(storable({"a": [json.loads(number)]}))
+
+
+def test_names_of_a_progress_can_be_stored_and_are_not_many():
+    names = {"\u0000": 1, "\ud800": 1, "loss": 2} | {f"n{number}": 1 for number in range(200)}
+    found = parse(f"@progress {json.dumps({'step': 1} | names)}")
+    assert found.values["loss"] == 2
+    assert len(found.values) == 100
+    assert all(name.isprintable() for name in found.values)
 
 
 @given(st.text())

@@ -177,4 +177,7 @@ def _verdict(run: ComparedRun, place: int, sign: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # beyond the calendar, which MLflow takes
+        return "?"

@@ -101,4 +101,7 @@ def _run(item: FamilyRun, known: Registry, uri: str) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str | None:
-    return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else None
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else None
+    except (ValueError, OverflowError, OSError):  # beyond the calendar, which MLflow takes
+        return None

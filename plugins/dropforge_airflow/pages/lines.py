@@ -14,7 +14,9 @@ MOST_RANKS: Final = 64
 _LINE: Final = re.compile(
     r"(?:(?:\d{4}-\d\d-\d\dT)?[\d:.]{8,15}Z )?(?:\[(?:rank (?P<rank>\d{1,6})|pod [^\]]{1,200})\] ?)?(?P<text>.*)", re.S
 )
-_UNSEEN: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSEEN: Final = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _checkpoints(folder: Folder, course: Course | None) -> dict[str, Any]:
 
 
 def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: told.get(key) for key in ("attempt", "resumed_from", "ranks", "host", "at")}
+    return {key: _short(told.get(key)) for key in ("attempt", "resumed_from", "ranks", "host", "at")}
 
 
 def _champion(folder: Folder, course: Course | None, uri: str) -> dict[str, Any] | None:
@@ -175,9 +175,9 @@ def _champion(folder: Folder, course: Course | None, uri: str) -> dict[str, Any]
     problem = (measured.get("champion") or {}).get("problem") if isinstance(measured.get("champion"), dict) else None
     checks = folder.verdict.get("checks")
     return {
-        "version": measured.get("champion_version"),
+        "version": _short(measured.get("champion_version")),
         "problem": cut(str(problem or "")),
-        "rows": measured.get("rows"),
+        "rows": _short(measured.get("rows")),
         "note": cut(str(measured.get("metric_note") or "")),
         "figures": [
             {
@@ -193,7 +193,7 @@ def _champion(folder: Folder, course: Course | None, uri: str) -> dict[str, Any]
         "reason": cut(str(folder.verdict.get("reason") or "")),
         "checks": [
             {
-                **{key: item.get(key) for key in ("candidate", "reference")},
+                **{key: _short(item.get(key)) for key in ("candidate", "reference")},
                 "name": cut(str(item.get("name")), 100),
                 "passed": item.get("passed") is True,
                 "reason": cut(str(item.get("reason") or "")),
@@ -227,12 +227,21 @@ def cut(text: str, most: int = _TEXT) -> str:
     return clean(text, most)
 
 
+def _short(value: Any) -> Any:
+    """A number, or a short text; None for what is neither, for a pod may have written anything."""
+    if isinstance(value, str):
+        return cut(value, 100)
+    return value if isinstance(value, int | float) else None
+
+
 def plain(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: they are shown as text."""
+    """JSON knows neither NaN nor infinity, which are shown as text, nor half characters; no text is endless."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {cut(str(key), 100): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, str):
+        return cut(value, 4 * _TEXT)
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value

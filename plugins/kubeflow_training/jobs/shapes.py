@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 _DEEPEST: Final = 32
+_UNSENT: Final = "a number of more than 64 bits"
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -23,11 +24,17 @@ def items(value: Any) -> list[Mapping[str, Any]]:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number, also one written as text; None if it is none."""
+    """A whole number of 64 bits, also one written as text; None if it is none."""
     try:
-        return None if isinstance(value, bool | float) else int(value)
+        found = None if isinstance(value, bool | float) else int(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return found if found is None or fits(found) else None
+
+
+def fits(number: int) -> bool:
+    """Whether a whole number has at most 64 bits; a larger one in an event ends Airflow's triggerer."""
+    return -(1 << 63) <= number < 1 << 63
 
 
 def text(value: Any) -> str | None:
@@ -64,7 +71,8 @@ def name(thing: Mapping[str, Any]) -> str:
 
 
 def storable(value: Any, depth: int = 0) -> Any:
-    """What a container says becomes a row of Airflow's database, which takes no NUL, half character or infinity.
+    """What a container says becomes a row of Airflow's database, which takes no NUL, half character or infinity, and a
+    message of its triggerer, which takes whole numbers of 64 bits.
 
     :raises ValueError: if it is nested too deep.
     """
@@ -76,4 +84,6 @@ def storable(value: Any, depth: int = 0) -> Any:
         return [storable(item, depth + 1) for item in value]
     if isinstance(value, str):
         return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+    if isinstance(value, int) and not isinstance(value, bool) and not fits(value):
+        return _UNSENT
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from dropforge_airflow.assets import FINETUNE_DAG
-from dropforge_airflow.pages import lines
+from dropforge_airflow.pages import lines, shown
 from dropforge_airflow.pages.course import POINTS
+from dropforge_airflow.pages.folder import Folder
+from dropforge_airflow.pages.task import Seen
+from fastapi.responses import JSONResponse
 from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.ownership import Owner
@@ -196,6 +199,23 @@ def test_the_kept_log_is_shown_where_no_pod_is_left(server: Server, bucket: S3St
     assert len(ranks["p-master-0", 1]) == lines.EACH
     assert len(ranks["p-worker-1", None][0]) <= lines.WIDTH
     assert len(answer.content) < 100_000
+
+
+def test_what_pods_write_makes_no_endless_and_no_broken_answer() -> None:
+    seen = Seen("d", "r", "success", "train", -1, (), ())
+    long, half = "v" * 1_000_000, "\ud800"
+    attempts = tuple({"attempt": number, "host": long, "ranks": {"a": [long]}, "at": half} for number in range(20))
+    measured = {"candidate": {"eval/loss": 1.0, f"eval/{half}": 1}, "champion": {"problem": half}, "rows": [long]}
+    checks = [{"name": half, "candidate": long, "reference": {"a": [1]}, "passed": True}]
+    found = Folder(
+        "s3://b/runs/x",
+        attempts=attempts,
+        evaluation={**measured, "champion_version": long},
+        verdict={"checks": checks},
+    )
+    page = shown.task_page(seen, None, None, found, "http://127.0.0.1")
+    assert len(JSONResponse(page).body) < 20_000
+    assert [item["attempt"] for item in page["attempts"]] == list(range(19, -1, -1))
 
 
 def test_lines_find_their_ranks() -> None:

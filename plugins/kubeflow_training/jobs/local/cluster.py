@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
-from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
 from kubeflow_training.jobs.local import lock
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources
+from kubeflow_training.jobs.local.capacity import Resources
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
+from kubeflow_training.jobs.local.records import needs, read_job, read_offers, read_state
 from kubeflow_training.jobs.local.standing import MOST, Standing, Waiting, Working
 from kubeflow_training.jobs.local.status import event, over
 from kubeflow_training.jobs.manifest.canonical import without_nulls
 from kubeflow_training.jobs.manifest.checks.pytorch import require_valid
 from kubeflow_training.jobs.manifest.words import AWAIT_MASTER, JOB_NAME_LABEL
+from kubeflow_training.jobs.shapes import items, mapping
+from kubeflow_training.jobs.shapes import labels as labels_of
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _READ = 1 << 20  # bytes of log read at once
@@ -50,8 +52,7 @@ class LocalCluster:
 
     def offers(self) -> Resources | None:
         """What jobs may use altogether; None if no supervisor runs."""
-        found = self.supervisor()
-        return Resources(found["cpus"], found["memory"], found["gpus"]) if found else None
+        return read_offers(self.layout.supervisor) if lock.held(self.layout.lock) else None
 
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
         manifest = without_nulls(manifest)
@@ -81,27 +82,24 @@ class LocalCluster:
         folder = self._folder(name, namespace)
         if folder is None:
             return None
-        job = read_json(folder / "job.json")
-        state = read_json(folder / "state.json") or {}
+        job, state = read_job(folder), read_state(folder)
         if job is None:
             return None
         delete = read_json(folder / "delete.json")
-        snapshot = Snapshot(
-            _job(job, state.get("status", {}), deleting=delete), state.get("pods", []), state.get("events", [])
-        )
+        snapshot = Snapshot(_job(job, state["status"], deleting=delete), state["pods"], state["events"])
         return snapshot if self._supervised(state) else _unsupervised(snapshot, name)
 
     def jobs(self, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> list[Snapshot]:
         found = []
         for folder in self.layout.job_folders():
             job = self.read(folder.name, folder.parent.name) if namespace in (None, folder.parent.name) else None
-            if job is not None and (labels or {}).items() <= (job.job["metadata"].get("labels") or {}).items():
+            if job is not None and (labels or {}).items() <= labels_of(job.job).items():
                 found.append(job)
         return sorted(found, key=lambda item: str(item.job["metadata"]["creationTimestamp"]))
 
     def delete(self, name: str, namespace: str, *, uid: str | None = None, grace_seconds: int | None = None) -> bool:
         folder = self._folder(name, namespace)
-        job = read_json(folder / "job.json") if folder else None
+        job = read_job(folder) if folder else None
         if folder is None or job is None or uid not in (None, job["uid"]):
             return False
         with contextlib.suppress(FileNotFoundError):
@@ -131,18 +129,18 @@ class LocalCluster:
         waiting: list[tuple[tuple[Any, ...], Waiting]] = []
         working = []
         for folder in self.layout.job_folders():
-            job, state = read_json(folder / "job.json"), read_json(folder / "state.json") or {}
-            if job is None or (folder / "delete.json").exists() or over(state.get("status", {})):
+            job, state = read_job(folder), read_state(folder)
+            if job is None or (folder / "delete.json").exists() or over(state["status"]):
                 continue
-            uid, manifest, plan = str(job["uid"]), job["manifest"], state.get("plan")
+            uid, manifest, plan = job["uid"], job["manifest"], state["plan"]
             where = (folder.name, folder.parent.name, uid)
             if plan is not None:
-                working.append(Working(*where, gang_resources(manifest, len(plan.get("pods") or state["pods"]))))
+                pods = plan.get("pods") if isinstance(plan.get("pods"), list) else None
+                working.append(Working(*where, needs(manifest, len(pods or state["pods"])) or Resources()))
                 continue
             standing = Standing.read(folder, uid)
-            needs = gang_resources(manifest, node_range(manifest)[0])
             turn = (standing.held, *standing.turn(job["order"], uid))
-            waiting.append((turn, Waiting(*where, standing, None, needs, _why(state))))
+            waiting.append((turn, Waiting(*where, standing, None, needs(manifest) or Resources(), _why(state))))
         found = [item for _, item in sorted(waiting, key=lambda item: item[0])]
         return [
             item if item.standing.held else replace(item, position=place) for place, item in enumerate(found, 1)
@@ -161,8 +159,8 @@ class LocalCluster:
         folder = self._folder(name, namespace)
         if folder is None or (read_json(folder / "job.json") or {}).get("uid") != uid:
             raise JobError(thing, "it is gone", "Look at the queue again")
-        state = read_json(folder / "state.json") or {}
-        if state.get("plan") is not None or over(state.get("status", {})):
+        state = read_state(folder)
+        if state["plan"] is not None or over(state["status"]):
             raise JobRefusedError(thing, "it does not wait any more", "Only what waits can be held back or moved")
         before = Standing.read(folder, uid)
         standing = Standing(before.held if held is None else held, before.priority if priority is None else priority)
@@ -181,19 +179,18 @@ class LocalCluster:
 
     def _log(self, pod: Mapping[str, Any]) -> Path:
         """The pod's log, also after its job was removed."""
-        metadata = pod["metadata"]
-        job, name = str(metadata["labels"][JOB_NAME_LABEL]), str(metadata["name"])
-        owners: list[Mapping[str, str]] = metadata.get("ownerReferences") or [{}]
-        owner = owners[0].get("uid", "")
-        if not all(_NAME.fullmatch(part) for part in (job, name, metadata["namespace"], owner)):
+        metadata = mapping(pod.get("metadata"))
+        job, name, namespace = labels_of(pod).get(JOB_NAME_LABEL), metadata.get("name"), metadata.get("namespace")
+        owner = next((one.get("uid") for one in items(metadata.get("ownerReferences"))), None)
+        if not all(_NAME.fullmatch(str(part or "")) for part in (job, name, namespace, owner)):
             raise JobError(f"pod {name}", "its name is none", "Take pods from a snapshot of this cluster")
-        folder = self.layout.job(metadata["namespace"], job)
+        folder = self.layout.job(str(namespace), str(job))
         if (read_json(folder / "job.json") or {}).get("uid") != owner:
             folder = self.layout.removed / f"{job}-{owner}"
-        return folder / "pods" / name / "log"
+        return folder / "pods" / str(name) / "log"
 
     def _supervised(self, state: Mapping[str, Any]) -> bool:
-        return "completionTime" in state.get("status", {}) or self.supervisor() is not None
+        return "completionTime" in state["status"] or self.supervisor() is not None
 
 
 def _job(job: Mapping[str, Any], status: Mapping[str, Any], deleting: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -206,8 +203,8 @@ def _job(job: Mapping[str, Any], status: Mapping[str, Any], deleting: Mapping[st
 
 def _why(state: Mapping[str, Any]) -> str:
     """What a waiting job waits for."""
-    for pod in state.get("pods", []):
-        for item in pod["status"].get("conditions", []):
+    for pod in state["pods"]:
+        for item in items(pod["status"].get("conditions")):
             if item.get("message"):
                 return str(item["message"])
     return "it has just come"
@@ -217,8 +214,8 @@ def _unsupervised(snapshot: Snapshot, name: str) -> Snapshot:
     """A snapshot that says why nothing moves."""
     pods = []
     for pod in snapshot.pods:
-        conditions = pod["status"].get("conditions", [])
-        if any(item["type"] == "PodScheduled" for item in conditions):
+        conditions = items(pod["status"].get("conditions"))
+        if any(item.get("type") == "PodScheduled" for item in conditions):
             told = [{**item, "message": NO_SUPERVISOR} for item in conditions]
             pod = {**pod, "status": {**pod["status"], "conditions": told}}
         pods.append(pod)

@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The file's content, or None if it does not exist or is no JSON object."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -6,9 +6,12 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 MARK: Final = "@progress "
+_MOST: Final = 1 << 53  # steps; a float counts no further
+_VALUES: Final = 100
 _LIMIT: Final = 4096  # characters; a longer line is not ours
 
 
@@ -16,7 +19,7 @@ _LIMIT: Final = 4096  # characters; a longer line is not ours
 class Progress:
     """
     :param step, steps: steps done and to do.
-    :param values: the other numbers of the line, by name (loss, tokens_per_second, ...).
+    :param values: the other numbers of the line, by name (loss, tokens_per_second, ...), the first 100.
     """
 
     step: int
@@ -34,12 +37,9 @@ class Progress:
         step, steps = _whole(data.get("step")), _whole(data.get("steps"))
         if step is None:
             return None
-        values = {
-            str(key): float(value)
-            for key, value in data.items()
-            if key not in ("step", "steps") and isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        return cls(step, steps, {key: value for key, value in values.items() if math.isfinite(value)})
+        found = ((str(key), value) for key, value in data.items() if key not in ("step", "steps"))
+        values = {key: float(value) for key, value in found if key.isprintable() and _is_finite(value)}
+        return cls(step, steps, dict(islice(values.items(), _VALUES)))
 
     def __str__(self) -> str:
         share = f" of {self.steps}" if self.steps is not None else ""
@@ -71,7 +71,10 @@ def last(lines: Iterable[str]) -> Progress | None:
     return found
 
 
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a number. :raises OverflowError: for one that no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        return None
-    return int(value)
+    return int(value) if _is_finite(value) and 0 <= value < _MOST else None
