@@ -21,13 +21,13 @@ from dropforge.rest import MissingError, Rest
 from dropforge.run import RunSpec, changed
 from dropforge.store import MissingObjectError, Store
 from dropforge.text import read_count
-from dropforge.tracking import MOST_PARAM, TAG_FAMILY, TAG_RUN, TAG_RUN_DIGEST
+from dropforge.tracking import MOST_PARAM, TAG_FAMILY, TAG_NOTE, TAG_RUN, TAG_RUN_DIGEST
 
 VERBS: Final = ("evaluate", "export", "register")
 ASK: Final = "dropforge.ask"
 ANSWER: Final = "dropforge.answer"
 STARTED: Final = "started by "
-NOTE: Final = "mlflow.note.content"
+NOTE: Final = TAG_NOTE
 NOTE_LINE: Final = "\n\n---\n\n"  # what stands below it in a description is not the trainer's
 _PAGE: Final = 50
 _MODELS_OF: Final = 500  # experiments in one search

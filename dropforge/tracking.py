@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from dropforge import mlflow_pages, registered_name, slices
+from dropforge import descriptions, mlflow_pages, registered_name, slices
 from dropforge.errors import DataError, DropforgeError
 from dropforge.promotion import Verdict
 from dropforge.run import DATASET_DIGEST, RunSpec, Tracking
@@ -57,6 +57,7 @@ TAG_HEALTH: Final = "dropforge.health"  # what kept the training from going fast
 TAG_ROLLED_BACK: Final = "dropforge.rolled_back"
 TAG_APPROVAL: Final = "dropforge.approval"
 TAG_COMPARE: Final = "dropforge.compare"  # on a run: MLflow's view of it beside that version's run
+TAG_NOTE: Final = "mlflow.note.content"  # what MLflow shows as the description of a run or an experiment
 TAG_PARENT: Final = "mlflow.parentRunId"  # MLflow's pages show a run below the one that it names
 TAG_SWEEP: Final = "dropforge.sweep"  # the sweep's run in Airflow, on its own MLflow run
 TAG_TRIAL: Final = "dropforge.trial"  # on a trial: its number
@@ -130,8 +131,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
         TAG_RUN: spec.run,
         TAG_FAMILY: spec.family,
         **_data(spec),
-        "dropforge.git": spec.git,
-        "dropforge.image": spec.image,
+        **{tag: value for tag, value in (("dropforge.git", spec.git), ("dropforge.image", spec.image)) if value},
         "mlflow.user": "dropforge",
         **_lineage(spec),
         **tags,
@@ -141,7 +141,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
     new = [Param(key, value[:MOST_PARAM]) for key, value in params.items() if key not in known]
     again = run is not None
     if run is None:
-        run = mlflow.create_run(experiment, run_name=spec.run, tags=all_tags)
+        run = mlflow.create_run(experiment, run_name=descriptions.run_title(spec), tags=all_tags)
     with failed_by_error(tracking_uri, run.info.run_id):
         if again:
             mlflow.update_run(run.info.run_id, status="RUNNING")
@@ -303,6 +303,14 @@ def note(tracking_uri: str, run_id: str, tag: str, text: str) -> None:
     client(tracking_uri).set_tag(run_id, tag, text[:4900])
 
 
+def describe(tracking_uri: str, run_id: str, text: str) -> None:
+    """Set the description of an MLflow run, unless somebody has written another one. :param text: Markdown."""
+    mlflow = client(tracking_uri)
+    known = mlflow.get_run(run_id).data.tags.get(TAG_NOTE, "")
+    if not known or known.partition(", version")[0] == text.partition(", version")[0]:
+        mlflow.set_tag(run_id, TAG_NOTE, text[:4900])
+
+
 def log_hours(tracking_uri: str, run_id: str, metrics: Mapping[str, float], tag: str, text: str) -> None:
     """Put what a run would take, or has taken, on its MLflow run: figures, and all of it in a line."""
     import time
@@ -347,7 +355,10 @@ def register(
         somebody rolled this version back, or if the model lies elsewhere than below the run's own folder.
     """
     mlflow = client(tracking_uri)
-    number = str(_version(mlflow, spec, report).version)
+    version = _version(mlflow, spec, report)
+    number = str(version.version)
+    if version.description in (None, "", _made_by(spec)):  # else a person has written there
+        mlflow.update_model_version(spec.family, number, descriptions.of_version(spec, verdict, number))
     if (model := _exported(mlflow, spec, report.get("exported_step"))) is not None:
         _link(mlflow, model, spec.family, number)
     with hold or nullcontext():
@@ -453,7 +464,8 @@ def experiment_of(mlflow: MlflowClient, family: str) -> str:
         return str(experiment.experiment_id)
     try:
         # Without the kind MLflow opens the experiment as one of traces and prompts, and hides the runs.
-        return str(mlflow.create_experiment(family, tags={"mlflow.experimentKind": "custom_model_development"}))
+        tags = {"mlflow.experimentKind": "custom_model_development", TAG_NOTE: descriptions.of_family(family)}
+        return str(mlflow.create_experiment(family, tags=tags))
     except MlflowException:  # another run of the family was first
         experiment = mlflow.get_experiment_by_name(family)
         if experiment is None:
@@ -473,8 +485,12 @@ def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> 
         source=source,
         run_id=spec.tracking.run_id if spec.tracking else None,
         tags=_provenance(spec, model),
-        description=f"Run {spec.run} on dataset {spec.dataset_digest[:12]}",
+        description=_made_by(spec),
     )
+
+
+def _made_by(spec: RunSpec) -> str:
+    return f"Run {spec.run} on dataset {spec.dataset_digest[:12]}"
 
 
 def _source(spec: RunSpec, model: Mapping[str, Any]) -> str:
@@ -524,7 +540,9 @@ def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        mlflow.create_registered_model(spec.family, tags={TAG_FAMILY: spec.family})
+        mlflow.create_registered_model(
+            spec.family, tags={TAG_FAMILY: spec.family}, description=descriptions.of_family(spec.family)
+        )
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise

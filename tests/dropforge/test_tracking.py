@@ -170,6 +170,38 @@ def test_registering_twice_gives_one_version(server: str, spec: RunSpec) -> None
         assert (done.version, done.previous) == ("1", None)
 
 
+def test_pages_say_what_a_family_a_run_and_a_version_are_and_how_to_use_them(server: str, spec: RunSpec) -> None:
+    recipe = {"base": {"model": "Qwen/Qwen2.5-0.5B"}, "train": {"method": "lora"}}
+    drop = {"id": "x", "family": spec.family, "drop": "monday"}
+    spec = opened(server, replace(spec, recipe=recipe, drop=drop, counter=2))
+    assert spec.tracking is not None
+    mlflow = tracking.client(server)
+    run, experiment = mlflow.get_run(spec.tracking.run_id), mlflow.get_experiment_by_name(spec.family)
+    assert run.info.run_name == f"{spec.family}/monday#2 · Qwen2.5-0.5B, lora"
+    assert experiment is not None
+    assert f"models:/{spec.family}@champion" in experiment.tags[tracking.TAG_NOTE]
+    tracking.register(server, spec, REPORT, verdict(True), alias="champion", compared_with=None)
+    told = mlflow.get_model_version(spec.family, "1").description
+    assert told.startswith("Promoted: ")
+    assert f'mlflow.pyfunc.load_model("models:/{spec.family}/1")' in told
+    assert "| check | candidate |" in told
+    assert f"{spec.family}@champion" in mlflow.get_registered_model(spec.family).description
+
+    # What a person writes stays.
+    mlflow.update_model_version(spec.family, "1", "mine")
+    tracking.register(server, spec, REPORT, verdict(True), alias="champion", compared_with=None)
+    assert mlflow.get_model_version(spec.family, "1").description == "mine"
+    for text, known in (
+        ("# f, version 1", "# f, version 1"),
+        ("# f, version 1 (champion)", "# f, version 1 (champion)"),
+    ):
+        tracking.describe(server, spec.tracking.run_id, text)
+        assert mlflow.get_run(spec.tracking.run_id).data.tags[tracking.TAG_NOTE] == known
+    mlflow.set_tag(spec.tracking.run_id, tracking.TAG_NOTE, "mine")
+    tracking.describe(server, spec.tracking.run_id, "# f, version 1")
+    assert mlflow.get_run(spec.tracking.run_id).data.tags[tracking.TAG_NOTE] == "mine"
+
+
 def test_a_champion_that_changed_meanwhile_stops_the_promotion(server: str, spec: RunSpec) -> None:
     tracking.register(server, opened(server, spec), REPORT, verdict(True), alias="champion", compared_with=None)
     late = opened(server, replace(spec, run=f"{spec.family}-2"))

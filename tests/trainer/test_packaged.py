@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from dropforge.errors import DataError
@@ -177,6 +182,43 @@ def test_a_process_with_the_images_packages_alone_loads_and_asks_each_kind(answe
     assert answers["lora"]["parts"]["model"] == "LlamaForCausalLM"
     assert answers["pairs"]["parts"]["model"] == "T5ForConditionalGeneration"
     assert answers["lora"]["pipeline"][0]["generated_text"].startswith("the red cat")
+
+
+@pytest.mark.parametrize("name", ["lora", "classes"])
+def test_mlflows_server_answers_like_the_model(models: dict[str, str], answers: Any, name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", models[name], "--env-manager", "local"]
+    server = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        body: dict[str, Any] = {"dataframe_records": [{"prompt": "the red cat"}, {"prompt": "a dog"}]}
+        if name == "lora":
+            body["params"] = {"max_new_tokens": 3}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            end = time.monotonic() + 120
+            while not _answers(client):
+                assert server.poll() is None, server.communicate()[0].decode()
+                assert time.monotonic() < end
+                time.sleep(0.2)
+            found = client.post("/invocations", json=body)
+        assert found.status_code == 200, found.text
+        assert found.json()["predictions"] == [
+            {key: pytest.approx(value) if key == "score" else value for key, value in row.items()}
+            for row in answers[name]["again"]
+        ]
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/ping").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_the_example_is_an_evaluation_row_and_only_where_the_recipe_lets_it(

@@ -13,6 +13,7 @@ from dropforge.shape import config_of, shape_of_config
 from dropforge.text import as_cell, shorten
 from dropforge.wheel import ANSWERS, FIGURES, GROUPS, ROWS
 from trainer.data.template import UNWRITTEN
+from trainer.report.usage import usage
 
 NAME: Final = "model/README.md"
 _LABELS: Final = 100  # that are named, of up to 10,000
@@ -66,7 +67,8 @@ def model_card(spec: RunSpec, report: Mapping[str, Any]) -> str:
     sections = [
         ("", _front_matter(spec, report)),
         (f"# {spec.family}", _what(spec, base, train)),
-        ("## Use and limits", f"{asked}\n\n{_LOADED}{'' if train['method'] == 'prefix' else _READ}{_date(report)}"),
+        ("## How to use it", usage(spec)),
+        ("## Use and limits", f"{asked}{_date(report)}"),
         ("## Licences", _licenses(spec, report)),
         ("## Data", _data(spec, report)),
         ("## Training", _training(report, train)),
@@ -112,15 +114,6 @@ _USE: Final = (
     '`model.generate(**tokenizer(prompt, return_tensors="pt"))`. Of several messages the tokenizer\'s chat template '
     "makes one prompt."
 )
-
-
-_LOADED: Final = (
-    "MLflow loads this folder where it stands, also as `models:/FAMILY@ALIAS`: `mlflow.pyfunc.load_model(...)"
-    '.predict({"prompt": ["..."]})`.'
-)
-
-
-_READ: Final = " transformers 5 and 4.57 read it without anything of ours."
 
 
 def _date(report: Mapping[str, Any]) -> str:

@@ -178,6 +178,7 @@ def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = N
     key = layout.run_prefix(spec.run) + "summary.md"
     store.put(key, text.encode())
     log.info("%s", text)
+    tracking.describe(settings.tracking_uri, opened["mlflow_run"], text)
     if wall:
         tracking.log_wall(settings.tracking_uri, opened["mlflow_run"], wall, int(measured["steps"]))
     return f"{settings.root}/{key}"
