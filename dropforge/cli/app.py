@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from boto3.exceptions import Boto3Error
@@ -66,6 +67,7 @@ app = typer.Typer(
     name="dropforge",
     help="Drop data into S3; get back a fine-tuned, evaluated, registered model.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
 )
 
@@ -85,47 +87,63 @@ def _options(
     """Options of the command itself."""
 
 
-app.command("demo")(demo.demo)
-app.command("up")(services.up)
-app.command("down")(services.down)
-app.command("status")(services.status)
-app.command("open")(browse.open_page)
-app.command("doctor")(services.doctor)
-app.command("init")(init.init)
-app.command("drop")(drops.drop_command)
-app.command("follow")(follow.follow_command)
-app.command("submit")(submit.submit)
-app.command("sweep")(sweep.sweep)
-app.command("stop")(stop.stop)
-app.command("resume")(resume.resume)
-app.command("runs")(runs.runs)
-app.command("compare")(compare.compare)
-app.command("approve")(approve.approve)
-app.command("rollback")(rollback.rollback)
-app.add_typer(family.app, name="family")
-app.command("letters")(letters.letters)
-app.command("checkpoints")(checkpoints.checkpoints)
-app.command("logs")(logs.logs)
-app.add_typer(queue.app, name="queue")
-app.add_typer(queues.app, name="queues")
-app.command("top")(top.top)
-app.command("shell")(shell.shell)
-app.command("curate")(curate.curate)
-app.command("explain")(explain.explain)
-app.command("forget")(forget.forget)
-app.command("rebuild")(forget.rebuild)
-app.command("profile")(profile.profile)
-app.command("metrics")(metrics.metrics)
-app.command("install")(install.install)
-app.command("manifests")(manifests.manifests)
-app.add_typer(bench.app, name="bench")
-app.add_typer(images.app, name="images")
-app.command("env")(env.env)
-app.command("secret")(secret.secret)
-app.command("instances")(instances.instances)
-app.command("render")(recipes.render)
-app.command("plan")(recipes.plan)
-app.command("presets")(recipes.presets_command)
+# In the order of `dropforge --help`.
+COMMANDS: Final[Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]] = {
+    "The stack on this machine": {
+        "demo": demo.demo,
+        "up": services.up,
+        "down": services.down,
+        "status": services.status,
+        "open": browse.open_page,
+        "env": env.env,
+        "doctor": services.doctor,
+    },
+    "Recipes and data": {
+        "init": init.init,
+        "presets": recipes.presets_command,
+        "plan": recipes.plan,
+        "drop": drops.drop_command,
+        "family": family.app,
+        "letters": letters.letters,
+        "curate": curate.curate,
+        "explain": explain.explain,
+        "forget": forget.forget,
+        "rebuild": forget.rebuild,
+    },
+    "Runs": {
+        "submit": submit.submit,
+        "sweep": sweep.sweep,
+        "follow": follow.follow_command,
+        "runs": runs.runs,
+        "logs": logs.logs,
+        "top": top.top,
+        "compare": compare.compare,
+        "checkpoints": checkpoints.checkpoints,
+        "stop": stop.stop,
+        "resume": resume.resume,
+        "queue": queue.app,
+        "shell": shell.shell,
+        "profile": profile.profile,
+    },
+    "Models": {"approve": approve.approve, "rollback": rollback.rollback},
+    "Clusters": {
+        "install": install.install,
+        "images": images.app,
+        "manifests": manifests.manifests,
+        "secret": secret.secret,
+        "queues": queues.app,
+        "instances": instances.instances,
+        "bench": bench.app,
+        "render": recipes.render,
+        "metrics": metrics.metrics,
+    },
+}
+for _panel, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def main() -> None:
