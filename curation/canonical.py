@@ -352,7 +352,7 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
         )
     found: list[Message] = []
     for message in value:
-        if not isinstance(message, dict) and not isinstance(message := shapes.texts(message), dict):
+        if not isinstance(message, dict) and not isinstance(message := shapes.parsed(message), dict):
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` holds {_kind(message)}, not an object")
         role, content = message.get("role"), message.get("content")
         if role is None:
@@ -407,6 +407,7 @@ def _content(value: Any, name: str, role: str = "assistant") -> tuple[str, turns
     value = shapes.texts(value)
     if isinstance(value, str):
         return value, None
+    value = (shapes.objects(value) if isinstance(value, dict) else None) or value
     if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
         return turns.of_parts(value, name, role)
     raise RejectError(Reason.BAD_FIELD, f"{name} is {_kind(value)}, not text")

@@ -13,6 +13,12 @@ from curation.reasons import Reason, RejectError
 from dropforge.json_objects import DEEPEST, is_too_deep
 
 
+class JsonObject(dict[str, Any]):
+    """An object that stood as JSON text: what is null in it was written so, whatever holds the text."""
+
+    __slots__ = ()
+
+
 def too_deep() -> RejectError:
     return RejectError(Reason.TOO_DEEP, f"brackets are nested more than {DEEPEST} deep")
 
@@ -37,7 +43,11 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-_decode = json.JSONDecoder(object_pairs_hook=unique).decode
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    return JsonObject(unique(pairs))
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def parse_text(text: str) -> Any:

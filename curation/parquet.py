@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +16,15 @@ from curation.classes import class_names, named
 from curation.expanded import expanded, row_sizes, shares
 from curation.freed import give_back
 from curation.memory import bounded, too_much
+from curation.nesting import parse_text
 from curation.parquet_footer import UNREADABLE, open_parquet
-from curation.reasons import Reason
+from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Fault, Found, Record
 from curation.streams import STEP, Limits, TornError
 
 _BATCH: Final = 256
 _NAME: Final = 100  # characters of a column's name
+_CAUSE: Final = 200  # and of what is wrong in it
 #: What is wrong with one value, where a batch of rows becomes objects of Python.
 _OF_ROWS: Final = (pa.ArrowException, ArithmeticError, LookupError, ValueError)
 #: Rows at a time where more would take too much memory: a dictionary's long value may stand in each of them.
@@ -176,6 +178,7 @@ def batch_rows(
     :raises MemoryError: if one row takes too much. :raises TornError: if there is too much of them.
     """
     rows: list[dict[str, Any]] | None = None
+    parsers = _parsers(batch.schema)
     shared = any(map(shares, batch.schema.types))
     weight = batch.nbytes
     # Exact sizes are only worth their price where a row could be too long.
@@ -195,12 +198,66 @@ def batch_rows(
             if produced is not None and left < 0:
                 produced.add(-left)
                 left = 0
-            yield record
+            yield record if isinstance(record, Fault) else _parsed(record, parsers)
     else:
         if produced is not None:
             produced.add(weight - batch.nbytes)
         for index, fields in enumerate(rows):
-            yield Found(first + index, fields, b"")
+            yield _parsed(Found(first + index, fields, b""), parsers)
+
+
+_Parse = Callable[[Any], Any]
+
+
+def _parsers(fields: Iterable[pa.Field]) -> dict[str, _Parse]:
+    """What reads the values of those fields that hold JSON text: Arrow's type `arrow.json`, which is Parquet's JSON."""
+    return {field.name: parse for field in fields if (parse := _parser(field.type)) is not None}
+
+
+def _parser(kind: pa.DataType) -> _Parse | None:
+    """What reads the JSON texts within the values of a type; None if it has none, or one of several types (a union)."""
+    types = pa.types
+    if isinstance(kind, pa.JsonType):
+        return lambda text: None if text is None else parse_text(text)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _parser(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _parser(kind.value_type)
+    if types.is_struct(kind):
+        within = _parsers(kind)
+        return (lambda value: value and _with(value, within)) if within else None
+    if types.is_map(kind):
+        of_key, of_item = (_parser(part) or _same for part in (kind.key_type, kind.item_type))
+        pairs = (of_key, of_item) != (_same, _same)
+        return (lambda value: value and [(of_key(key), of_item(item)) for key, item in value]) if pairs else None
+    if types.is_nested(kind) and not types.is_union(kind):
+        of_value = _parser(kind.value_type)
+        return None if of_value is None else lambda value: value and list(map(of_value, value))
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _with(value: dict[str, Any], parsers: Mapping[str, _Parse]) -> dict[str, Any]:
+    return value | {name: parse(value[name]) for name, parse in parsers.items()}
+
+
+def _parsed(row: Found, parsers: Mapping[str, _Parse]) -> Found | Fault:
+    """The row with the values of its JSON texts, as it would be in a file of JSON."""
+    if not parsers:
+        return row
+    made = dict(row.fields)
+    for name, parse in parsers.items():
+        try:
+            made[name] = parse(made[name])
+        except RejectError as error:
+            return Fault(row.position, error.reason, f"column {name[:_NAME]!r}: {error.detail}", b"")
+        except ValueError as error:
+            what = f"column {name[:_NAME]!r} is of type JSON and holds none ({error}): write it as text"
+            return Fault(row.position, Reason.BAD_JSON, what[:_CAUSE], b"")
+    return row._replace(fields=made)
 
 
 def _one(row: pa.RecordBatch, size: int, place: int, max_row_bytes: int) -> tuple[int, Found | Fault]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from curation.memory import bounded
+from curation.nesting import JsonObject
 from curation.page import first_of
 from curation.parquet_footer import UNREADABLE, open_parquet
 from curation.records import Fields, Split
@@ -35,6 +36,7 @@ _TYPES: Final[dict[type, str]] = {
     float: "number",
     list: "array",
     dict: "object",
+    JsonObject: "object",
 }
 
 

@@ -53,6 +53,25 @@ def objects(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
+def listed(value: Any) -> Any:
+    """The objects of a list, also where each is JSON text, or an object has a list of each key; else the value."""
+    if isinstance(value, list):
+        return [parsed(item) if isinstance(item, str) else item for item in value]
+    found = objects(value) if isinstance(value, dict) else None
+    return value if found is None else found
+
+
+def parsed(value: Any) -> Any:
+    """The object that stands as JSON in a text; any other value as `texts` makes it."""
+    value = texts(value)
+    if not isinstance(value, str) or value.lstrip()[:1] != "{":
+        return value
+    try:
+        return parse_text(value)
+    except ValueError:
+        return value
+
+
 def rows_within(fields: Mapping[Any, Any]) -> str | None:
     """What to do about an object that has the rows under one of its keys, or is no row to learn; None for any other."""
     for keys, what in _OTHERS.items():

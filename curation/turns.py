@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from curation import shapes
 from curation.extras import numbered
-from curation.nesting import parse_text
+from curation.nesting import JsonObject, parse_text
 from curation.reasons import Reason, RejectError
 
 
@@ -72,7 +72,7 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
                 others.append(key)
         elif thought is not None and _text(thought, key).strip():
             found["reasoning_content"] = thought
-    if all(message.get(key) for key in _CALLS):
+    if all(shapes.listed(message.get(key)) for key in _CALLS):
         others.append("function_call")
     if message.get("content") is not None and message.get("value") not in (None, message["content"]):
         others.append("value")
@@ -180,7 +180,7 @@ def tools_of(fields: Mapping[str, Any], nulls: bool = False) -> tuple[list[Any] 
 
 
 def _tools(value: Any, key: str, nulls: bool) -> list[Any] | None:
-    if not (found := _given(value, key, nulls)):
+    if not (found := shapes.listed(_given(value, key, nulls))):
         return None
     if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
         raise RejectError(Reason.BAD_FIELD, f"`{key}` is no list of tools")
@@ -284,7 +284,10 @@ def _given(value: Any, key: str, nulls: bool = True) -> Any:
 
 
 def _present(value: Any) -> Any:
-    """The value without what is null in objects of a column; a map, which comes in pairs, has its own keys alone."""
+    """The value without what is null in objects of a column; a map, which comes in pairs, has its own keys alone, and
+    JSON text in a column keeps what was written."""
+    if isinstance(value, JsonObject):
+        return value
     if isinstance(value, dict):
         return {key: _present(item) for key, item in value.items() if item is not None}
     return type(value)(map(_present, value)) if isinstance(value, list | tuple) else value
@@ -293,7 +296,7 @@ def _present(value: Any) -> Any:
 def _calls(message: Mapping[Any, Any], nulls: bool) -> list[Any]:
     """The calls of a message, without what has no value in them, but for their arguments."""
     for key in _CALLS:
-        if (value := message.get(key)) and (value := _given(value, key, nulls)):
+        if (value := message.get(key)) and (value := shapes.listed(_given(value, key, nulls))):
             return [_filled(call) for call in (value if isinstance(value, list) else [value])]
     return []
 

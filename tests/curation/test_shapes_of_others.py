@@ -21,6 +21,7 @@ from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
 
 Make = Callable[..., Manifest]
+Rows = Callable[..., list[dict[str, Any]]]
 ASKED = [f"What is {n} and {n}?" for n in range(30)]
 ANSWERS = [f"It is {2 * n}, which is even." for n in range(30)]
 BOTH = list(zip(ASKED, ANSWERS, strict=True))
@@ -43,6 +44,29 @@ def table(*rows: tuple[str, ...]) -> bytes:
     return sink.getvalue().encode()
 
 
+def json_column(values: list[Any]) -> pa.Array:
+    """A column of type JSON, as DuckDB and `datasets` of Hugging Face write fields with values of several types."""
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(list(map(json.dumps, values)), pa.string()))
+
+
+def lists(values: pa.Array, length: int = 2) -> pa.Array:
+    return pa.ListArray.from_arrays(list(range(0, len(values) + 1, length)), values)
+
+
+def arrow(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    table = pa.table(columns)
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+#: The messages' roles, and their contents, of which half are in parts.
+ROLES = ["user", "assistant"] * len(BOTH)
+CONTENTS = [part for a, b in BOTH for part in ([{"type": "text", "text": a}], b)]
+TYPED = lists(pa.StructArray.from_arrays(
+    [pa.array(ROLES), json_column(CONTENTS), pa.array([1.0, 1.0] * len(BOTH), pa.float32())],
+    ["role", "content", "weight"]))  # fmt: skip
 PAIRS = [f"{asked};{answer}" for asked, answer in BOTH]
 COMMAS = [f'"{asked}","{answer}"' for asked, answer in BOTH]
 
@@ -79,11 +103,35 @@ COMMAS = [f'"{asked}","{answer}"' for asked, answer in BOTH]
             prompt=pa.array(ASKED).dictionary_encode(), completion=pa.array(ANSWERS, pa.large_string()))),
         ("a.jsonl", sheet(*(
             json.dumps({"instruction": "", "input": a, "output": b}) for a, b in BOTH))),
+        ("a.parquet", parquet(messages=TYPED)),
+        ("data-00000-of-00001.arrow", arrow(messages=TYPED)),
+        ("a.parquet", parquet(messages=lists(json_column([m for chat in CHATS for m in chat])))),
+        ("a.parquet", parquet(messages=json_column(CHATS))),
+        ("a.parquet", parquet(prompt=json_column(ASKED), completion=json_column(ANSWERS))),
+        ("a.parquet", parquet(messages=[list(map(json.dumps, chat)) for chat in CHATS])),
+        ("a.parquet", parquet(messages=[
+            [{"role": m["role"], "content": {"type": ["text"], "text": [m["content"]]}} for m in chat]
+            for chat in CHATS])),
     ],
 )  # fmt: skip
 def test_the_same_rows_whatever_wrote_them(make: Make, name: str, data: bytes) -> None:
     plain = sheet(*(json.dumps({"messages": chat}) for chat in CHATS))
     assert make({name: data}, "theirs").digest == make({"a.jsonl": plain}, "plain").digest
+
+
+def test_a_text_that_is_no_json_ends_its_row_where_the_column_s_type_says_json(make: Make, rows: Rows) -> None:
+    """A label, a group and a kept column are what they hold, as a file of JSON has them."""
+    holds = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"b":null,"a":[1]}', "no", '{"a":1,"a":2}', None]))
+    columns = {"text": ASKED[:4], "label": json_column(["no", "yes", 1, "a"]), "raw": holds}
+    made = make({"a.parquet": parquet(**columns)}, data={"keep_columns": ["raw"]})
+    assert (made.counts["bad_json"], made.counts["duplicate_field"]) == (1, 1)
+    assert made.measured["causes"] == [
+        "bad_json: column 'raw' is of type JSON and holds none (Expecting value: line 1 column 1 (char 0)): write it as"
+        " text (1 rows, the first at a.parquet @ 1)",
+        "duplicate_field: column 'raw': field 'a' stands twice (1 rows, the first at a.parquet @ 2)",
+    ]
+    found = {(row["label"], row["extras"]) for row in rows(made)}
+    assert found == {("no", '{"raw":{"a":[1],"b":null}}'), ("a", None)}
 
 
 def test_bytes_of_names_and_templates_are_text_too_and_kept_columns_stay_as_they_are(

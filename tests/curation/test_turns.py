@@ -55,6 +55,9 @@ def calling(**call: Any) -> dict[str, Any]:
         calling(content="", tool_calls=[{"name": "look", "args": {"unit": 1}, "type": "tool_call", "index": 0}]),
         calling(content="", tool_calls=[{"name": "look", "input": {"unit": 1}, "type": "tool_use"}]),
         calling(content=b"", tool_calls=[CALL], name=None, function_call=None),
+        calling(content="", tool_calls={"id": [None], **{key: [value] for key, value in CALL.items()}}),
+        calling(content="", tool_calls={"id": [], "function": []}, function_call=CALL["function"]),
+        calling(content="", tool_calls=[json.dumps(CALL)]),
         chat(ASK, {"from": "function_call", "value": '{"name": "look", "arguments": {"unit": 1}}'}, SAID, ANSWER),
         chat(ASK, {"from": "function_call", "value": '[{"name": "look", "arguments": {"unit": 1}}]'}, SAID, ANSWER),
     ],
@@ -72,6 +75,8 @@ def test_a_call_is_one_call_however_it_is_written(fields: dict[str, Any]) -> Non
         {"tools": json.dumps([SCHEMA])},
         {"functions": [SCHEMA]},
         {"tools": json.dumps([TOOL]).encode()},
+        {"tools": [json.dumps(TOOL)]},
+        {"tools": {key: [value] for key, value in TOOL.items()}},
     ],
 )
 def test_tools_are_one_list_however_they_are_written(given: dict[str, Any]) -> None:
@@ -149,14 +154,23 @@ def test_null_in_arguments_and_schemas_is_kept_unless_a_column_made_it(
     assert arguments(one(json.dumps(given))) == given
     assert arguments(one([("unit", 1), ("place", None)])) == given  # a map of Arrow's
     assert arguments({"messages": json.dumps(one(given)["messages"])}) == given
+    assert arguments({"messages": list(map(json.dumps, one(given)["messages"]))}) == given
 
     lines = [{**one(given, [schema]), "source": "line"}] * 2 + [{**one(given, json.dumps([schema])), "source": "text"}]
-    table = pa.Table.from_pylist([{**one({"unit": n, "place": None}, [schema]), "source": "column"} for n in range(20)])
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    found = rows(make({"a.jsonl": "\n".join(map(json.dumps, lines)).encode(), "b.parquet": sink.getvalue()}))
+    columns = [{**one({"unit": n, "place": None}, [schema]), "source": "column"} for n in range(20)]
+    table = pa.Table.from_pylist(columns)
+    texts = pa.array([json.dumps([schema])] * 20)
+    typed = table.set_column(1, "tools", pa.ExtensionArray.from_storage(pa.json_(), texts))
+    typed = typed.set_column(2, "source", pa.array(["json"] * 20))
+    files = {"a.jsonl": "\n".join(map(json.dumps, lines)).encode()}
+    for name, held in {"b.parquet": table, "c.parquet": typed}.items():
+        sink = io.BytesIO()
+        pq.write_table(held, sink)
+        files[name] = sink.getvalue()
+    found = rows(make(files))
     parameters = {row["source"]: json.loads(row["chat"])["tools"][0]["function"]["parameters"] for row in found}
     assert parameters["column"] == {"type": "object"}
+    assert parameters["json"] == schema["parameters"]
     assert (parameters.get("line") or parameters.get("text")) == schema["parameters"]
 
 
