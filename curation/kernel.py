@@ -31,8 +31,8 @@ from curation.reasons import Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
-from curation.shapes import is_chat, is_repr
-from curation.spellings import LONGEST_UNSET, is_unset
+from curation.shapes import is_chat, is_json_text, is_repr
+from curation.spellings import LONGEST_UNSET, is_rounded, is_unset
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import TornError
@@ -207,7 +207,12 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
-    and one that holds what Python shows of a value, or messages or parts of one in JSON."""
+    and one that holds what Python shows of a value, or a text, messages or parts of one in JSON; and one whose name is
+    a number that Excel has rounded."""
+    for name in (row.group, row.label, row.source):
+        if name is not None and is_rounded(name):
+            report.rounded += 1
+            break
     texts = row.contents if row.text is None else (row.text,)
     # Most are neither, which length, first and last character, and end tell at once.
     for text in texts:
@@ -223,10 +228,13 @@ def _look(row: Row, report: Report) -> None:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
     report.shown += any(map(is_repr, said))
     report.chats += any(map(is_chat, said))
+    quoted = [text for text in said if is_json_text(text)]
+    report.quoted += bool(quoted)
+    report.escaped += any("\\" in text for text in quoted)
 
 
 #: How a text begins and ends that may be more than one, and how much of the end may be what is missing.
-_BEGINS: Final = frozenset("[{(abR \n\t\r")
+_BEGINS: Final = frozenset('[{("abR \n\t\r')
 _ENDS: Final = frozenset("]})\"' \n\t\r")
 _END: Final = -LONGEST_UNSET - 2
 

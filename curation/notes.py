@@ -37,11 +37,18 @@ def warnings(
         "rows hold a conversation, a message or its parts as JSON text, learned as it is: name a column of "
         "conversations in `data.columns` as `messages`, and write of a message its text alone"
     )
-    counted: dict[str, Counter[str]] = {what: Counter() for what in (recoded, *SEEN.values(), python, chats)}
+    rounded = (
+        "rows have a group, label or source that Excel has rounded, as 1.23457E+17: several that differed may be one; "
+        "have Excel write the column as text, from the original"
+    )
+    counted: dict[str, Counter[str]] = {
+        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded)
+    } | {_QUOTED: _quoted(reports)}
     for task, report in reports:
         counted[recoded][task.name] += report.recoded
         counted[python][task.name] += report.shown
         counted[chats][task.name] += report.chats
+        counted[rounded][task.name] += report.rounded
         for seen, number in report.dialect.items():
             counted[SEEN[seen]][task.name] += number
     for what, rows in counted.items():
@@ -73,6 +80,28 @@ def warnings(
         shown = first_of(named, _KEYS, "keys (card.json has them)")
         lines.append(f"Keys that mean nothing here and are not learned: {', '.join(shown)}")
     return lines
+
+
+def _quoted(reports: Sequence[tuple[Task, Report]]) -> Counter[str]:
+    """Rows of each file with a text that JSON has written: most of a file's, or such with escapes, which may be a few;
+    one in quotes may be what somebody said."""
+    rows: Counter[str] = Counter()
+    quoted: Counter[str] = Counter()
+    escaped: Counter[str] = Counter()
+    for task, report in reports:
+        rows[task.name] += report.rows
+        quoted[task.name] += report.quoted
+        escaped[task.name] += report.escaped
+    found = {name: count if 2 * count > rows[name] else escaped[name] for name, count in quoted.items()}
+    return Counter({name: count for name, count in found.items() if count * _FEW >= rows[name]})
+
+
+_QUOTED: Final = (
+    "rows hold a text as JSON writes it, in quotes and with `\\n` for the end of a line; if that is not meant, write "
+    "the text alone (in SQL `->>` and not `->`)"
+)
+#: One row in so many is more than a literal of a program here and there.
+_FEW: Final = 100
 
 
 def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:

@@ -119,6 +119,17 @@ def is_repr(text: str) -> bool:
     return text[-1:] in {"]", "}", ")"} and _SHOWN.match(text) is not None
 
 
+def is_json_text(text: str) -> bool:
+    """Tell whether a text is another one as JSON writes it, in quotes."""
+    text = text.strip()
+    if len(text) <= len('""') or text[0] != '"' or text[-1] != '"':
+        return False
+    try:
+        return isinstance(parse_text(text), str)
+    except ValueError:
+        return False
+
+
 def several(text: str) -> str | None:
     """What a text holds that is a list of several values or an object, as JSON, Python, NumPy and PostgreSQL write one;
     None for any other."""

@@ -100,8 +100,8 @@ def mixed_truths(rows: Mapping[str, int]) -> dict[str, int]:
 
 
 def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return labels that differ in case, outer spaces, characters that nobody sees, the way a number is written, or
-    quotes and brackets around them alone, with their rows: one value or several, nobody can tell for sure.
+    """Return labels that differ in case, spaces, hyphens and underscores, characters that nobody sees, the way a number
+    is written, or quotes and brackets around them alone, with their rows: one value or several, nobody can tell.
 
     :param rows: of each label.
     """
@@ -112,8 +112,15 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
 
 
 def unset(rows: Mapping[str, int]) -> dict[str, int]:
-    """Return labels that programs write for a missing value, with their rows. :param rows: of each label."""
-    return {label: count for label, count in rows.items() if is_unset(label)}
+    """Return labels that programs write for a missing value, with their rows: also -1 beside 0 to n, but `-` not beside
+    `+`, and -1 not beside 0 and 1 alone, of which it is the opposite. :param rows: of each label."""
+    others = rows.keys() - {"-1"}
+    numbered = len(rows) > len(others) > _TERNARY and others == set(map(str, range(len(others))))
+    return {
+        label: count
+        for label, count in rows.items()
+        if (is_unset(label) and not (label.strip() == "-" and "+" in rows)) or (numbered and label == "-1")
+    }
 
 
 def is_unset(text: str) -> bool:
@@ -121,11 +128,21 @@ def is_unset(text: str) -> bool:
     return len(text) <= LONGEST_UNSET and text.strip().lower() in _UNSET
 
 
-#: Of pandas, SQL, Hive, R, Python, JavaScript, C, Ruby, Alpaca, and of Excel and LibreOffice in a few languages, in
-#: small letters.
+#: Classes beside which -1 may be one more.
+_TERNARY: Final = 2
+
+
+def is_rounded(name: str) -> bool:
+    """Return whether Excel has rounded a number so: names of several values may be one."""
+    return name[-4:-2] == "E+" and _ROUNDED.fullmatch(name) is not None
+
+
+_ROUNDED: Final = re.compile(r"-?\d(?:[.,]\d+)?E\+\d\d")
+#: Of SNLI, pandas, SQL, Hive, R, Python, JavaScript, C, Ruby, Alpaca, and of Excel and LibreOffice in a few languages,
+#: in small letters.
 _UNSET: Final = frozenset(
     {
-        *("\\n", "null", "none", "na", "n/a", "<na>", "nan", "-nan", "nat", "undefined", "nil", "<noinput>"),
+        *("-", "\\n", "null", "none", "na", "n/a", "<na>", "nan", "-nan", "nat", "undefined", "nil", "<noinput>"),
         *("(null)", "[null]", "<null>", "(none)", "<none>", "[object object]"),
         *("#n/a", "#n/a n/a", "#na", "#ref!", "#name?", "#value!", "#div/0!", "#num!", "#null!", "#spill!", "#calc!"),
         *("#getting_data", "#field!", "#blocked!", "#unknown!", "#connect!", "#busy!"),
@@ -141,20 +158,31 @@ LONGEST_UNSET: Final = max(map(len, _UNSET)) + 2
 def _folded(label: str) -> str:
     text = unicodedata.normalize("NFKC", label)
     if not text.isascii():
-        text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+        text = "".join(character for character in text if not _is_unseen(character))
         text = text.replace("\N{MINUS SIGN}", "-")
     text = text.strip().casefold()
     if _CLOSING.get(text[:1]) == text[1:][-1:]:  # a list or set of one, as JSON, Python, NumPy and PostgreSQL write it
         text = text[1:-1].rstrip(", ").lstrip()
     if (quoted := _QUOTED.fullmatch(text)) is not None:
         text = quoted[2].strip()
+    text = _NUMBERED.sub("", text)
     try:
-        number = float(text.replace(",", ".")) if len(text) <= _LONGEST else math.nan
+        number = float(text.replace(",", ".")) if len(text) <= _LONGEST and "_" not in text else math.nan
     except ValueError:
-        return text
-    return repr(number + 0) if math.isfinite(number) else text
+        return _BETWEEN.sub("", text)
+    return repr(number + 0) if math.isfinite(number) else _BETWEEN.sub("", text)
 
 
+def _is_unseen(character: str) -> bool:
+    """Whether it is not seen, or only says how the one before it is drawn (a variation selector)."""
+    return unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f"
+
+
+#: What transformers calls the classes 0 to n, where they have no names.
+_NUMBERED: Final = re.compile(r"(?:label|class)[\s_-]*(?=\d+\Z)")
+#: What stands between words of a name, or between words and numbers; 1-2 is not 12.
+_MARK: Final = r"(?:\s+-\s+|\s+|[_\-\u2010-\u2015]+)"
+_BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
 _QUOTED: Final = re.compile(r"""b?(["'])(.*)\1""", re.DOTALL)
 

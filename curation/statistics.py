@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from curation.engines.tables import Tables
 from curation.phrases import repeated, told
-from curation.shapes import is_repr
+from curation.shapes import is_json_text, is_repr
 from curation.spellings import TRUTHS, alike, mixed_truths, truths_among, unset
 from dropforge.dataset import MOST_LABELS
 
@@ -41,7 +41,7 @@ class Statistics:
         reordering characters; copies count.
     :param truths: labels that may be truth values, with their rows.
     :param alike: labels that may be one value. :param unset: labels that may be a missing one.
-    :param shown: labels that are a list, object, tuple or bytes as Python shows it.
+    :param shown: labels that are a list, object, tuple or bytes as Python shows it, or a text as JSON does.
     :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
@@ -90,7 +90,9 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
     if statistics.unset:
         lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
     if statistics.shown:
-        lines.append(f"labels: as Python shows a list, object, tuple or bytes: {_counted(statistics.shown)}")
+        lines.append(
+            f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
+        )
     if statistics.shapes["messages"] and not classes:
         only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
         for no in ("false", "0") if only else ("false",):
@@ -184,7 +186,7 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
         alike=alike(labels)[:_TOLD],
         unset=missing,
-        shown={label: count for label, count in labels.items() if is_repr(label)},
+        shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
         alike_names={f"{name}s": alike(_names(tables, name))[:_TOLD] for name in ("source", "group")},
     )
 

@@ -162,7 +162,8 @@ class Report:
     which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here;
     `unset` in how many rows a text, or its end, is what programs write for a missing value, by its spelling, and
     `shown` in how many one is a list, object, tuple or bytes as Python shows it, and `chats` in how many one is a
-    conversation, a message or its parts."""
+    conversation, a message or its parts; `quoted` in how many one is a text as JSON writes it, `escaped` in how many of
+    these it has escapes, and `rounded` in how many a label, source or group is a number that Excel has rounded."""
 
     file: int
     records: int = 0
@@ -182,3 +183,6 @@ class Report:
     unset: dict[str, int] = field(default_factory=dict)
     shown: int = 0
     chats: int = 0
+    quoted: int = 0
+    escaped: int = 0
+    rounded: int = 0

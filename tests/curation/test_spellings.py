@@ -21,7 +21,7 @@ from curation.gate import checks
 from curation.identity import document
 from curation.mapping import Columns
 from curation.reasons import Reason, RejectError
-from curation.spellings import alike, mixed_truths, truths_among, value_name
+from curation.spellings import alike, mixed_truths, truths_among, unset, value_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -231,6 +231,29 @@ def test_labels_that_may_be_one_or_none_are_told(make: Make, store: FolderStore)
     assert alike({"true": 1, "True": 1, "a": 1, "b": 2, "nan": 1, "inf": 1}) == []
 
 
+def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_scales_are_not() -> None:
+    for ways in (
+        ["not_spam", "not spam", "not-spam", "notSpam", "not  spam", "not\u2011spam"],
+        ["\u2764", "\u2764\ufe0f"],  # a heart, and one that is drawn in colour
+        ["LABEL_0", "0", "label 0"],
+        ["step 1", "step_1", "Step1"],
+        ["3D", "3-d"],
+        ["News - World", "News-World"],
+    ):
+        assert alike(dict.fromkeys([*ways, "other"], 1)) == [dict.fromkeys(ways, 1)]
+    others = ["A", "A-", "A+", "1-2", "1_2", "12", "1 2", "3-4 stars", "34 stars", "temp 1", "temp -1", "C", "C++", "_"]
+    assert alike(dict.fromkeys(others, 1)) == []
+    for labels, missing in (
+        (["-", "neutral", "entailment"], "-"),  # SNLI
+        (["-1", "0", "1", "2"], "-1"),  # datasets
+        (["-1", "0", "1"], None),
+        (["-", "+"], None),
+        (["-2", "-1", "0", "1", "2"], None),
+        (["-1", "1", "2", "3"], None),
+    ):
+        assert unset(dict.fromkeys(labels, 1)) == ({missing: 1} if missing else {})
+
+
 def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderStore) -> None:
     labels = ['["a"]', "['a']", "a"] * 10
     values = ["s", "s\u200b", "7", "7.00", "07", "t"]
@@ -273,8 +296,32 @@ def test_what_python_shows_of_a_value_is_told(make: Make, store: FolderStore) ->
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.csv": table})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "Python" in line]
     what = "rows hold a list, object, tuple or bytes as Python shows it; if that is not meant, write the text alone"
-    labels = "labels: as Python shows a list, object, tuple or bytes: b'spam' (1 rows)"
+    labels = "labels: as Python shows a list, object, tuple or bytes, or JSON a text: b'spam' (1 rows)"
     assert told == [labels, f"a.jsonl: 8 {what}", f"b.csv: 1 {what}"]
+
+
+def test_a_text_that_json_wrote_is_told_where_most_of_a_file_are_or_it_has_escapes(
+    make: Make, store: FolderStore
+) -> None:
+    said = [f"It is on, as row {n} says." for n in range(40)]
+    tables = {
+        "all.jsonl": [f'"{text}"' for text in said],  # DuckDB's `->`
+        "few.jsonl": [*said[:-1], json.dumps("One.\nTwo.")],
+        "novel.jsonl": [f'"{text}"' if n % 3 else text for n, text in enumerate(said[:20])] + said[20:],
+        "plain.jsonl": ['"Yes," she said, "it is."', '"One.\nTwo."', 'It is "on"', *said],
+    }
+    made = make({name: lines(text=texts) for name, texts in tables.items()})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "as JSON writes it" in line]
+    assert [line.partition(" hold ")[0] for line in told] == ["all.jsonl: 40 rows", "few.jsonl: 1 rows"]
+
+
+def test_groups_that_excel_has_rounded_are_told(make: Make, store: FolderStore) -> None:
+    groups = ["1.23457E+17", "4,04E+15", "5E+15", "AE+15", "E+15", "15"] * 5
+    made = make({"a.jsonl": lines(group=groups, source=["sheet"] * 30)})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "Excel" in line]
+    assert [line.partition(", as ")[0] for line in told] == [
+        "a.jsonl: 15 rows have a group, label or source that Excel has rounded"
+    ]
 
 
 @pytest.mark.parametrize(
