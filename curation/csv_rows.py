@@ -6,20 +6,21 @@ import csv
 import re
 from collections import Counter, deque
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from curation.dialect import (
     Quotes,
-    closes,
     is_quoted,
     is_rule,
     is_spaced,
-    opens,
     said_separator,
     separator,
     stands_in_quotes,
     stands_in_single_quotes,
 )
+from curation.open_quotes import Unclosed, is_ragged
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
 
@@ -49,6 +50,20 @@ class _Feed:
 
     def pop(self) -> Line | Fault:
         return self.waiting.popleft()
+
+    def ahead(self) -> Iterator[Line]:
+        """Lines behind those that were taken, as many as one record may hold: they are only looked at."""
+        size = 0
+        for item in chain(self.waiting, self._more()):
+            if isinstance(item, Fault) or size > self.limit:
+                return
+            yield item
+            size += len(item.data) + 1
+
+    def _more(self) -> Iterator[Line | Fault]:
+        for item in self.found:
+            self.waiting.append(item)
+            yield item
 
     def __next__(self) -> str:
         item = self.peek()
@@ -91,53 +106,14 @@ class _Feed:
         return first, cause
 
 
-class _Unclosed:
-    """Rows of a file without quotes, held until it is known whether they are parts of a cell that runs over lines."""
-
-    def __init__(self, quotes: Quotes) -> None:
-        self.quotes = quotes
-        #: A row whose last cell opens a quote, and whether the line before was such a part.
-        self.held: Found | Fault | None = None
-        self.inside = False
-
-    def take(self, record: Found | Fault, cells: list[str]) -> Iterator[Record]:
-        """:param record: what a line became. :param cells: of it."""
-        ragged = isinstance(record, Fault) and record.reason == Reason.RAGGED
-        begins = opens(cells[-1])
-        # Of a line that is not ragged the first cell may be the rest of one.
-        part = self.waits or begins if ragged else self.inside and closes(cells[0])
-        if ragged and self.held is not None:
-            self.held = self._part(self.held)
-        yield from self.flush()
-        self.inside = part and ((ragged and not closes(cells[0])) or (begins and len(cells) > 1))
-        if begins and not part:
-            self.held = record
-        else:
-            yield self._part(record) if part else record
-
-    @property
-    def waits(self) -> bool:
-        """Whether the next line says what the one before is."""
-        return self.inside or self.held is not None
-
-    def flush(self) -> Iterator[Record]:
-        if self.held is not None:
-            yield self.held
-            self.held = None
-
-    def _part(self, record: Found | Fault) -> Fault:
-        self.quotes.seen["open"] += 1
-        detail = "a cell opens a quote and runs over lines: `data.quotes: always` reads it"
-        return Fault(record.position, Reason.RAGGED, detail, record.head)
-
-
 def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Iterator[Record]:
     """Records of a CSV file; its first line names the columns, if it is not Excel's `sep=;`.
 
     :param limit: largest record in bytes. :param quotes: how they are read; it counts.
     """
     csv.field_size_limit(2**31 - 1)
-    feed, unclosed, seen = _Feed(found, limit), _Unclosed(quotes), quotes.seen
+    feed, seen = _Feed(found, limit), quotes.seen
+    unclosed = Unclosed(quotes, feed.ahead)
     header: _Header | None = None
     delimiter, said, quoted, spaced, named = ",", None, True, False, False
     before_quote, last, longest = b"", 0, 0
@@ -192,6 +168,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
                 yield made
                 return
             header, named = made, True
+            unclosed = Unclosed(quotes, feed.ahead, delimiter, partial(_fits, header))
             last, longest, known = header.least - 1, header.longest, header.known
             continue
         # One cell tells of nearly all rows that they are no names of columns.
@@ -202,7 +179,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
                 seen["names"] += 1
                 continue
             if again:
-                yield from unclosed.flush()
+                yield from unclosed.end()
                 yield Fault(position, Reason.BAD_HEADER, "the names of columns come again in another order", head)
                 return
         if len(taken) > 1:
@@ -221,12 +198,12 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             continue
         if b'"' in data:
             seen["quoted"] += any(map(stands_in_quotes, cells))
-            yield from unclosed.take(record, cells)
-        elif unclosed.waits:
-            yield from unclosed.take(record, cells)
+            yield from unclosed.take(record, cells, taken[0])
+        elif position <= unclosed.until or unclosed.waiting:
+            yield from unclosed.take(record, cells, taken[0])
         else:
             yield record
-    yield from unclosed.flush()
+    yield from unclosed.end()
 
 
 class _Header(NamedTuple):
@@ -289,6 +266,11 @@ def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> F
     if "" in fields and nameless > 1:
         return Fault(position, Reason.RAGGED, "a value in a column without a name", head)
     return Found(position, fields, head)
+
+
+def _fits(header: _Header, cells: list[str]) -> bool:
+    """Tell whether a row has as many cells as it may."""
+    return not is_ragged(_csv_row(header, cells, 0, b""))
 
 
 #: What Hive, MySQL and PostgreSQL write for a missing value.

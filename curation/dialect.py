@@ -64,6 +64,11 @@ def closes(cell: str) -> bool:
     return cell[-1:] == '"' and cell.count('"') % 2 == 1
 
 
+def is_bare(cell: str) -> bool:
+    """Tell whether a cell has a quotation mark, as none has outside of quotes where a program quotes."""
+    return '"' in cell and not stands_in_quotes(cell)
+
+
 def is_table(body: bytes, names: Container[str]) -> bool:
     """Tell whether a text is a table: its first line names two columns or more that mean something, and the second one
     has what separates them.
@@ -106,7 +111,10 @@ class Quotes:
 SEEN: Final = {
     "spread": "records run over several lines, within quotes; `data.quotes: never` reads each line as a row",
     "quoted": "rows have cells in quotes, which were read as characters; `data.quotes: always` takes them off",
-    "open": "lines are parts of cells that open a quote and run over lines: no rows; `data.quotes: always` reads them",
+    "open": "lines are parts of cells that open a quote and run over lines: no rows; `data.quotes: always` reads them, "
+    "and with `never` those are rows that have as many cells as one",
+    "perhaps": "rows open a quote that a later line closes, both read as characters; if a cell runs over lines there, "
+    "`data.quotes: always` reads it",
     "single": "rows have cells in single quotes, which were read as characters; if they quote, write double ones",
     "spaced": "rows have cells with a space before their quotes, which were read as characters; "
     "write none behind what separates cells",

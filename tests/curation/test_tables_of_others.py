@@ -139,6 +139,50 @@ def test_lines_of_a_cell_whose_quotes_are_not_read_are_no_rows(
     assert any(line.startswith(PART.format(lines)) for line in card_lines(card_of(store, made)))
 
 
+CODE = ("Write it.", '"def one(x):\n\treturn x + 1"')
+
+
+@pytest.mark.parametrize(
+    ("spread", "lines"),
+    [
+        ([CODE], 2),
+        ([("What is (it)?", '"Step\tWhat to do\n1\tOpen it\n2\tWait"')], 3),
+        ([('"Item\tPrice\nlamp\t3\nWhat is it?"', "spam"), ('"Item\tPrice\npump\t4\nAnd it?"', "ham")], 6),
+        ([("What is (it)?", '"One.\nHe said ""no"".\tTwo."')], 2),
+        ([("Write it.", '"func one(x int) int {\n\treturn x + 1\n}"')], 3),
+        ([('"Step\tTwo"', "This.")], 1),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_of_a_cell_with_tabs_are_no_rows_though_they_have_as_many_cells_as_one(
+    make: Make, rows: Rows, spread: list[tuple[str, str]], lines: int, end: str
+) -> None:
+    data = b"".join(line + end.encode() for line in table(*BOTH[:10], *spread, *BOTH[10:]).splitlines())
+    made = make({"a.tsv": data}, "d1")
+    assert chats(rows(made)) == dict(BOTH)
+    assert made.counts["ragged"] == lines
+    assert len(rows(make({"a.tsv": data}, "d2", data={"quotes": "always"}))) == 30 + len(spread)
+
+
+def test_lines_that_may_be_parts_of_cells_are_rows_where_the_recipe_says_so(make: Make, rows: Rows) -> None:
+    pairs = [*BOTH, *((f"{n}", cell) for n, cell in enumerate(['"Now', 'wait"', '"until', 'ready"']))]
+    assert make({"a.tsv": table(*pairs)}, "d1").counts["ragged"] == 4
+    assert chats(rows(make({"a.tsv": table(*pairs)}, "d2", data={"quotes": "never"}))) == dict(pairs)
+
+
+@pytest.mark.parametrize(
+    ("others", "told"), [([], True), ([('It is 5" wide', "yes")], False), ([('"No", he said', "yes")], False)]
+)
+def test_a_quote_that_a_later_row_closes_is_a_character_and_told_unless_a_row_says_that_quotes_are(
+    make: Make, rows: Rows, store: FolderStore, others: list[tuple[str, str]], told: bool
+) -> None:
+    pairs = [*BOTH[:10], ("one", '"Now wait'), *BOTH[10:20], ("two", 'until it is ready"'), *BOTH[20:], *others]
+    made = make({"a.tsv": table(*pairs)})
+    assert chats(rows(made)) == dict(pairs)
+    line = "a.tsv: 1 rows open a quote that a later line closes, both read as characters; if a cell runs over lines"
+    assert any(one.startswith(line) for one in card_of(store, made)["warnings"]) == told
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(
     ("again", "mark"),
