@@ -29,14 +29,20 @@ def warnings(
     read: Sequence[int],
     keys: Mapping[str, int],
 ) -> list[str]:
-    """What people should know of their files, beyond the quarantine. :param keys: see `unknown_keys`."""
-    told = {f"{task.name}: {warning}": None for task in work for warning in task.split.format.warnings}
+    """What people should know of their files, beyond the quarantine: first what is not learned as somebody may think.
+
+    :param keys: see `unknown_keys`.
+    """
     recoded = f"lines are not UTF-8, and were read as {rules.encoding}"
     python = "rows hold a list, object, tuple or bytes as Python shows it; if that is not meant, write the text alone"
     chats = (
         "rows hold a conversation, a message or its parts as JSON text, learned as it is: name a column of "
         "conversations in `data.columns` as `messages`, and write of a message its text alone"
     )
+    found: dict[str, Counter[str]] = {}  # names of files, with rows where these are counted, by what is told of them
+    for task in work:
+        for warning in task.split.format.warnings:
+            found.setdefault(warning, Counter())[task.name] += 0
     rounded = (
         "rows have a group, label or source that Excel has rounded, as 1.23457E+17: several that differed may be one; "
         "have Excel write the column as text, from the original"
@@ -51,21 +57,23 @@ def warnings(
         counted[rounded][task.name] += report.rounded
         for seen, number in report.dialect.items():
             counted[SEEN[seen]][task.name] += number
-    for what, rows in counted.items():
-        told |= {f"{name}: {count:,} {what}": None for name, count in sorted((+rows).items())}
-    looks: dict[str, dict[str, None]] = {}
+    found |= {what: +rows for what, rows in counted.items() if +rows}
     for task in work:
         if task.split.format.looks is not None:
-            looks.setdefault(task.split.format.looks, {})[task.name] = None
-    told |= {f"{', '.join(first_of(list(names), _FILES, 'files'))}: {what}": None for what, names in looks.items()}
-    for name in sorted({task.name for task, report in reports if report.unlisted}):
-        told[f"{name}: it has too many columns to count them all; are some of their names data?"] = None
-    told |= {f"{file.key}: the file is empty": None for file in files if file.size == 0}
-    told |= {f"{file.key}: no rows": None for rows, file in zip(read, files, strict=True) if file.size and not rows}
-    told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}
+            found.setdefault(task.split.format.looks, Counter())[task.name] += 0
+    wide = "too many columns to count them all; are some of their names data?"
+    found[wide] = Counter(dict.fromkeys((task.name for task, report in reports if report.unlisted), 0))
+    found["the file is empty"] = Counter({file.key: 0 for file in files if file.size == 0})
+    found["no rows"] = Counter({file.key: 0 for rows, file in zip(read, files, strict=True) if file.size and not rows})
+    told = {line: None for what, names in found.items() if names for line in _lines(names, what)}
     columns = {name for _, report in reports for name in report.columns}
     told |= dict.fromkeys(said([file.key for file in files], columns))
+    told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}  # each by its name, so last
     lines = first_of(list(told), _WARNINGS, "warnings about files")
+    if keys:
+        named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
+        shown = first_of(named, _KEYS, "keys (card.json has them)")
+        lines.insert(0, f"Keys that mean nothing here and are not learned: {', '.join(shown)}")
     unset: Counter[str] = Counter()
     for _, report in reports:
         unset.update(report.unset)
@@ -75,10 +83,6 @@ def warnings(
         lines.insert(
             0, f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
         )
-    if keys:
-        named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
-        shown = first_of(named, _KEYS, "keys (card.json has them)")
-        lines.append(f"Keys that mean nothing here and are not learned: {', '.join(shown)}")
     return lines
 
 
@@ -102,6 +106,17 @@ _QUOTED: Final = (
 )
 #: One row in so many is more than a literal of a program here and there.
 _FEW: Final = 100
+
+
+def _lines(names: Counter[str], what: str) -> list[str]:
+    """What is told of files: in one line, or one each where they are few and have rows.
+
+    :param names: of them, with their rows where these are counted.
+    """
+    rows = f"{total:,} " if (total := names.total()) else ""
+    if rows and len(names) <= _FILES:
+        return [f"{name}: {names[name]:,} {what}" for name in sorted(names)]
+    return [f"{', '.join(first_of(sorted(names), _FILES, 'files'))}: {rows}{what}"]
 
 
 def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[str, int]:

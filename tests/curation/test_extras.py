@@ -250,7 +250,7 @@ def test_columns_whose_names_are_data_do_not_fill_the_manifest(make: Make, store
     manifest = make({"a.jsonl": lines(rows)})
     assert manifest.counts["input"] == 200
     assert len(manifest.columns["JSON"]) == 500
-    warning, keys = json.loads(store.get(manifest.files["card_json"]))["warnings"]
+    keys, warning = json.loads(store.get(manifest.files["card_json"]))["warnings"]
     assert "too many columns" in warning
     assert keys.count("(1 rows)") == 100
     many = {f"c{n:04}": {"string": n + 1} for n in range(1000)}

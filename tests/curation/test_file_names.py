@@ -14,6 +14,7 @@ import pytest
 import curation
 from curation.formats import decide
 from curation.reasons import Reason
+from curation.told import card_lines
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -141,6 +142,15 @@ def test_files_that_look_alike_are_told_in_one_line(make: Make, store: FolderSto
         "01.txt, 02.txt, 03.txt, and 26 more files: learned as text, a paragraph a row, though it looks like JSON; "
         + how
     ]
+
+
+def test_what_is_told_of_many_files_is_one_line_and_hides_no_keys(make: Make, store: FolderStore) -> None:
+    part = "prompt,completion,note\n" + "".join(f'{{0}} and {n}?,"It is {n}.\nSo.",x\n' for n in range(2))
+    told = make({f"{n:02}.csv": part.replace("{0}", f"What is {n}").encode() for n in range(25)} | {"e.csv": b""})
+    lines = card_lines(json.loads(store.get(told.files["card_json"])))
+    assert lines[0] == "Keys that mean nothing here and are not learned: `note` (50 rows)"
+    assert lines[1].startswith("00.csv, 01.csv, 02.csv, and 22 more files: 50 records run over several lines, within")
+    assert lines[2:4] == ["e.csv: the file is empty", "Rows"]
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,13 @@ def test_where_a_column_is_not_names_two_files_and_counts_the_others() -> None:
 
 
 def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> None:
-    split = SimpleNamespace(
-        format=SimpleNamespace(warnings=("the name says gzip, the bytes are not compressed",), looks=None)
-    )
-    work: list[Any] = [SimpleNamespace(name=f"{n:04}.jsonl.gz", split=split) for n in range(1_500)]
+    work: list[Any] = [
+        SimpleNamespace(
+            name=f"{n:04}.csv",
+            split=SimpleNamespace(format=SimpleNamespace(warnings=(f"{n + 2} columns have no name",), looks=None)),
+        )
+        for n in range(1_500)
+    ]
     reports: list[tuple[Task, Report]] = [(task, Report(0)) for task in work]
     rules: Any = SimpleNamespace(
         encoding="utf-8",
@@ -90,9 +93,9 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
     reports[0][1].unknown["messages.mood"] = 3
     told = warnings(work, reports, rules, [], {}, [], unknown_keys(reports, rules))
     assert len(told) == 1_002
-    assert told[0] == "0000.jsonl.gz: the name says gzip, the bytes are not compressed"
-    assert told[1_000] == "and 500 more warnings about files"
-    assert told[1_001] == "Keys that mean nothing here and are not learned: `messages.mood` (3 rows)"
+    assert told[0] == "Keys that mean nothing here and are not learned: `messages.mood` (3 rows)"
+    assert told[1] == "0000.csv: 2 columns have no name"
+    assert told[1_001] == "and 500 more warnings about files"
     card = {
         "warnings": told,
         "columns": {"changed": [f"change {n}" for n in range(30)]},
