@@ -1,5 +1,6 @@
-"""Files of a drop that hold no rows: documentation and metadata of a data set by their names, and plain text that lies
-beside tables by its bytes. What is passed over is told; other files of unknown kinds are not passed over but refused.
+"""Files of a drop that hold no rows: documentation and metadata of a data set and what desktops keep in folders, by
+their names, and plain text that lies beside tables by its bytes. What is passed over is told; other files of unknown
+kinds are not passed over but refused.
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ def documents(names: Collection[str]) -> list[str]:
         if described or says in _METADATA or (says == _STATE and path.parent in saved) or cached:
             found.append(name)
     return found
+
+
+#: What Windows keeps in a folder that somebody looked at, and Office beside a file that is open.
+_KEPT: Final = re.compile(r"desktop\.ini|(eh)?thumbs\.db|~\$.*", re.IGNORECASE)
+
+
+def kept_by_desktops(names: Collection[str]) -> list[str]:
+    """Return the names of files that a desktop keeps beside others."""
+    return [name for name in names if _KEPT.fullmatch(PurePosixPath(name).name)]
 
 
 def may_be_text(name: str) -> bool:

@@ -41,12 +41,13 @@ _SIDE: Final = re.compile(
 )
 
 
-def said(names: Sequence[str], columns: Container[str]) -> list[str]:
+def said(names: Sequence[str], columns: Container[str], others: Container[str] = ()) -> list[str]:
     """Return a line for each column whose values are names of folders, as Spark and Hive partition tables, and one each
     for files that are called as those that nobody trains on, as copies, as programs, and as sides of pairs, and for
     folders that may be labels.
 
     :param names: of the files that are read, with their folders. :param columns: that rows have.
+    :param others: of these files, those that are not learned as text, whatever they are called.
     """
     values: dict[str, dict[str, None]] = {}
     for name in names:
@@ -62,7 +63,7 @@ def said(names: Sequence[str], columns: Container[str]) -> list[str]:
     if len(kept) < len(names):
         lines += _line(kept, "named as rows that are kept for tests, and learned as all others are")
     lines += _line(_copies(names), "named as copies of files beside them, and learned as all others are")
-    texts = [name for name in names if may_be_text(name)]
+    texts = [name for name in names if may_be_text(name) and name not in others]
     code = [name for name in texts if _CODE.fullmatch(PurePosixPath(name).name)]
     if len(code) < len(texts):
         lines += _line(code, "named as programs or settings, and learned as texts beside the others")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
@@ -75,6 +76,8 @@ _UNFINISHED: Final = (
 HEAD_BYTES: Final = 1 << 16
 #: Columns by which a table shows itself, whatever its name is.
 _NAMES: Final = FIELDS | {"text"}
+#: How an array of rows begins, and neither a section of settings nor a time in a log does.
+_OPEN: Final = re.compile(rb'\[\s*[\[{"\]]|\[[ \t\r]*(?:\n|$)')
 _TWICE: Final = "compressed twice"
 _PARQUET: Final = b"PAR1"
 _ARROW: Final = b"\xff\xff\xff\xff"  # of each message of a stream; Arrow's files begin otherwise
@@ -236,7 +239,11 @@ def _kind(head: bytes, expected: Kind | None) -> Kind:
     first, _, rest = body.partition(b"\n")
     first = first.strip()
     value = _json(first)
-    if body.startswith(b"[") and expected not in {"csv", "text"}:
+    if (
+        body.startswith(b"[")
+        and expected not in {"csv", "text"}
+        and (expected or value is not None or _OPEN.match(body))
+    ):
         # Lines that are whole arrays of scalars are (bad) JSON lines, all else is one array of rows.
         rows = not isinstance(value, list) or not value or any(isinstance(item, dict) for item in value)
         return "array" if rows or (expected == "array" and not rest.strip()) else "jsonl"

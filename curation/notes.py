@@ -67,7 +67,9 @@ def warnings(
     found["no rows"] = Counter({file.key: 0 for rows, file in zip(read, files, strict=True) if file.size and not rows})
     told = {line: None for what, names in found.items() if names for line in _lines(names, what)}
     columns = {name for _, report in reports for name in report.columns}
-    told |= dict.fromkeys(said([file.key for file in files], columns))
+    others = {task.name for task in work if task.split.format.kind != "text"}
+    others |= {file.key for file in files if file.size == 0}
+    told |= dict.fromkeys(said([file.key for file in files], columns, others))
     told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}  # each by its name, so last
     lines = first_of(list(told), _WARNINGS, "warnings about files")
     if keys:

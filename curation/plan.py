@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from curation import table_formats
 from curation.asked import asked
-from curation.documents import documents
+from curation.documents import documents, kept_by_desktops
 from curation.extras import Asked
 from curation.fingerprint import Near
 from curation.formats import sniff
@@ -109,6 +109,7 @@ def readable(drop: Drop, listed: Callable[[DropFile], bytes]) -> tuple[list[Drop
     replaced = table_formats.superseded(thing, known, lambda name: listed(known[name]))
     hidden = [file.key for file in files if any(part[:1] in {"_", "."} for part in file.key.split("/"))]
     passed = dict.fromkeys(hidden, "a name with a leading `_` or `.` is no data")
+    passed |= dict.fromkeys(kept_by_desktops(known), "Windows or Office keeps it beside other files")
     described = documents([file.key for file in files if file.key not in passed])
     passed |= dict.fromkeys(described, "its name is that of a data set's documentation, metadata or cache")
     passed |= {name: why for name, why in replaced.items() if name not in passed}

@@ -56,7 +56,9 @@ def test_keys_that_say_something_are_told_before_columns_and_those_beyond_the_ca
         text_column="text",
         keep_columns=None,
     )
-    task: Any = SimpleNamespace(name="a.jsonl", split=SimpleNamespace(format=SimpleNamespace(warnings=(), looks=None)))
+    task: Any = SimpleNamespace(
+        name="a.jsonl", split=SimpleNamespace(format=SimpleNamespace(kind="jsonl", warnings=(), looks=None))
+    )
     report = Report(0, unknown={"messages.mask": 2}, columns={f"m{n:03}": {"number": 600 - n} for n in range(510)})
     reports: list[tuple[Task, Report]] = [(task, report)]
     found = unknown_keys(reports, rules)
@@ -79,7 +81,9 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
     work: list[Any] = [
         SimpleNamespace(
             name=f"{n:04}.csv",
-            split=SimpleNamespace(format=SimpleNamespace(warnings=(f"{n + 2} columns have no name",), looks=None)),
+            split=SimpleNamespace(
+                format=SimpleNamespace(kind="csv", warnings=(f"{n + 2} columns have no name",), looks=None)
+            ),
         )
         for n in range(1_500)
     ]

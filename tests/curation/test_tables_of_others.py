@@ -13,6 +13,7 @@ import pytest
 
 from curation.documents import documents
 from curation.folders import said
+from curation.formats import decide
 from curation.gate import checks
 from curation.notes import NoUsableRowError
 from curation.told import card_lines
@@ -325,6 +326,34 @@ def test_caches_beside_a_saved_data_set_are_none_of_its_rows() -> None:
 def test_the_state_of_a_saved_data_set_is_none_beside_its_files_alone() -> None:
     names = ["a/state.json", "a/data-00000-of-00001.arrow", "b/state.json", "b/texas.jsonl", "state.json"]
     assert documents(names) == ["a/state.json"]
+
+
+SETTINGS = b"[.ShellClassInfo]\r\nIconResource=C:\\x.dll,4\r\n"
+
+
+@pytest.mark.parametrize("name", ["desktop.ini", "a/Desktop.ini", "Thumbs.db", "~$train.xlsx"])
+def test_what_a_desktop_keeps_in_a_folder_is_no_row_and_is_told(make: Make, store: FolderStore, name: str) -> None:
+    data = b"\xd0\xcf\x11\xe0" + bytes(400) if name == "Thumbs.db" else SETTINGS
+    made = make({f"{n}.txt": f"page {n} of many".encode() for n in range(20)} | {name: data})
+    assert made.counts["input"] == made.counts["train"] + made.counts["eval"] == 20
+    told = f"{name}: passed over, because Windows or Office keeps it beside other files"
+    assert told in card_lines(card_of(store, made))
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [("[.Section]\na=b\n", "text"), ("[tool]\n", "text"), ("[00:01] It was on.\n", "text"), ("[1] A. Smith\n", "text"),
+     ('[{"text": "x"},\n', "array"), ("[\n", "array"), ("[ [1],", "array"), ("[]", "array"),
+     ("[1, 2]\n[3, 4]\n", "jsonl")],
+)  # fmt: skip
+def test_a_bracket_makes_no_array_of_a_file_that_is_called_nothing(head: str, kind: str) -> None:
+    assert decide(head.encode(), "a.ini").kind == kind
+    assert decide(head.encode(), "a.json").kind in {"array", kind}
+
+
+def test_files_that_are_no_texts_are_not_told_as_some(make: Make, store: FolderStore) -> None:
+    made = make({"a.txt": b"A page.", "b.lock": b"", "rows.lock": LINES}, data={"text_files": "read"})
+    assert not any("learned as texts" in line for line in card_of(store, made)["warnings"])
 
 
 def lines(first: int, last: int) -> bytes:
