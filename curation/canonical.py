@@ -340,7 +340,7 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
         try:
             value = parse_text(value)
         except ValueError:
-            cause = shapes.repr_of_python(value) or "is text, but not a JSON list"
+            cause = shapes.repr_of_python(value) or f"is text, but not a JSON list of messages: {_ONE_TEXT}"
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {cause}") from None
     if isinstance(value, dict):
         if value and all(isinstance(key, str) and key.isdecimal() for key in value):
@@ -353,7 +353,8 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
     found: list[Message] = []
     for message in value:
         if not isinstance(message, dict) and not isinstance(message := shapes.parsed(message), dict):
-            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` holds {_kind(message)}, not an object")
+            cause = f"texts, not objects: {_WHO}" if isinstance(message, str) else f"{_kind(message)}, not an object"
+            raise RejectError(Reason.BAD_MESSAGES, f"`{name}` holds {cause}")
         role, content = message.get("role"), message.get("content")
         if role is None:
             role = message.get("from")
@@ -362,7 +363,11 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
         if not isinstance(role, str):
             role = shapes.texts(role)
         if not isinstance(role, str):
-            raise RejectError(Reason.BAD_MESSAGES, "a message has no role")
+            if role is None and not prompt and (pair := _both_sides(message, nulls)):
+                found += pair
+                continue
+            keys = ", ".join(f"`{key}`" for key in message)[:80]
+            raise RejectError(Reason.BAD_MESSAGES, f"a message has no role, but {keys or 'nothing'}: {_WHO}")
         known = ROLES.get(role) or ROLES.get(role.strip().lower())
         if known is None:
             raise RejectError(Reason.UNKNOWN_ROLE, f"role {role[:40]!r}")
@@ -375,6 +380,22 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
         if prompt and found[-1][0] == "assistant" and not turns.flagged(message):
             found[-1] = (*found[-1][:2], turns.both(found[-1][2], _GIVEN))
     return found
+
+
+_ONE_TEXT: Final = (
+    "if it is one side of a pair, or the text, name it in `data.columns` as `prompt`, `completion` or `text`"
+)
+_WHO: Final = "write each as an object with `role`, which says who speaks, and `content`"
+
+
+def _both_sides(both: Mapping[Any, Any], nulls: bool) -> list[Message]:
+    """What is asked and answered in an object that holds both, as a pair of a row's fields; empty for any other."""
+    for asked, answered in PAIRS:
+        if isinstance(both.get(asked), str) and isinstance(both.get(answered), str):
+            (first, *rest), used = _pair(both, asked, answered, nulls)
+            others = tuple(str(key) for key, value in both.items() if key not in used and value is not None)
+            return [(*first[:2], turns.both(first[2], turns.Beside({}, others) if others else None)), *rest]
+    return []
 
 
 #: An answer that stands in a prompt, as TRL has it: only the completion is learned.

@@ -83,6 +83,9 @@ SAID = [{"role": "system", "content": "s"}, *CHAT]
          [("user", "q"), ("assistant", "b")], ("answer",)),
         ({"instruction": "q", "Input": "x", "output": "a"}, [("user", "q\n\nx"), ("assistant", "a")], ()),
         ({"Question": "q", "Answer": "a", "TEXT": "x", "Label": "l"}, TALK, ("TEXT",)),
+        ({"turns": [{"question": "q", "answer": "a", "id": 1, "note": None}]}, TALK, ("messages.id",)),
+        ({"turns": [{"user": "q", "assistant": "a"}] * 2}, TALK * 2, ()),
+        ({"turns": [{"instruction": "q", "input": "x", "output": "a"}]}, [("user", "q\n\nx"), TALK[1]], ()),
     ],
 )  # fmt: skip
 def test_no_content_beside_other_content_goes_without_a_word(
