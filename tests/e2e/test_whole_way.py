@@ -160,6 +160,7 @@ def test_a_checkpoint_chosen_in_mlflow_is_evaluated_and_the_answer_stands_there(
 def test_the_log_tells_who_failed_and_from_where_it_went_on(stack: Stack, first: str) -> None:
     log = "\n".join(stack.connection.airflow.log(FINETUNE, first, "train", 1))
     assert "SIGKILL" in log
+    assert "failed, killed: " in log
     assert "step 5/60" in log or "step" in log
     assert "resuming from checkpoint step-" in stack.log(first, "train")
 
