@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from typing import Final
 
@@ -24,12 +25,17 @@ _BEGINS: Final = (
     (re.compile(r"```\w*\s*\n\s*[\[{]"), "rows in blocks of Markdown", _BLOCKS),
     (re.compile(r"__label__\S+\s"), "fastText's rows", f"{_LINES} with `text` and `label`"),
     (re.compile(r"(?:---\s*\n)?-\s+[\w\"'-]{1,80}:\s.*\n\s+[\w\"'-]{1,80}:\s"), "YAML", _LINES),
+    (re.compile(r"---[ \t]*\r?\n(?:[\w-]{1,40}:.*\n|[ \t]+.*\n){1,40}---[ \t]*\r?\n"), "Markdown with front matter",
+     _TEXT),
     (re.compile(r"(?:WEBVTT|\d+\r?\n\d\d:\d\d:\d\d[,.]\d{3} --> )"), "subtitles", _TEXT),
     (re.compile(r"(?:From|To|Received|Return-Path|Delivered-To|Subject|Date|Message-ID|MIME-Version):\s.*\n"
                 r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"), "an e-mail with its header", _TEXT),
     # A template's `<s>` and a model's thoughts are no markup.
     (re.compile(r"<(?!s>|think>)[A-Za-z!][^<>]{0,400}>(?=[\s\S]*</|\s*<)"), "XML or HTML", _TEXT),
 )  # fmt: skip
+#: Lines that each end like a sentence, where prose that was wrapped has some that do not.
+_SENTENCES: Final = 5
+_SENTENCE: Final = re.compile(r"[.!?…。！？][\"'”’)\]]*$")
 #: Names of files that Hadoop, Spark and Hive write, of which each line is a row.
 _PART: Final = re.compile(r"(?:.*/)?(?:part-(?:[a-z]-)?\d{3,}[^/]*|\d{6}_\d+(?:_copy_\d+)?)", re.IGNORECASE)
 
@@ -56,6 +62,21 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
         marks = {line.count(mark) for line in lines}
         if len(marks) == 1 and marks != {0}:
             return "looks like a table whose first line names no columns", _TABLE
+    if _is_csv(lines):
+        return "looks like a CSV table", "call it `.csv`"
+    if len(lines) >= _SENTENCES and "\n\n" not in text.replace("\r", "") and all(map(_SENTENCE.search, lines)):
+        return "has lines that each end like a sentence", _LINES
     if _PART.fullmatch(name) and not re.search(r"\n\s*\n", text):
         return "is named as a part of which each line is a row", _LINES
     return None
+
+
+def _is_csv(lines: list[str]) -> bool:
+    """Whether lines are a table whose first one names columns, and most of which have a text in quotes."""
+    try:
+        rows = list(csv.reader(lines, strict=True))
+    except csv.Error:
+        return False
+    width = len(rows[0])
+    named = width > 1 and all(re.fullmatch(r"[\w .-]{1,40}", cell) for cell in rows[0])
+    return named and {len(row) for row in rows} == {width} and 2 * sum('"' in line for line in lines) > len(lines)
