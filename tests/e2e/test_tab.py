@@ -65,12 +65,18 @@ def test_the_tab_shows_ranks_and_a_falling_loss(stack: Stack, training: str, pag
     expect(tab.locator("#job")).to_contain_text("1 of 1 pods run")
     expect(tab.locator("#job table")).to_contain_text("master-0")
     expect(tab.locator("#log summary", has_text="rank 0")).to_be_visible()  # the other one prints nothing
-    expect(tab.locator("#curve-train-loss path")).to_be_visible(timeout=120_000)
+
+    def points() -> int:
+        (tracked,) = stack.tracked(training)
+        return len(stack.mlflow.get_metric_history(tracked.info.run_id, "train/loss"))
+
+    wait("a curve", lambda: points() > 1, progress=points)
+    expect(tab.locator("#curve-train-loss path")).to_be_visible()
     expect(tab.locator("#checkpoints")).to_contain_text("would resume from step")
     keep(page, "tab")
     with page.context.expect_page() as beside:  # out of the frame, which a sandbox would not let
         tab.get_by_role("link", name="MLflow run").click()
-    expect(beside.value.get_by_text(f"{FAMILY}-").first).to_be_visible()
+    expect(beside.value.get_by_text(f"{FAMILY}/one").first).to_be_visible()
     beside.value.close()
 
     # On the run the same page chooses the task at work; by the UI's own theme it is dark.

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import botocore.loaders
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
@@ -155,10 +156,9 @@ def test_a_condition_in_a_link_is_one_too(server: Server) -> None:
 def test_a_sub_resource_is_not_the_whole(server: Server) -> None:
     """Of every write that S3 has, and of some that it has not, no object and no bucket is changed."""
     client = server.client()
-    model = client.meta.service_model
-    asked = [
-        (http["method"], http["requestUri"]) for http in (model.operation_model(n).http for n in model.operation_names)
-    ]
+    # Read anew: clients take the bucket out of the addresses of operations that they have called, for all that follow.
+    model = botocore.loaders.Loader().load_service_model("s3", "service-2")
+    asked = [(one["http"]["method"], one["http"]["requestUri"]) for one in model["operations"].values()]
     writes = [
         (method, uri) for method, uri in asked if method not in {"GET", "HEAD"} and "?" in uri and "{Bucket}" in uri
     ]
