@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,8 +190,9 @@ def test_mlflows_server_answers_like_the_model(models: dict[str, str], answers: 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", models[name], "--env-manager", "local"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # it starts uvicorn by its name
     server = subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)],
+        [*command, "--host", "127.0.0.1", "--port", str(port)], env={**os.environ, "PATH": path},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
@@ -210,7 +212,8 @@ def test_mlflows_server_answers_like_the_model(models: dict[str, str], answers: 
             for row in answers[name]["again"]
         ]
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
