@@ -21,6 +21,7 @@ from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
 from dropforge.rest import Rest
 from dropforge.store import MissingObjectError
+from dropforge.text import read_count
 
 _TAKEN: Final = 10.0  # seconds that a drop may take to be taken by a run
 _NEWEST: Final = 100  # runs among which one is looked for
@@ -90,6 +91,8 @@ def find(connection: Connection, word: str, *, started: bool = True) -> Named:
 def find_dag_run(connection: Connection, word: str | None) -> tuple[str, str]:
     """The Airflow id and the title of a run, by any of its names; the newest run if `word` is None."""
     if word is not None:
+        if "__" in word:  # who follows it bears with an Airflow that is away
+            return word, word
         dag_run = _dag_run_of(connection, word)
         if dag_run is not None:
             return dag_run, word
@@ -173,8 +176,9 @@ def _numbered(connection: Connection, drop: Drop, number: str) -> str:
     """The run that took a drop as the first (1), the second, ..."""
     entry = ledger.find(connection.store, drop)
     owners = [] if entry is None else ledger.owners(connection.store, entry.family, entry.id)
-    if number.isdecimal() and 1 <= int(number[:6]) <= len(owners):
-        return owners[int(number) - 1]
+    place = read_count(number) or 0
+    if 1 <= place <= len(owners):
+        return owners[place - 1]
     title = f"{drop.family}/{drop.drop}"
     known = f"`{title}#1` to `{title}#{len(owners)}`" if len(owners) > 1 else f"`{title}`" if owners else "none"
     raise DataError(f"run {title}#{number}", f"{len(owners)} runs have taken this drop", f"There is {known}")

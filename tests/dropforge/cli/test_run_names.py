@@ -101,6 +101,7 @@ def test_two_runs_are_compared_by_any_of_their_names(terminal: Terminal, family:
         ("{name}", "it is a family, and no run"),
         ("{name}/first#3", "2 runs have taken this drop. There is `{name}/first#1` to `{name}/first#2`"),
         ("{name}/first#x", "2 runs have taken this drop"),
+        ("{name}/first#0000010000", "2 runs have taken this drop"),
         ("{name}/nope", "drop {name}/nope: there is no _SUCCESS yet"),
         ("{name}/7", "the registered model '{name}' has none of this name"),
         ("{name}@nope", "has none of this name"),
