@@ -37,7 +37,7 @@ def explain(
         manifest = _of_digest(place, dataset) or _of_run(place, find_name(connection, dataset))
     else:
         place = open_store(store)
-        manifest = _of_digest(place, dataset) or _of_run(place, dataset)
+        manifest = find(place, dataset)
     for fate in ends_of(place, manifest, row):
         console.print(Text.assemble((f"{fate.file}@{fate.position}", "bold"), f"  {fate.end}"))
         console.print(Text(fate.why))
@@ -45,6 +45,14 @@ def explain(
             console.print(Text(f"content key {fate.key}", "dim"))
         if fate.head:
             console.print(Text(fate.head, "dim"))
+
+
+def find(store: Store, dataset: str) -> Manifest:
+    """The dataset version of a run, by the run's own name, or of a family by the first digits of its digest.
+
+    :raises DataError: if there is none, or several begin so.
+    """
+    return _of_digest(store, dataset) or _of_run(store, dataset)
 
 
 def _of_digest(store: Store, dataset: str) -> Manifest | None:

@@ -86,7 +86,7 @@ READERS: dict[str, tuple[str, Callable[[Store], Any], bool]] = {
     "runs": (layout.run_key("fam-1"), lineage.runs, False),
     "trained": (layout.run_key("fam-1"), lambda store: retrains.trained(store, CHAMPION).drops, False),
     "place": (layout.run_key("fam-1"), lambda store: trainings._elsewhere(store, "fam-1"), False),
-    "manifest": ("datasets/fam/00/manifest.json", lambda store: find(store, "fam/0"), True),
+    "manifest": ("datasets/fam/0000/manifest.json", lambda store: find(store, "fam/0000"), True),
     "champion": (
         layout.report_key("fam-1"),
         lambda store: start.champion_files(store, Champion("1", f"{store.uri}/runs/fam-1/model", "r", "fam-1", "d")),

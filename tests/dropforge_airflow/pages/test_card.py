@@ -13,7 +13,7 @@ from dropforge.store import S3Store
 from tests.dropforge_airflow.pages.conftest import Server
 
 PATH = f"/dags/{FINETUNE_DAG}/card"
-DIGEST = uuid.uuid4().hex * 2
+DIGEST = "0123456789abcdef" * 4
 
 
 @pytest.fixture
