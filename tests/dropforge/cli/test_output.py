@@ -70,7 +70,7 @@ def test_a_command_without_standard_streams_opens_no_file_in_their_place(
 def test_a_terminal_of_no_columns_is_written_to(columns: str) -> None:
     env = {**os.environ, "COLUMNS": columns}
     done = subprocess.run([sys.executable, "-c", RICH], env=env, capture_output=True, text=True, check=True)
-    assert "Commands" in done.stdout
+    assert "Clusters" in done.stdout
 
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -52,7 +52,7 @@ def test_the_rank_that_failed_first_is_named_and_the_others_are_ended(place):
 def test_a_killed_rank_is_the_cause_and_broken_peers_are_its_victims(place):
     job = place.submit(MEET + '[ "$RANK" = 1 ] && exit 137; sleep 8; echo Connection closed by peer; exit 21', nodes=2)
     seen = job.ended()
-    assert (seen.reason, seen.retryable, seen.replica, seen.exit_code) == (Reason.UNKNOWN, True, "worker-0", 137)
+    assert (seen.reason, seen.retryable, seen.replica, seen.exit_code) == (Reason.KILLED, True, "worker-0", 137)
 
 
 def test_last_lines_stand_in_for_a_termination_message(place):
