@@ -184,7 +184,7 @@ def test_colour_is_only_where_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_stretches_spell_the_whole_text(trained: Toy) -> None:
     tokenizer = AutoTokenizer.from_pretrained(f"{address(trained)}/model")
-    ids = tokenizer("<|im_start|>aé b<|im_end|> c<|im_end|>")["input_ids"]
+    ids = tokenizer("<|im_start|>aé b<|im_end|> c<|im_end|>", add_special_tokens=False)["input_ids"]
     trained_mask = [index % 3 > 0 for index in range(len(ids))]
     parts = list(split(ids, trained_mask, tokenizer.all_special_ids, tokenizer))
     assert sum(part.tokens for part in parts) == len(ids)

@@ -137,12 +137,11 @@ def test_exit_codes_are_those_of_the_code():
     for codes, cells in rows("operator.md", "exit code").items():
         for code in re.findall(r"\d+", codes):
             found[int(code)] = cells
-    assert set(found) - {0} == set(EXIT_CODES) - {137}
+    assert set(found) - {0} == set(EXIT_CODES)
     for code, reason in EXIT_CODES.items():
-        if code != 137:  # unknown, like any other
-            meaning, again = found[code]
-            assert meaning.startswith(str(reason))
-            assert (again == "yes") == RETRYABLE[reason]
+        meaning, again = found[code]
+        assert meaning.startswith(str(reason))
+        assert (again == "yes") == RETRYABLE[reason]
 
 
 def test_the_shipped_roles_are_explained():
