@@ -42,6 +42,8 @@ _SPENT: dict[tuple[str, str], tuple[float, float]] = {}
 
 # Files and tests that take longer than `make test` has room for, each with the seconds that were measured.
 _SLOW = {line.split()[1] for line in (Path(__file__).parent / "slow.txt").read_text().splitlines()}
+#: What all else relies on is held on S3 too; what is decided on top of it is held on folders first.
+ABOUT_STORES = {"test_store.py", "test_ledger.py"}
 BOUND = 3.0  # seconds beside others on a busy machine; slow.txt has what takes one on a quiet one
 
 RANKS = "tests/trainer/test_ranks"  # one server of ranks for all of them
@@ -162,7 +164,8 @@ def is_slow(nodeid: str) -> bool:
 @pytest.hookimpl(tryfirst=True)  # before `-m` picks by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_slow(item.nodeid):
+        of_s3 = "store" in item.fixturenames and item.name.partition("[")[2].startswith("s3")  # type: ignore[attr-defined]
+        if is_slow(item.nodeid) or (of_s3 and item.path.name not in ABOUT_STORES):
             item.add_marker("slow")
     order = {name: number for number, name in enumerate(_LONGEST)}
 
