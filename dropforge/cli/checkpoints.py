@@ -10,7 +10,7 @@ import typer
 from dropforge import checkpoints as kept
 from dropforge.cli.connect import StateOption, connect
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
-from dropforge.cli.named import RunArgument, find
+from dropforge.cli.named import RunArgument, find_row
 from dropforge.cli.patience import asking_rest
 from dropforge.errors import DataError
 from dropforge.rest import Rest
@@ -30,9 +30,7 @@ def checkpoints(
     if step is not None and verb not in kept.VERBS:
         raise typer.BadParameter(f"choose one of {', '.join(kept.VERBS)}", param_hint="VERB")
     connection = connect(state)
-    rest, row = Rest(connection.settings.tracking_uri), find(connection, run, started=False).row
-    if row is None:
-        raise DataError(f"run {run}", "it has not been opened yet", "Try again once its task `open_run` is over")
+    rest, row = Rest(connection.settings.tracking_uri), find_row(connection, run)
     with asking_rest(connection.settings.tracking_uri):
         found = kept.checkpoints(rest, str(row["info"]["experiment_id"]), str(row["info"]["run_id"]))
         if step is None or verb is None:

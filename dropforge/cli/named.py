@@ -76,16 +76,7 @@ def find(connection: Connection, word: str, *, started: bool = True) -> Named:
     dag_run = _dag_run_of(connection, word)
     if dag_run is not None:
         return opened(connection, dag_run, word)
-    uri = connection.settings.tracking_uri
-    with asking_rest(uri), ThreadPoolExecutor(1) as pool:
-        (found,) = find_runs(Rest(uri), [word], pool)
-    tags = tags_of(found.row)
-    dag_run = tags.get(tracking.TAG_DAG_RUN, "")
-    if started and not dag_run:
-        raise DropforgeError(
-            f"run {word}", "Airflow did not start it: MLflow knows no DAG run of it", "List runs with `dropforge runs`"
-        )
-    return Named(tags.get(tracking.TAG_RUN, word), dag_run, found.row)
+    return _find_in_mlflow(connection, word, started=started)
 
 
 def find_dag_run(connection: Connection, word: str | None) -> tuple[str, str]:
@@ -96,7 +87,7 @@ def find_dag_run(connection: Connection, word: str | None) -> tuple[str, str]:
         dag_run = _dag_run_of(connection, word)
         if dag_run is not None:
             return dag_run, word
-        named = find(connection, word)
+        named = _find_in_mlflow(connection, word)
         return named.dag_run, named.title
     uri = connection.settings.tracking_uri
     with asking_rest(uri):
@@ -112,10 +103,15 @@ def find_name(connection: Connection, word: str) -> str:
     """The name of an opened run, by which its folder is found. Where it is given, only the bucket is asked."""
     if layout.is_run(word) and connection.store.stat(layout.run_key(word)) is not None:
         return word
+    return tags_of(find_row(connection, word))[tracking.TAG_RUN]
+
+
+def find_row(connection: Connection, word: str) -> Row:
+    """An opened run as MLflow gives it, whoever started it. :raises DataError: if it is not opened yet."""
     named = find(connection, word, started=False)
-    if not named.run:
-        raise DropforgeError(f"run {word}", "it has not been opened yet", "Try again once its task `open_run` is over")
-    return named.run
+    if named.row is None or not named.run:
+        raise DataError(f"run {word}", "it has not been opened yet", "Try again once its task `open_run` is over")
+    return named.row
 
 
 def name_for_mlflow(connection: Connection, word: str) -> str:
@@ -166,6 +162,20 @@ def _dag_run_of(connection: Connection, word: str) -> str | None:
     dag_run = wait_for_run(connection, drop, _TAKEN)
     _check_begun(connection, dag_run, word)
     return dag_run
+
+
+def _find_in_mlflow(connection: Connection, word: str, *, started: bool = True) -> Named:
+    """A run by its name, the beginning of it, or its version. :raises DropforgeError: as `find`."""
+    uri = connection.settings.tracking_uri
+    with asking_rest(uri), ThreadPoolExecutor(1) as pool:
+        (found,) = find_runs(Rest(uri), [word], pool)
+    tags = tags_of(found.row)
+    dag_run = tags.get(tracking.TAG_DAG_RUN, "")
+    if started and not dag_run:
+        raise DropforgeError(
+            f"run {word}", "Airflow did not start it: MLflow knows no DAG run of it", "List runs with `dropforge runs`"
+        )
+    return Named(tags.get(tracking.TAG_RUN, word), dag_run, found.row)
 
 
 def _is_drop(connection: Connection, family: str, name: str) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from airflow.sdk import BaseOperatorLink
+from kubeflow_training.links import PublishedLink
 
 from dropforge.mlflow_pages import artifact_page, version_page
 
@@ -14,18 +14,15 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 
-class _Link(BaseOperatorLink):
-    """A link that the worker makes at the task's end, and Airflow keeps under `xcom_key`; empty if there is nothing."""
+def airflow_url() -> str:
+    """The address of Airflow's pages; empty if it is not set."""
+    from airflow.sdk.configuration import conf
 
-    title: ClassVar[str]
+    return str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
 
-    @property
-    def name(self) -> str:
-        return self.title
 
-    @property
-    def xcom_key(self) -> str:
-        return f"dropforge_{self.title.lower().replace(' ', '_')}_link"
+class _Link(PublishedLink):
+    """A link that the worker makes at the task's end, and Airflow keeps under `key`; empty if there is nothing."""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         from airflow.sdk.execution_time.xcom import XCom
@@ -41,20 +38,17 @@ class _Link(BaseOperatorLink):
 class DatasetCardLink(_Link):
     """The card of the dataset version that `curate` made, served by Dropforge's pages in Airflow."""
 
-    title = "Dataset card"
+    title, key = "Dataset card", "dropforge_dataset_card_link"
 
     def address(self, task: Any, made: dict[str, Any]) -> str:
-        from airflow.sdk.configuration import conf
-
-        base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
         asked = urlencode({"family": task.planned["family"], "digest": made["digest"]})
-        return f"{base}/dropforge/dags/{task.dag_id}/card?{asked}"
+        return f"{airflow_url()}/dropforge/dags/{task.dag_id}/card?{asked}"
 
 
 class VerdictLink(_Link):
     """The verdict of `decide`, as MLflow keeps it beside the run."""
 
-    title = "Verdict"
+    title, key = "Verdict", "dropforge_verdict_link"
 
     def address(self, task: Any, made: dict[str, Any]) -> str:  # noqa: ARG002 - those of all links
         return artifact_page(task.op_args[0]["mlflow_url"], "verdict.md")
@@ -63,7 +57,7 @@ class VerdictLink(_Link):
 class ModelVersionLink(_Link):
     """The version that `register` made."""
 
-    title = "Model version"
+    title, key = "Model version", "dropforge_model_version_link"
 
     def address(self, task: Any, made: dict[str, Any]) -> str:
         from dropforge.settings import from_env
@@ -71,10 +65,10 @@ class ModelVersionLink(_Link):
         return version_page(from_env().tracking_uri, task.op_args[0]["family"], made["version"])
 
 
-class OpenedRunLink(_Link):
+class OpenedRunLink(PublishedLink):
     """The MLflow run of the task's first argument."""
 
-    title = "MLflow run"
+    title, key = "MLflow run", "dropforge_mlflow_run_link"
 
     def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
         opened = operator.op_args[0]

@@ -5,14 +5,11 @@ Airflow calls this in the scheduler, for a task cannot write its run's note. Wha
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from airflow.listeners import hookimpl
-
-log = logging.getLogger(__name__)
 
 _DAG: Final = "dropforge_finetune"
 _RUN, _RESULT = "Run: ", "Result: "

@@ -22,7 +22,7 @@ LOGS_URL_VARIABLE: Final = "KUBEFLOW_TRAINING_LOGS_URL"
 MLFLOW_URL_VARIABLE: Final = "KUBEFLOW_TRAINING_MLFLOW_URL"
 
 
-class _PublishedLink(BaseOperatorLink):
+class PublishedLink(BaseOperatorLink):
     """A link whose address the operator publishes under `xcom_key`."""
 
     title: ClassVar[str]
@@ -43,19 +43,19 @@ class _PublishedLink(BaseOperatorLink):
         return str(XCom.get_value(ti_key=ti_key, key=self.xcom_key) or "")
 
 
-class PyTorchJobLink(_PublishedLink):
+class PyTorchJobLink(PublishedLink):
     """The job's page: `job_url` of the operator or `KUBEFLOW_TRAINING_JOB_URL`."""
 
     title, key = "Job", LINK_KEY
 
 
-class PodLogsLink(_PublishedLink):
+class PodLogsLink(PublishedLink):
     """The logs of the job's pods: `logs_url` of the operator or `KUBEFLOW_TRAINING_LOGS_URL`."""
 
     title, key = "Pod logs", LOGS_LINK_KEY
 
 
-class MlflowRunLink(_PublishedLink):
+class MlflowRunLink(PublishedLink):
     """The job's MLflow run: `mlflow_url` of the operator or `KUBEFLOW_TRAINING_MLFLOW_URL`."""
 
     title, key = "MLflow run", MLFLOW_LINK_KEY

@@ -17,6 +17,7 @@ from airflow.sdk import BaseNotifier
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.alerts.texts import Alert, Where
+from dropforge_airflow.links import airflow_url
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -127,12 +128,10 @@ def failure(found: Where, task: str, error: BaseException | None, attempt: int) 
 
 def where(context: Any) -> Where:
     """The run that a context is of; what cannot be found out is left out."""
-    from airflow.sdk.configuration import conf
-
     run: Any = context.get("dag_run")
     dag = str(context["dag"].dag_id)
     name = str(getattr(run, "run_id", None) or context.get("run_id"))
-    base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    base = airflow_url()
     planned, given = _pulled(context, "plan", "return_value"), dict(getattr(run, "conf", None) or {})
     planned = planned if isinstance(planned, Mapping) else {}  # a sweep's plan is a list
     family = planned.get("family") or _of_key(run) or given.get("family") or None

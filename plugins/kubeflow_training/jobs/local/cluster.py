@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
+from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
 from kubeflow_training.jobs.local import lock
-from kubeflow_training.jobs.local.capacity import Resources
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
-from kubeflow_training.jobs.local.records import needs, read_job, read_offers, read_state
+from kubeflow_training.jobs.local.records import read_job, read_offers, read_state
 from kubeflow_training.jobs.local.standing import MOST, Standing, Waiting, Working
 from kubeflow_training.jobs.local.status import event, over
 from kubeflow_training.jobs.manifest.canonical import without_nulls
@@ -136,11 +137,12 @@ class LocalCluster:
             where = (folder.name, folder.parent.name, uid)
             if plan is not None:
                 pods = plan.get("pods") if isinstance(plan.get("pods"), list) else None
-                working.append(Working(*where, needs(manifest, len(pods or state["pods"])) or Resources()))
+                working.append(Working(*where, gang_resources(manifest, len(pods or state["pods"]))))
                 continue
             standing = Standing.read(folder, uid)
+            needs = gang_resources(manifest, node_range(manifest)[0])
             turn = (standing.held, *standing.turn(job["order"], uid))
-            waiting.append((turn, Waiting(*where, standing, None, needs(manifest) or Resources(), _why(state))))
+            waiting.append((turn, Waiting(*where, standing, None, needs, _why(state))))
         found = [item for _, item in sorted(waiting, key=lambda item: item[0])]
         return [
             item if item.standing.held else replace(item, position=place) for place, item in enumerate(found, 1)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.local.capacity import Resources, gang_resources
 from kubeflow_training.jobs.local.layout import read_json
 from kubeflow_training.jobs.shapes import items, mapping
@@ -19,20 +18,13 @@ def read_job(folder: Path) -> dict[str, Any] | None:
         return None
     manifest, order = mapping(job.get("manifest")), job.get("order")
     named = all(isinstance(mapping(manifest.get("metadata")).get(key), str) for key in ("name", "namespace"))
-    if not named or not isinstance(order, int) or needs(manifest) is None:
+    if not named or not isinstance(order, int):
         return None
-    return job
-
-
-def needs(manifest: Mapping[str, Any], pods: int | None = None) -> Resources | None:
-    """What a job asks for; None of a manifest that is none.
-
-    :param pods: how many; as few as it can do with unless given.
-    """
     try:
-        return gang_resources(manifest, node_range(manifest)[0] if pods is None else pods)
+        gang_resources(manifest)  # whoever reads the job asks for them, of as many pods as it has or fewer
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         return None
+    return job
 
 
 def read_state(folder: Path) -> dict[str, Any]:
