@@ -180,27 +180,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a moto server; the environment points boto3 to it."""
-    from moto.server import ThreadedMotoServer
+    from tests.moto_server import moto_server
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
     values = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    yield values["AWS_ENDPOINT_URL"]
-    for key, value in before.items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
-    server.stop()
+    with moto_server() as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**values, "AWS_ENDPOINT_URL": url}.items():
+            patch.setenv(name, value)
+        yield url
 
 
 @pytest.fixture

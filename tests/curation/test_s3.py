@@ -8,7 +8,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
 import curation
@@ -23,23 +22,17 @@ from dropforge.recipe_data import Source
 from dropforge.saved import saved_files
 from dropforge.sources import pin
 from dropforge.store import S3Store
+from tests.moto_server import moto_server
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[S3Store]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://{host}:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
-    client.create_bucket(Bucket="bucket")
-    yield S3Store("bucket", client=client)
-    server.stop()
+    with moto_server() as url:
+        client = boto3.client(
+            "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
+        )
+        client.create_bucket(Bucket="bucket")
+        yield S3Store("bucket", client=client)
 
 
 def test_drop_in_s3(

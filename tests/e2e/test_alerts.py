@@ -13,7 +13,6 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
-from moto.server import ThreadedMotoServer
 
 from dropforge.cli.airflow import FINETUNE, ROLLBACK
 from dropforge.cli.drops import wait_for_run
@@ -21,6 +20,7 @@ from dropforge.errors import DropforgeError
 from dropforge.stack.services import source_root
 from dropforge.stack.state import read_state
 from tests.e2e.harness import EVALUATE, Stack, wait
+from tests.moto_server import moto_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -78,13 +78,10 @@ def paused(stack: Stack, name: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def told(stack: Stack) -> Iterator[Told]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield Told(stack, f"http://{host}:{port}")
-    with suppress(DropforgeError):  # the stack ends with its last test
-        stack.connection.airflow._call("DELETE", "/api/v2/variables/dropforge_notify")
-    server.stop()
+    with moto_server() as url:
+        yield Told(stack, url)
+        with suppress(DropforgeError):  # the stack ends with its last test
+            stack.connection.airflow._call("DELETE", "/api/v2/variables/dropforge_notify")
 
 
 def test_a_question_and_a_promotion_are_told_once(

@@ -352,7 +352,11 @@ def bad(toy: Toy, tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch) ->
         deaf.close()
 
 
-@pytest.mark.parametrize(("harm", "code", "cause", "mend"), TABLE, ids=[row[0].__name__ for row in TABLE])
+@pytest.mark.parametrize(
+    ("harm", "code", "cause", "mend"),
+    # A deaf hub is waited for.
+    [pytest.param(*row, id=row[0].__name__, marks=[pytest.mark.slow] * (row[0] is deaf_hub)) for row in TABLE],
+)
 def test_bad_input_is_refused_before_the_first_step(
     bad: Bad, capfd: pytest.CaptureFixture[str], harm: Callable[[Bad], None], code: int, cause: str, mend: str
 ) -> None:

@@ -32,19 +32,15 @@ from .toy import Toy, write_dataset
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
+    from tests.moto_server import moto_server
 
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    with moto_server() as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
         patch.setenv("AWS_ACCESS_KEY_ID", "test")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         s3_client().create_bucket(Bucket="forge")
         yield "s3://forge"
-    server.stop()
 
 
 @pytest.fixture(scope="module")

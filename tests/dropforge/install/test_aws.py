@@ -16,7 +16,6 @@ import yaml
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from dropforge_airflow.triggers.queue_settings import queue_troubles
-from moto.server import ThreadedMotoServer
 
 from dropforge import layout
 from dropforge.errors import DropforgeError
@@ -25,6 +24,7 @@ from dropforge.install.aws import Account, statements, template
 from dropforge.install.logs import Logs, logs_template
 from dropforge.install.steps import STEPS
 from tests.dropforge.install.test_values import merged
+from tests.moto_server import moto_server
 
 PROVIDER = (
     "arn:aws:iam::111122223333:oidc-provider/oidc.eks.eu-west-1.amazonaws.com/id/EXAMPLED539D4633E53DE1B71EXAMPLE"
@@ -161,11 +161,11 @@ def test_names_that_cannot_be_are_refused(change: dict[str, Any], thing: str) ->
 @pytest.fixture(scope="module")
 def roles() -> Iterator[dict[str, Any]]:
     """S3 as each component sees it, in an account where the stack was made and rights are held to."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
+    with moto_server() as url:
+        yield from _roles(url)
 
+
+def _roles(url: str) -> Iterator[dict[str, Any]]:
     def client(service: str, key: str = "any", secret: str = "any") -> Any:
         config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
         connect: Any = boto3.client
@@ -205,7 +205,6 @@ def roles() -> Iterator[dict[str, Any]]:
         yield found
     finally:
         _hold_to_rights(url, 10**9)
-        server.stop()
 
 
 def _hold_to_rights(url: str, after: int) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import boto3
 import pytest
 from dropforge_airflow.events import read_message
-from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
 from dropforge.cli.app import app
 from dropforge.errors import DropforgeError
 from dropforge.install.notifying import merged, wanted
+from tests.moto_server import moto_server
 
 ARN = "arn:aws:sqs:us-east-1:123456789012:dropforge-drops"
 BUCKET = "acme-uploads"
@@ -60,16 +60,18 @@ def test_an_arn_of_something_else_is_refused() -> None:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "any",
         "AWS_SECRET_ACCESS_KEY": "any",
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
+    with moto_server() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        yield from _account()
+
+
+def _account() -> Iterator[Any]:
     client: Any = boto3.client("s3")
     client.create_bucket(Bucket=BUCKET)
     for name in ("reports", "dropforge-drops"):
@@ -81,7 +83,6 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
         client.delete_object(Bucket=BUCKET, Key=item["Key"])
     client.delete_bucket(Bucket=BUCKET)
-    server.stop()
 
 
 def test_nothing_is_changed_without_apply_and_a_second_time_changes_nothing(s3: Any) -> None:
