@@ -24,8 +24,8 @@ import typer
 
 from bench.stack import REPOSITORY, ask, restarts, stack
 from dropforge import layout
-from dropforge.cli.airflow import FINETUNE, INTAKE
-from dropforge.cli.connect import Connection
+from dropforge.client.airflow import FINETUNE, INTAKE
+from dropforge.client.connection import Connection
 from dropforge.store import Store
 
 DAGS = {"intake.py": REPOSITORY / "dags/intake.py", "finetune.py": REPOSITORY / "bench/dags/burst.py"}

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from dropforge.cli.airflow import FINETUNE, INTAKE
-from dropforge.cli.connect import connect
+from dropforge.client.airflow import FINETUNE, INTAKE
+from dropforge.client.connection import connect
 from dropforge.drop import read_drop
 from dropforge.stack import control
 

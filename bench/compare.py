@@ -113,8 +113,8 @@ def child(way: str, uri: str, runs: int, page: Path) -> None:
     """Do it once; print the seconds."""
     if way == "page":
         from dropforge.cli import compare as command
-        from dropforge.cli.comparing import fetch
         from dropforge.cli.comparing.page import render
+        from dropforge.client.comparing import fetch
         from dropforge.comparison import compare
 
         began = time.perf_counter()

@@ -34,8 +34,8 @@ import typer
 from bench.bare_chain import CONNECTION
 from bench.stack import REPOSITORY, ask, stack
 from dropforge import layout
-from dropforge.cli.airflow import INTAKE
-from dropforge.cli.connect import Connection
+from dropforge.client.airflow import INTAKE
+from dropforge.client.connection import Connection
 from dropforge.stack.state import REGION
 from dropforge.store import S3Store, Store
 

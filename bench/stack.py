@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dropforge.cli.connect import Connection, connect
+from dropforge.client.connection import Connection, connect
 from dropforge.stack import control
 from dropforge.stack.databases import Databases
 from dropforge.stack.state import read_state

@@ -40,7 +40,7 @@ def main() -> int:
     leave_out_without_cluster()
     from kubernetes import client, config
 
-    from dropforge.cli.upload import find_files
+    from dropforge.client.upload import find_files
     from dropforge.samples import write_sample
     from tests.cluster.team_place import NO_IMAGE, place
 

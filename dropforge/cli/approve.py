@@ -7,9 +7,11 @@ from typing import Annotated, Final
 import typer
 from rich.markdown import Markdown
 
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.named import OptionalRunArgument, find_dag_run
+from dropforge.cli.connect import StateOption
+from dropforge.cli.named import OptionalRunArgument
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.connection import connect
+from dropforge.client.named import find_dag_run
 from dropforge.errors import DropforgeError
 from dropforge.terminal import Console, Text
 

@@ -15,9 +15,10 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.table import Table
 
-from dropforge.cli.connect import StateOption, stack_folder
+from dropforge.cli.connect import StateOption
 from dropforge.cli.measuring import StoppedError, opened, run, stoppable
 from dropforge.cli.recipes import RecipeOption
+from dropforge.client.connection import stack_folder
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.job import network_job, network_of
 from dropforge.network_baselines import (

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dropforge.cli.connect import StateOption, connect, login_text, running_stack
+from dropforge.cli.connect import StateOption, login_text
+from dropforge.client.connection import connect, running_stack
 from dropforge.errors import DropforgeError
 from dropforge.terminal import Console
 

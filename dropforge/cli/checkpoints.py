@@ -8,10 +8,12 @@ from typing import Annotated, Final
 import typer
 
 from dropforge import checkpoints as kept
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
-from dropforge.cli.named import RunArgument, find_row
-from dropforge.cli.patience import asking_rest
+from dropforge.cli.named import RunArgument
+from dropforge.client.connection import connect
+from dropforge.client.named import find_row
+from dropforge.client.patience import asking_rest
 from dropforge.errors import DataError
 from dropforge.rest import Rest
 from dropforge.terminal import Console, Text

@@ -13,13 +13,15 @@ import typer
 
 from dropforge import layout, tracking
 from dropforge.cli.comparing import links
-from dropforge.cli.comparing.fetch import collect
 from dropforge.cli.comparing.page import render
 from dropforge.cli.comparing.plain import as_json
 from dropforge.cli.comparing.terminal import show
-from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.named import RunsArgument, name_for_mlflow
-from dropforge.cli.patience import asking_mlflow, asking_rest
+from dropforge.cli.connect import StateOption
+from dropforge.cli.named import RunsArgument
+from dropforge.client.comparing.fetch import collect
+from dropforge.client.connection import connect
+from dropforge.client.named import name_for_mlflow
+from dropforge.client.patience import asking_mlflow, asking_rest
 from dropforge.comparison import ComparedRun
 from dropforge.comparison import compare as compared
 from dropforge.errors import DataError, DropforgeError

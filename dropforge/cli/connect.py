@@ -1,82 +1,19 @@
-"""How a command finds the services: by the folder that was named, the environment, or the default folder."""
+"""The option that names a stack, and how its logins are shown."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
-from dropforge import settings
-from dropforge.cli.airflow import Airflow
-from dropforge.errors import DropforgeError
-from dropforge.settings import Settings
 from dropforge.stack.secrets import secrets_path
-from dropforge.stack.state import StackState, check_folder, running_state, state_path
-from dropforge.store import S3Store, Store
 from dropforge.terminal import Console
 
 StateOption = Annotated[
     Path | None,
     typer.Option("--state", help="Folder of the embedded stack.", envvar="DROPFORGE_STATE", show_default=".dropforge"),
 ]
-
-
-class Connection(NamedTuple):
-    """What the commands talk to. `stack` is the folder of the embedded stack; None where the services are others'."""
-
-    settings: Settings
-    store: Store
-    airflow: Airflow
-    stack: Path | None = None
-
-
-def stack_folder(state: Path | None) -> Path | None:
-    """Where to look for an embedded stack; None where the environment names a bucket and nobody named a folder.
-
-    A stack's own environment names both. A bucket alone was set by hand: a demo in the default folder, stopped or not,
-    is not what was meant.
-
-    :raises DropforgeError: for a folder that no stack could have.
-    """
-    if state is None and not os.environ.get("DROPFORGE_STATE") and os.environ.get("DROPFORGE_BUCKET"):
-        return None
-    return check_folder(state or settings.default_state())
-
-
-def connect(state: Path | None) -> Connection:
-    """Connect to the stack of the state folder, or to the services that the environment names.
-
-    :raises DropforgeError: if neither is there.
-    """
-    folder = stack_folder(state)
-    if folder is None or not state_path(folder).exists():
-        if folder is not None and not os.environ.get("DROPFORGE_BUCKET"):
-            mend = "Start it with `dropforge up`, or name its folder with `--state`"
-            raise DropforgeError(
-                f"stack in {folder}", "it is not running", f"{mend}; for services of your own set DROPFORGE_BUCKET"
-            )
-        found = settings.from_env()
-        login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
-        return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
-    stack = running_stack(folder, "Start it with `dropforge up`")
-    os.environ.pop("MLFLOW_TRACKING_TOKEN", None)  # of another MLflow; it would go before the login
-    os.environ.update(stack.env())
-    found = stack.settings
-    return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder)
-
-
-def running_stack(state: Path | None, mend: str) -> StackState:
-    """The embedded stack of this folder, or of the default one.
-
-    :raises DropforgeError: if it does not run, with the mend.
-    """
-    folder = check_folder(state or settings.default_state())
-    stack = running_state(folder)
-    if stack is None:
-        raise DropforgeError(f"stack in {folder}", "it is not running", mend)
-    return stack
 
 
 def login_text(user: str, password: str, folder: Path, console: Console) -> str:

@@ -10,8 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from dropforge import family_recipe
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.recipes import RecipeOption
+from dropforge.client.connection import connect
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DataError, DropforgeError
 from dropforge.layout import check_family

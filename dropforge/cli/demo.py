@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from dropforge import layout, settings
-from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.drops import send, start_again, wait_for_run
+from dropforge.cli.connect import StateOption
+from dropforge.cli.drops import send
 from dropforge.cli.result import show_result
 from dropforge.cli.services import start, stop
 from dropforge.cli.watch import follow
+from dropforge.client.connection import Connection, connect
+from dropforge.client.drops import start_again, wait_for_run
 from dropforge.drop import Drop, read_drop
 from dropforge.samples import write_sample
 from dropforge.stack.state import check_folder

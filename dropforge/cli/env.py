@@ -8,7 +8,8 @@ import sys
 
 import typer
 
-from dropforge.cli.connect import StateOption, running_stack
+from dropforge.cli.connect import StateOption
+from dropforge.client.connection import running_stack
 from dropforge.errors import DropforgeError
 from dropforge.proxies import proxies, spared
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dropforge import tracking
-from dropforge.cli.comparing.find import Row, tags_of
 from dropforge.cli.gangs import PURPOSE, Gang, Gangs, asking_cluster
-from dropforge.cli.named import Named
 from dropforge.cli.top import newest
 from dropforge.cli.waits import average, starts
+from dropforge.client.comparing.find import Row, tags_of
+from dropforge.client.named import Named
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.backend import Backend

@@ -8,8 +8,10 @@ from typing import Annotated, Final
 import typer
 
 from dropforge import layout
-from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.named import RUN_HELP, find_name
+from dropforge.cli.connect import StateOption
+from dropforge.cli.named import RUN_HELP
+from dropforge.client.connection import connect
+from dropforge.client.named import find_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec

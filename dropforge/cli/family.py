@@ -12,8 +12,9 @@ import typer
 import yaml
 
 from dropforge import family_recipe
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.recipes import complete_recipe
+from dropforge.client.connection import connect
 from dropforge.errors import RecipeError
 from dropforge.layout import check_family
 from dropforge.recipes.drop_rules import differences

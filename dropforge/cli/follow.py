@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.named import OptionalRunArgument, find_dag_run
+from dropforge.cli.connect import StateOption
+from dropforge.cli.named import OptionalRunArgument
 from dropforge.cli.result import follow_to_end
+from dropforge.client.connection import connect
+from dropforge.client.named import find_dag_run
 from dropforge.terminal import Console
 
 console = Console()

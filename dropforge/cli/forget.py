@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dropforge import layout, lineage, tracking
-from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.patience import asking_mlflow
+from dropforge.cli.connect import StateOption
+from dropforge.client.connection import connect
+from dropforge.client.patience import asking_mlflow
 from dropforge.errors import DataError, DropforgeError
 from dropforge.store import Store
 from dropforge.terminal import Console, Text

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.named import Named
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.named import Named
 from dropforge.errors import DropforgeError
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
+from dropforge.client.connection import Connection, connect
 from dropforge.errors import DataError
 from dropforge.letters import Letter, superseded_letters
 from dropforge.letters import letters as dead_letters

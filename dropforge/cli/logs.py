@@ -14,11 +14,13 @@ from typing import Annotated
 import typer
 
 from dropforge import layout
-from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.named import RunArgument, find, find_name
-from dropforge.cli.patience import Patience
+from dropforge.cli.connect import StateOption
+from dropforge.cli.named import RunArgument
 from dropforge.cli.stop import state_of
-from dropforge.cli.watch import ENDED
+from dropforge.client.connection import Connection, connect
+from dropforge.client.named import find, find_name
+from dropforge.client.patience import Patience
+from dropforge.client.progress import ENDED
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
 from dropforge.text import escape

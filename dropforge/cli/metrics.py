@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from dropforge.cli.airflow import FINETUNE, INTAKE
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption
+from dropforge.client.airflow import FINETUNE, INTAKE
+from dropforge.client.connection import connect
 from dropforge.errors import DropforgeError
 from dropforge.install.exporter import PORT
 from dropforge.rest import Rest

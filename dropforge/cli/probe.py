@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from botocore.exceptions import BotoCoreError, ClientError
 
 from dropforge import layout
-from dropforge.cli.airflow import INTAKE
-from dropforge.cli.connect import Connection
+from dropforge.client.airflow import INTAKE
+from dropforge.client.connection import Connection
 from dropforge.errors import DropforgeError
 from dropforge.install.notifying import tells
 from dropforge.stack.doctor import Finding, Level

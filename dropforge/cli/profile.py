@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from dropforge import layout
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption
+from dropforge.client.connection import connect
 from dropforge.errors import DropforgeError
 from dropforge.profiling import MOST, request
 from dropforge.store import Store

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dropforge import layout, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.comparing.find import Row, newest_rows, tags_of
-from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.etas import Etas
 from dropforge.cli.gangs import Gang, api_client, asking_cluster, gangs_of, place
 from dropforge.cli.listing import Output, OutputOption, print_table, print_values
-from dropforge.cli.named import Named, RunArgument, find
-from dropforge.cli.patience import asking_rest
+from dropforge.cli.named import RunArgument
 from dropforge.cli.waits import Wait, duration, in_airflow, rank
-from dropforge.cli.watch import Stage, read_stages
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.comparing.find import Row, newest_rows, tags_of
+from dropforge.client.connection import Connection, connect
+from dropforge.client.named import Named, find
+from dropforge.client.patience import asking_rest
+from dropforge.client.progress import Stage, read_stages
 from dropforge.errors import DataError, DropforgeError
 from dropforge.json_objects import UNREADABLE, read_object
 from dropforge.rest import Rest

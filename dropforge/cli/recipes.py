@@ -10,9 +10,10 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
-from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
-from dropforge.cli.patience import asking_mlflow
+from dropforge.client.connection import Connection, connect
+from dropforge.client.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from rich.panel import Panel
 from rich.table import Table
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.connect import Connection, login_text
-from dropforge.cli.patience import asking_mlflow
-from dropforge.cli.watch import View, find_mlflow_run, follow, why_failed
+from dropforge.cli.connect import login_text
+from dropforge.cli.watch import follow
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.connection import Connection
+from dropforge.client.patience import asking_mlflow
+from dropforge.client.progress import View, find_mlflow_run, why_failed
+from dropforge.client.versions import Version, registered
 from dropforge.errors import DropforgeError
 from dropforge.mlflow_pages import run_page, version_page
 from dropforge.stack.state import running_state
 from dropforge.terminal import Console, Text
-from dropforge.text import read_count
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 #: Exit code where a model was trained and registered, and the alias stayed where it was.
 NOT_PROMOTED: Final = 3
-
-
-class Version(NamedTuple):
-    """What a run registered. :param alias: who holds it now, in words. :param address: by which MLflow loads it."""
-
-    family: str
-    number: str
-    promoted: bool
-    alias: str
-    address: str
 
 
 def follow_to_end(connection: Connection, dag_run: str, title: str, console: Console) -> int:
@@ -58,7 +49,7 @@ def show_result(connection: Connection, dag_run: str, view: View, console: Conso
         with asking_mlflow(connection.settings.tracking_uri):
             mlflow, run_id = tracking.client(connection.settings.tracking_uri), find_mlflow_run(connection, dag_run)
             run = mlflow.get_run(run_id) if run_id else None
-            version = _registered(mlflow, run) if run else None
+            version = registered(mlflow, run) if run else None
     except DropforgeError as error:
         told = f"What it registered is not known: {error.thing}, {error.cause}"
         console.print(Text(told, "yellow"), soft_wrap=True)
@@ -66,27 +57,6 @@ def show_result(connection: Connection, dag_run: str, view: View, console: Conso
         _show_panel(view, run, version, console)
     _show_links(connection, dag_run, run, version, console)
     return version
-
-
-def _registered(mlflow: MlflowClient, run: Run) -> Version | None:
-    from mlflow.exceptions import MlflowException
-
-    family, number = run.data.tags.get(tracking.TAG_FAMILY, ""), run.data.tags.get(tracking.TAG_VERSION, "")
-    if not family or read_count(number) is None:
-        return None
-    try:
-        tags = mlflow.get_model_version(family, number).tags
-    except MlflowException as error:
-        if error.error_code not in tracking.NOT_THERE:
-            raise
-        return None  # deleted since
-    alias = run.data.params.get("promote.alias", "champion")
-    holder = tracking.by_alias(mlflow, family, alias)
-    if holder is not None and str(holder.version) == number:
-        return Version(family, number, True, alias, f"models:/{family}@{alias}")
-    told = f"{alias} is version {holder.version}" if holder else f"there is no {alias}"
-    # The tag tells whom it followed, from the promotion on.
-    return Version(family, number, tracking.TAG_PREVIOUS in tags, told, f"models:/{family}/{number}")
 
 
 def _show_panel(view: View, run: Run, version: Version | None, console: Console) -> None:

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from dropforge import aside, layout, sweeps, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.named import Named, RunArgument, find
+from dropforge.cli.connect import StateOption
+from dropforge.cli.named import RunArgument
 from dropforge.cli.result import follow_to_end
 from dropforge.cli.stop import wait_gone
-from dropforge.cli.watch import ENDED, Stage, read_stages
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.connection import Connection, connect
+from dropforge.client.named import Named, find
+from dropforge.client.progress import ENDED, Stage, read_stages
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.stages import STAGES

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dropforge.cli.airflow import ROLLBACK, Airflow
-from dropforge.cli.connect import StateOption, connect
-from dropforge.cli.patience import LIMIT, asking_mlflow
+from dropforge.cli.connect import StateOption
+from dropforge.client.airflow import ROLLBACK, Airflow
+from dropforge.client.connection import connect
+from dropforge.client.patience import LIMIT, asking_mlflow
 from dropforge.errors import DropforgeError
 from dropforge.rollback import choose
 from dropforge.terminal import Console, Text

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 import yaml
 
-from dropforge.cli.connect import StateOption, running_stack
+from dropforge.cli.connect import StateOption
+from dropforge.client.connection import running_stack
 from dropforge.errors import DropforgeError
 from dropforge.job import SECRET
 

@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 
 from dropforge.cli.cluster_checks import Asked, ahead_of, examine_cluster, job_of
-from dropforge.cli.connect import StateOption, connect, login_text
+from dropforge.cli.connect import StateOption, login_text
 from dropforge.cli.kube import Cluster
 from dropforge.cli.probe import follow
+from dropforge.client.connection import connect
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import default_preset
 from dropforge.settings import default_state

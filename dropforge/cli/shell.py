@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dropforge.cli.connect import StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.gangs import Gang, api_client, gangs_of
-from dropforge.cli.named import RunArgument, find
+from dropforge.cli.named import RunArgument
 from dropforge.cli.pod_exec import run_in_pod
 from dropforge.cli.top import ranks_each
+from dropforge.client.connection import connect
+from dropforge.client.named import find
 from dropforge.errors import DropforgeError
 
 _POD_SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.gangs import Gang, Gangs, gangs_of
-from dropforge.cli.named import Named, RunArgument, find
-from dropforge.cli.patience import LIMIT, Patience
-from dropforge.cli.watch import ENDED, Stage, read_stages
+from dropforge.cli.named import RunArgument
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.connection import Connection, connect
+from dropforge.client.named import Named, find
+from dropforge.client.patience import LIMIT, Patience
+from dropforge.client.progress import ENDED, Stage, read_stages
 from dropforge.errors import DropforgeError
 from dropforge.terminal import Console, Text
 

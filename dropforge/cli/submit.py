@@ -10,13 +10,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.named import opened
-from dropforge.cli.patience import LIMIT, Patience
+from dropforge.cli.connect import StateOption
 from dropforge.cli.recipes import FamilyOption, RecipeArgument
 from dropforge.cli.result import follow_to_end
-from dropforge.cli.watch import ENDED, Stage, read_stages, why_failed
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.connection import Connection, connect
+from dropforge.client.named import opened
+from dropforge.client.patience import LIMIT, Patience
+from dropforge.client.progress import ENDED, Stage, read_stages, why_failed
 from dropforge.data_names import read_name
 from dropforge.drop import is_id
 from dropforge.errors import DataError, DropforgeError, RecipeError

@@ -16,12 +16,13 @@ from rich.live import Live
 from rich.table import Table
 
 from dropforge import sweep_tracking, sweeps, tracking
-from dropforge.cli.airflow import SWEEP, NoSuchRunError
-from dropforge.cli.connect import Connection, StateOption, connect
-from dropforge.cli.patience import Patience, asking_mlflow
+from dropforge.cli.connect import StateOption
 from dropforge.cli.recipes import FamilyOption
 from dropforge.cli.submit import OTHER, check, source, tell_paused
-from dropforge.cli.watch import ENDED
+from dropforge.client.airflow import SWEEP, NoSuchRunError
+from dropforge.client.connection import Connection, connect
+from dropforge.client.patience import Patience, asking_mlflow
+from dropforge.client.progress import ENDED
 from dropforge.errors import DropforgeError
 from dropforge.layout import check_family
 from dropforge.mlflow_pages import run_page

@@ -15,13 +15,15 @@ from rich.live import Live
 from rich.table import Table
 
 from dropforge import tracking
-from dropforge.cli.connect import Connection, StateOption, connect
+from dropforge.cli.connect import StateOption
 from dropforge.cli.gangs import Gang, gangs_of
-from dropforge.cli.named import Named, RunArgument, find, opened
-from dropforge.cli.patience import Patience
+from dropforge.cli.named import RunArgument
 from dropforge.cli.ranks import Pod, Point, Rank, Use, ranks_of, use
 from dropforge.cli.stop import OVER, state_of
-from dropforge.cli.watch import ENDED, read_stages
+from dropforge.client.connection import Connection, connect
+from dropforge.client.named import Named, find, opened
+from dropforge.client.patience import Patience
+from dropforge.client.progress import ENDED, read_stages
 from dropforge.errors import DropforgeError
 from dropforge.rest import real
 from dropforge.terminal import Console, Text

@@ -10,7 +10,7 @@ STATES: Final = ("queued", "running", "success", "failed")
 
 
 class Api(Protocol):
-    """The two questions; `dropforge.cli.airflow.Airflow` answers them."""
+    """The two questions; `dropforge.client.airflow.Airflow` answers them."""
 
     def is_paused(self, dag: str) -> bool: ...
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from dropforge.cli.upload import find_files
+from dropforge.client.upload import find_files
 from dropforge.install.rights import ENFORCED
 from dropforge.samples import write_sample
 from dropforge.stack import control

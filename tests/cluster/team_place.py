@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from dropforge import layout, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.gangs import Gang, kept
 from tests.cluster.conftest import IMAGE, REPOSITORY, Namespace, opened, preset, started
 from tests.cluster.queue_yard import queues

@@ -8,7 +8,7 @@ import pytest
 
 import curation
 from dropforge import dataset, layout, ledger, tracking
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.drops import wait_for_run
 from dropforge.drop import read_drop
 from dropforge.recipes.load import load_recipe
 from dropforge.store import FolderStore

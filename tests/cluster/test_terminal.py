@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.drops import wait_for_run
 from tests.cluster.conftest import Namespace
 from tests.e2e.harness import Stack, typed, wait
 

@@ -12,7 +12,7 @@ from kubeflow_training.jobs.kinds import PYTORCH_JOB
 from kubeflow_training.jobs.manifest.ownership import Owner
 
 from dropforge import sweeps, tracking
-from dropforge.cli.airflow import FINETUNE, SWEEP
+from dropforge.client.airflow import FINETUNE, SWEEP
 from tests.cluster.conftest import Namespace
 from tests.e2e.harness import Stack, typed, wait
 from tests.kubeflow_training.kueue_situations import GROUP, QUEUE, VERSION, queue

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dropforge import rest as rest_module
-from dropforge.cli.comparing.files import CANDIDATE, VERDICT, read_files
-from dropforge.cli.comparing.find import find_runs
-from dropforge.cli.patience import asking_rest
+from dropforge.client.comparing.files import CANDIDATE, VERDICT, read_files
+from dropforge.client.comparing.find import find_runs
+from dropforge.client.patience import asking_rest
 from dropforge.comparison import ComparedRun
 from dropforge.errors import DropforgeError
 from dropforge.rest import DeniedError, Rest

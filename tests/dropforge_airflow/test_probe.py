@@ -11,9 +11,9 @@ import pytest
 from dropforge_airflow.triggers.drops import DropTrigger
 
 from dropforge import layout, settings
-from dropforge.cli.airflow import Airflow
-from dropforge.cli.connect import Connection
 from dropforge.cli.probe import follow
+from dropforge.client.airflow import Airflow
+from dropforge.client.connection import Connection
 from dropforge.stack.doctor import Finding, Level
 from tests.dropforge.cli.conftest import FakeAirflow
 from tests.dropforge_airflow.conftest import Yard

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dropforge.cli.upload import find_files
+from dropforge.client.upload import find_files
 from dropforge.stack import control
 from tests.e2e import faults
 from tests.e2e.harness import Stack, running

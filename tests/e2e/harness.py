@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE, SWEEP
-from dropforge.cli.connect import Connection, connect
-from dropforge.cli.upload import upload
+from dropforge.client.airflow import FINETUNE, SWEEP
+from dropforge.client.connection import Connection, connect
+from dropforge.client.upload import upload
 from dropforge.drop import Drop, read_drop
 from dropforge.errors import DropforgeError
 from dropforge.stack import control

@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from dropforge.cli.airflow import FINETUNE
+from dropforge.client.airflow import FINETUNE
 from dropforge.stack.state import read_state
 from tests.browser import EXPECTED, opened
 from tests.e2e.harness import Stack, wait

@@ -14,8 +14,8 @@ import boto3
 import psutil
 import pytest
 
-from dropforge.cli.airflow import FINETUNE, ROLLBACK
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE, ROLLBACK
+from dropforge.client.drops import wait_for_run
 from dropforge.errors import DropforgeError
 from dropforge.stack.services import source_root
 from dropforge.stack.state import read_state

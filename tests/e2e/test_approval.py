@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dropforge import layout, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.errors import DropforgeError
 from dropforge.stack.state import AIRFLOW_USER
 from tests.browser import needs_browser

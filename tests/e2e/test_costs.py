@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dropforge import layout, tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge.client.airflow import FINETUNE
 from dropforge.stack.state import AIRFLOW_USER
 from tests.e2e.harness import Stack, typed
 

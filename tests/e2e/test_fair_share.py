@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dropforge import in_flight, ledger
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.drop import Drop
 from tests.e2e.harness import Stack, wait
 

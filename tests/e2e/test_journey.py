@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from tests.browser import needs_browser
 from tests.e2e.harness import Stack, typed, wait
 from tests.e2e.pages import answer, keep, logged_in, number, open_form, send

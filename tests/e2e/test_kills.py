@@ -17,8 +17,8 @@ import pytest
 from cryptography.fernet import Fernet
 
 from dropforge import ledger, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.stack.state import read_state
 from tests.e2e.harness import RECIPE, Stack, kill, typed, wait
 from tests.stack.databases import Postgres

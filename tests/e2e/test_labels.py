@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.drops import wait_for_run
 from tests.e2e.harness import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dropforge import layout, ledger, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.drop import Drop
 from dropforge.stack.state import AIRFLOW_USER
 from dropforge.stages import JOBS, STAGES

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dropforge import layout, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.stack.state import read_state
 from dropforge.watching.alerts import ALERTS
 from dropforge.watching.dashboards import DASHBOARDS

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from dropforge.cli.airflow import FINETUNE
+from dropforge.client.airflow import FINETUNE
 from tests.browser import needs_browser
 from tests.e2e.harness import Stack
 from tests.e2e.pages import keep, logged_in, open_form, send

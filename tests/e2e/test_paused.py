@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dropforge import layout, ledger
-from dropforge.cli.airflow import FINETUNE, INTAKE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE, INTAKE
+from dropforge.client.drops import wait_for_run
 from dropforge.run import RunSpec
 from tests.e2e.harness import Stack, wait
 

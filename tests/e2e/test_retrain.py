@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dropforge import retrains
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.drops import wait_for_run
 from dropforge.drop import Drop
 from dropforge.run import RunSpec
 from tests.e2e.harness import RECIPE, Stack, wait

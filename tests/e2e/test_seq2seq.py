@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from tests.e2e.harness import Stack
 
 if TYPE_CHECKING:

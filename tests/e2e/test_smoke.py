@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import expect
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.rest import DeniedError, Rest
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.secrets import read_secrets

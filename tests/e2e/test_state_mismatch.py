@@ -11,8 +11,8 @@ from kubeflow_training.jobs.local import LocalCluster
 from kubeflow_training.jobs.manifest.words import OWNER_ANNOTATION
 
 from dropforge import checkpoints, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.stack.state import AIRFLOW_USER
 from tests import late_reports, local_settings
 from tests.e2e.harness import EVALUATE, Stack, running, wait

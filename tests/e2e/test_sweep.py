@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from dropforge import sweep_tracking, sweeps, tracking
-from dropforge.cli.airflow import FINETUNE, SWEEP
+from dropforge.client.airflow import FINETUNE, SWEEP
 from tests.e2e.harness import Stack, typed, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

@@ -13,8 +13,8 @@ import jwt
 import pytest
 from playwright.sync_api import Page, expect
 
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.stack.secrets import read_secrets
 from tests.browser import EXPECTED, needs_browser
 from tests.e2e.harness import EVALUATE, Stack, wait

@@ -16,8 +16,8 @@ from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.reaping.orphans import marked
 
 from dropforge import checkpoints, layout, ledger, tracking
-from dropforge.cli.airflow import FINETUNE, ROLLBACK
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE, ROLLBACK
+from dropforge.client.drops import wait_for_run
 from dropforge.errors import DropforgeError
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.state import AIRFLOW_USER

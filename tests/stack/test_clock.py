@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from tests.e2e.harness import EVALUATE, Stack, kill, logged_in, running, services, wait
 
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(1800)]

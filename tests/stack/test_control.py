@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dropforge.cli.connect import running_stack
+from dropforge.client.connection import running_stack
 from dropforge.errors import DropforgeError
 from dropforge.stack import control, doctor, processes, services, supervisor
 from dropforge.stack.doctor import Level

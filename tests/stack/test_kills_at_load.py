@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 
 from dropforge import layout, ledger, tracking
-from dropforge.cli.airflow import FINETUNE
-from dropforge.cli.drops import wait_for_run
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.drops import wait_for_run
 from dropforge.drop import Drop
 from tests.e2e.harness import Stack, kill, logged_in, running, see_back, services, wait
 from tests.stack import holds

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from dropforge import layout, ledger, tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge.client.airflow import FINETUNE
 from dropforge.drop import Drop
 from dropforge.stages import JOBS, STAGES
 from tests.e2e.harness import Stack, logged_in, running, wait

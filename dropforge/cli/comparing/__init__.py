@@ -1,1 +1,1 @@
-"""What `dropforge compare` is made of: finding runs and reading them, and the ways to show what differs."""
+"""The ways in which `dropforge compare` shows what differs."""

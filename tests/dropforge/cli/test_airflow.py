@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dropforge.cli import airflow as module
-from dropforge.cli.airflow import FINETUNE, Airflow, last_error
-from dropforge.cli.watch import read_stages
+from dropforge.client import airflow as module
+from dropforge.client.airflow import FINETUNE, Airflow, last_error
+from dropforge.client.progress import read_stages
 from dropforge.errors import DropforgeError
 from tests.strange_server import Answer, Server, chunks, told
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dropforge.cli import airflow as client
-from dropforge.cli.airflow import FINETUNE, Airflow
+from dropforge.client import airflow as client
+from dropforge.client.airflow import FINETUNE, Airflow
 from tests.dropforge.cli.conftest import FakeAirflow
 
 

@@ -14,9 +14,9 @@ from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.observation import Phase
 
 from dropforge import layout, tracking
-from dropforge.cli.airflow import FINETUNE
 from dropforge.cli.ranks import Pod, Point, ranks_of, use
 from dropforge.cli.waits import duration, starts
+from dropforge.client.airflow import FINETUNE
 from dropforge.run import RunSpec, Tracking
 from dropforge.stages import STAGES
 from dropforge.store import S3Store

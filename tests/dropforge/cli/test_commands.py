@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dropforge.cli.airflow import last_error
-from dropforge.cli.watch import Stage, View, draw, sparkline
+from dropforge.cli.watch import draw, sparkline
+from dropforge.client.airflow import last_error
+from dropforge.client.progress import Stage, View
 from dropforge.errors import RecipeError
 from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.proxies import spare_this_machine, spared

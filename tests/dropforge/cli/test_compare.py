@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from dropforge import tracking
-from dropforge.cli.comparing import histories
+from dropforge.client.comparing import histories
 from dropforge.errors import DropforgeError
 from dropforge.promotion import Policy, decide
 from tests.dropforge.cli.conftest import Terminal

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from dropforge import __version__
 from dropforge.cli.app import app
-from dropforge.cli.connect import connect, stack_folder
 from dropforge.cli.services import show_addresses
+from dropforge.client.connection import connect, stack_folder
 from dropforge.errors import DropforgeError
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import read_secrets

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dropforge import ledger
-from dropforge.cli.upload import upload
+from dropforge.client.upload import upload
 from dropforge.drop import Drop, read_drop
 from dropforge.stages import STAGES
 from dropforge.store import S3Store

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dropforge import tracking
-from dropforge.cli import patience
+from dropforge.client import patience
 from dropforge.drop import Drop
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import read_secrets
@@ -83,8 +83,8 @@ def test_a_stack_that_is_stopped_ends_it_at_once(
 def test_a_drop_that_nobody_takes_does_not_wait_for_a_stack_that_is_stopped(
     supervisor: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    from dropforge.cli.connect import connect
-    from dropforge.cli.drops import wait_for_run
+    from dropforge.client.connection import connect
+    from dropforge.client.drops import wait_for_run
     from dropforge.errors import DropforgeError
 
     before = dict(os.environ)

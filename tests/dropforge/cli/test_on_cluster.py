@@ -23,7 +23,7 @@ from kubeflow_training.jobs.manifest.ownership import Owner
 from kubeflow_training.jobs.observation import Phase, kueue
 
 from dropforge import tracking
-from dropforge.cli.airflow import FINETUNE
+from dropforge.client.airflow import FINETUNE
 from dropforge.run import RunSpec
 from dropforge.stages import STAGES
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal

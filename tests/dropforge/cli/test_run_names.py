@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dropforge import layout, ledger, tracking
-from dropforge.cli.connect import connect
-from dropforge.cli.named import _complete, find, find_dag_run, find_name, name_for_mlflow
+from dropforge.cli.named import _complete
+from dropforge.client.connection import connect
+from dropforge.client.named import find, find_dag_run, find_name, name_for_mlflow
 from dropforge.drop import read_drop
 from dropforge.run import RunSpec
 from dropforge.store import S3Store

@@ -10,8 +10,9 @@ import uuid
 import pytest
 
 from dropforge import ledger, sweep_tracking, sweeps, tracking
-from dropforge.cli import history, runs
-from dropforge.cli.history import Course, read_points
+from dropforge.cli import runs
+from dropforge.client import history
+from dropforge.client.history import Course, read_points
 from dropforge.drop import Drop
 from dropforge.store import S3Store
 from dropforge.sweeps import Outcome

@@ -11,7 +11,7 @@ import pytest
 from dropforge import aside, layout, sweeps, tracking
 from dropforge.cli.resume import first_unfinished
 from dropforge.cli.submit import asked, parse_change
-from dropforge.cli.watch import Stage
+from dropforge.client.progress import Stage
 from dropforge.errors import DropforgeError
 from dropforge.run import RunSpec
 from dropforge.stages import STAGES

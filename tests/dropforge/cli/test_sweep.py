@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dropforge import ledger, sweeps
-from dropforge.cli.airflow import Airflow
-from dropforge.cli.connect import Connection
 from dropforge.cli.sweep import View, look
+from dropforge.client.airflow import Airflow
+from dropforge.client.connection import Connection
 from dropforge.drop import read_drop
 from dropforge.settings import from_env
 from dropforge.store import S3Store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dropforge.cli.upload import default_name, find_files, upload
+from dropforge.client.upload import default_name, find_files, upload
 from dropforge.drop import read_drop
 from dropforge.errors import DataError
 from dropforge.folder_files import files_below

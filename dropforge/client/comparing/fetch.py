@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from dropforge import tracking
 from dropforge.answers import AnswerTable
-from dropforge.cli.comparing.files import read_files, was_champion
-from dropforge.cli.comparing.find import Found, Row, find_runs, tags_of
-from dropforge.cli.comparing.histories import with_histories
+from dropforge.client.comparing.files import read_files, was_champion
+from dropforge.client.comparing.find import Found, Row, find_runs, tags_of
+from dropforge.client.comparing.histories import with_histories
 from dropforge.comparison import ComparedRun
 from dropforge.rest import Rest, real
 

@@ -1,0 +1,1 @@
+"""What `compare` reads: which runs are meant, and what MLflow has of them."""

@@ -1,0 +1,100 @@
+"""A drop and the run that takes it: what will be trained, whether the data were there before, and the wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.exceptions import BotoCoreError
+
+from dropforge import family_recipe, ledger
+from dropforge.client.airflow import FINETUNE
+from dropforge.client.connection import Connection
+from dropforge.client.patience import Patience
+from dropforge.drop import Drop
+from dropforge.errors import DropforgeError
+from dropforge.families import rules_of
+from dropforge.recipes.described import trained
+from dropforge.recipes.load import build_recipe, default_preset
+from dropforge.recipes.rules import check_startable
+from dropforge.settings import families_folder
+from dropforge.stack.services import source_root
+
+
+class NotTakenError(DropforgeError):
+    """No run has taken a drop yet."""
+
+
+def trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> str:
+    """What a drop's run will train, in a line.
+
+    :param own: the recipe of the drop. :raises RecipeError: naming the key that the run would refuse.
+    """
+    file = rules_of(families_folder(source_root() / "dags"), family) if connection.stack is not None else None
+    ruling = family_recipe.rule(connection.store, family, default_preset(), file)
+    may = connection.settings.self_service or connection.stack is None
+    sets_it = family_recipe.sets_recipe(connection.store, family, ruling, self_service=may)
+    recipe = check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
+    preset = f"preset {default_preset()}"
+    whose = "the family's recipe" if ruling.own else "its recipe from now on" if sets_it else preset
+    return f"{family} trains {trained(recipe)} ({whose})"
+
+
+def dropped_before(connection: Connection, drop: Drop) -> Drop | None:
+    """The entry of the same bytes from before this upload; None if they are new."""
+    before = ledger.find(connection.store, drop)
+    if before is None or before.drop == drop.drop:
+        return None  # or intake has been quicker than this command
+    return before
+
+
+def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_line: float = 0) -> str:
+    """Wait until a run has claimed the drop; returns the Airflow id of the newest that has.
+
+    :param in_line: how many seconds more a drop may wait that is held back by its family's rules of intake.
+    :raises NotTakenError: if no run takes it in time.
+    :raises DropforgeError: if the stack is stopped meanwhile, or S3 does not answer.
+    """
+    patience = Patience(connection.stack, f"dropforge follow {drop.family}/{drop.drop}")
+    end = time.monotonic() + seconds
+    held, entry = None, None
+    while time.monotonic() < end + (in_line if held else 0):
+        try:
+            entry = entry or ledger.find(connection.store, drop)  # one of its checksums alone may hold other bytes
+            owner = ledger.newest_owner(connection.store, entry.family, entry.id) if entry else None
+            if owner is None and entry is not None:
+                _check_not_superseded(connection, entry)
+                held = ledger.held(connection.store, entry.family, entry.id)
+        except BotoCoreError as error:
+            patience.check_stack()
+            mend = "Start the stack with `dropforge up`"
+            patience.bear(DropforgeError(f"bucket {drop.bucket}", f"S3 does not answer ({error})", mend))
+            owner = None
+        if owner is not None:
+            return owner
+        patience.check_stack()
+        time.sleep(0.5)
+    raise NotTakenError(
+        f"drop {drop.family}/{drop.drop}",
+        f"no run took it within {seconds + (in_line if held else 0):g} s" + (f": {held}" if held else ""),
+        "Follow it later: it is not forgotten"
+        if held
+        else f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.url}",
+    )
+
+
+def _check_not_superseded(connection: Connection, drop: Drop) -> None:
+    because = ledger.superseded_because(connection.store, drop.family, drop.id)
+    if because is not None:
+        raise DropforgeError(
+            f"drop {drop.family}/{drop.drop}",
+            f"it gets no run: {because}",
+            f"`dropforge letters {drop.family}/{drop.drop} --superseded --replay` puts it in line again",
+        )
+
+
+def start_again(connection: Connection, drop: Drop) -> str:
+    """Start a forced re-run, as the form in Airflow does; returns the Airflow run id."""
+    conf = {"family": drop.family, "drop": drop.id, "again": True}
+    return connection.airflow.trigger(FINETUNE, conf)

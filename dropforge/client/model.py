@@ -1,0 +1,97 @@
+"""A registered version of a family, to be loaded or downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dropforge import tracking
+from dropforge.client.patience import asking_mlflow
+from dropforge.errors import DataError, DropforgeError
+from dropforge.text import read_count
+
+if TYPE_CHECKING:
+    from mlflow.pyfunc import PyFuncModel
+
+
+@dataclass(frozen=True)
+class Model:
+    """A version in MLflow's registry.
+
+    :param family: its registered model. :param version: its number. :param tracking_uri: of MLflow.
+    """
+
+    family: str
+    version: int
+    tracking_uri: str
+
+    @property
+    def uri(self) -> str:
+        """By which MLflow loads it."""
+        return f"models:/{self.family}/{self.version}"
+
+    def load(self) -> PyFuncModel:
+        """Load it: `model.predict(rows)` answers as the evaluation did.
+
+        :raises DropforgeError: for a package that is not installed here.
+        """
+        import mlflow
+
+        mlflow.set_tracking_uri(self.tracking_uri)
+        try:
+            with self._fetching():
+                model: PyFuncModel = mlflow.pyfunc.load_model(self.uri)
+                return model
+        except ImportError as error:
+            raise DropforgeError(
+                f"model {self.family}/{self.version}",
+                f"loading it needs a package that is not installed ({error})",
+                "Install what `requirements.txt` beside the model names, as after `model.download()`",
+            ) from error
+
+    def download(self, folder: str | Path | None = None) -> Path:
+        """Copy its files: weights, tokenizer, README. :param folder: into this one, else a temporary one."""
+        import mlflow
+
+        to = None if folder is None else str(folder)
+        with self._fetching():
+            return Path(mlflow.artifacts.download_artifacts(self.uri, dst_path=to, tracking_uri=self.tracking_uri))
+
+    @contextmanager
+    def _fetching(self) -> Iterator[None]:
+        """With the patience of MLflow's client, for weights are large."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            cause = f"MLflow gives no files of it ({error})"
+            mend = (
+                f"See that MLflow at {self.tracking_uri} and its artifacts' store answer, and that the version is there"
+            )
+            raise DropforgeError(f"model {self.family}/{self.version}", cause, mend) from error
+
+
+def find_model(tracking_uri: str, word: str) -> Model:
+    """Find a version by FAMILY@ALIAS or FAMILY/NUMBER. :raises DataError: if there is none."""
+    from mlflow.exceptions import MlflowException
+
+    family, at, alias = word.partition("@")
+    if not at:
+        family, _, number = word.rpartition("/")
+        if not family or read_count(number) is None:
+            raise DataError(f"model {word}", "it names no version", "Write FAMILY@ALIAS or FAMILY/NUMBER")
+    with asking_mlflow(tracking_uri):
+        mlflow = tracking.client(tracking_uri)
+        try:
+            found = tracking.by_alias(mlflow, family, alias) if at else mlflow.get_model_version(family, number)
+        except MlflowException as error:
+            if error.error_code not in tracking.NOT_THERE:
+                raise
+            found = None
+    if found is None:
+        raise DataError(f"model {word}", "MLflow has no such version", "List runs with `dropforge runs`")
+    return Model(family, int(found.version), tracking_uri)
