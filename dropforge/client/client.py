@@ -27,7 +27,6 @@ from dropforge.errors import RecipeError
 from dropforge.layout import check_family
 from dropforge.recipes.load import read_drop_recipe
 
-
 log = logging.getLogger("dropforge")
 
 

@@ -52,14 +52,13 @@ def dropped_before(connection: Connection, drop: Drop) -> Drop | None:
 def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_line: float = 0) -> str:
     """Wait until a run has claimed the drop; returns the Airflow id of the newest that has.
 
-    :param in_line: how many seconds more a drop may wait that is held back by its family's rules of intake.
+    :param seconds: how long; with 0 it looks once. :param in_line: how many seconds more a drop may wait that is held back by its family's rules of intake.
     :raises NotTakenError: if no run takes it in time.
     :raises DropforgeError: if the stack is stopped meanwhile, or S3 does not answer.
     """
     patience = Patience(connection.stack, f"dropforge follow {drop.family}/{drop.drop}")
-    end = time.monotonic() + seconds
-    held, entry = None, None
-    while time.monotonic() < end + (in_line if held else 0):
+    begun, held, entry = time.monotonic(), None, None
+    while True:
         try:
             entry = entry or ledger.find(connection.store, drop)  # one of its checksums alone may hold other bytes
             owner = ledger.newest_owner(connection.store, entry.family, entry.id) if entry else None
@@ -74,10 +73,14 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_li
         if owner is not None:
             return owner
         patience.check_stack()
-        time.sleep(0.5)
+        given = seconds + (in_line if held else 0)
+        left = begun + given - time.monotonic()
+        if left <= 0:
+            break
+        time.sleep(min(0.5, left))
     raise NotTakenError(
         f"drop {drop.family}/{drop.drop}",
-        f"no run took it within {seconds + (in_line if held else 0):g} s" + (f": {held}" if held else ""),
+        f"no run took it within {given:g} s" + (f": {held}" if held else ""),
         "Follow it later: it is not forgotten"
         if held
         else f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.url}",

@@ -55,7 +55,7 @@ class Run:
     def state(self) -> str:
         """`queued`, `running`, `success` or `failed`, as Airflow has it; `queued` for a drop without a run yet."""
         try:
-            dag_run = self._taken(0.1, 0)
+            dag_run = self._taken(0, 0)
         except NotTakenError:
             return "queued"
         return str(self._connection.airflow.dag_run(FINETUNE, dag_run)["state"])

@@ -1,0 +1,108 @@
+"""`dropforge.Client` with a real MLflow, a real S3, and answers of Airflow as each test sets them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dropforge import Client, layout, ledger
+from dropforge.client import DataError, NotTakenError, RecipeError, RunFailedError, StillRunningError
+from dropforge.drop import read_drop
+from dropforge.store import S3Store
+from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal, airflow, terminal
+from tests.dropforge.cli.test_result import Registry, registry
+
+__all__ = ["airflow", "registry", "terminal"]
+
+
+@pytest.fixture
+def client(terminal: Terminal) -> Client:
+    return Client(terminal.state)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "one two three"}\n')
+    return path
+
+
+def take(store: S3Store, name: str, dag_run: str) -> None:
+    """Do what intake and plan do with a drop."""
+    drop = read_drop(store, "fam", name, store.bucket)
+    ledger.record(store, drop)
+    ledger.claim(store, "fam", drop.id, dag_run)
+
+
+def test_a_drop_gives_the_run_that_takes_it(
+    client: Client, airflow: FakeAirflow, s3_store: S3Store, rows: Path
+) -> None:
+    sent: list[int] = []
+    recipe = {"extends": "tiny", "train": {"max_steps": 3}}
+    run = client.drop(rows, "fam", recipe=recipe, name="one", on_upload=sent.append)
+    assert sum(sent) > rows.stat().st_size
+    assert b"max_steps: 3" in s3_store.get(layout.drop_prefix("fam", "one") + layout.RECIPE)
+    assert run.name == "fam/one"
+    assert run.state == "queued"
+    with pytest.raises(NotTakenError, match="no run took it"):
+        run.wait(timeout=0)
+
+    take(s3_store, "one", "manual__1")
+    airflow.add(DagRun("manual__1", "running", ("success", "running"), ends_at_look=3))
+    assert run.state == "running"
+    seen: list[str] = []
+    assert run.wait(on_progress=lambda view: seen.append(view.state), poll=0.01) is run
+    assert seen == ["running", "success"]
+    assert run.airflow_page.endswith("/dags/dropforge_finetune/runs/manual__1")
+    assert (run.model, run.metrics, run.verdict, run.promoted) == (None, {}, "", False)
+
+    again = client.drop(rows, "fam", recipe=recipe, name="two")
+    assert (again.name, again.dag_run) == ("fam/one", "manual__1")
+    assert client.drop(rows, "fam", recipe=recipe, name="three", again=True).dag_run == airflow.submitted.name
+
+
+def test_what_cannot_work_uploads_nothing(client: Client, s3_store: S3Store, rows: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="learning_rate"):
+        client.drop(rows, "fam", recipe={"extends": "tiny", "train": {"learning_rte": 1}})
+    with pytest.raises(RecipeError, match="YAML has no word"):
+        client.drop(rows, "fam", recipe={"extends": Path("tiny")})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no data file"):
+        client.drop(tmp_path / "empty", "fam")
+    assert list(s3_store.list()) == []
+
+
+def test_a_run_that_fails_or_takes_longer_says_so(client: Client, airflow: FakeAirflow) -> None:
+    airflow.add(DagRun("manual__1", "failed", ("success", "failed"), "no row can be read"))
+    with pytest.raises(RunFailedError, match="curate failed: no row can be read"):
+        client.run("manual__1").wait()
+    airflow.add(DagRun("manual__2", "running", ("success", "running")))
+    with pytest.raises(StillRunningError, match="not ended within 0 s"):
+        client.run("manual__2").wait(timeout=0, poll=0.01)
+
+
+def test_a_result_names_its_version_and_whether_it_was_promoted(client: Client, registry: Registry) -> None:
+    first = client.run(registry.add_run("promote: it is the first", promote=True))
+    second = client.run(registry.add_run("keep champion: worse by 54 %", promote=False))
+    assert (first.promoted, second.promoted) == (True, False)
+    assert second.verdict == "keep champion: worse by 54 %"
+    assert second.model is not None
+    assert second.model.uri == f"models:/{registry.family}/2"
+    assert client.model(f"{registry.family}@champion") == first.model
+    assert client.model(f"{registry.family}/2") == second.model
+    for word in (f"{registry.family}@other", f"{registry.family}/3", registry.family):
+        with pytest.raises(DataError, match=f"model {word}"):
+            client.model(word)
+    assert {run.version for run in client.runs(registry.family)} == {"1", "2"}
+
+    comparison = client.compare(first, f"{registry.family}/2")
+    assert [run.version for run in comparison.runs] == ["1", "2"]
+
+
+def test_importing_it_costs_a_rank_nothing() -> None:
+    code = "import dropforge, sys; print([name for name in sys.modules if name.startswith(('dropforge.', 'pydantic'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
