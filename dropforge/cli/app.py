@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
 import typer
-from boto3.exceptions import Boto3Error
-from botocore.exceptions import BotoCoreError, ClientError
 
 from dropforge import __version__
 from dropforge.cli import (
@@ -22,6 +20,7 @@ from dropforge.cli import (
     checkpoints,
     compare,
     curate,
+    dags,
     demo,
     drops,
     env,
@@ -52,6 +51,7 @@ from dropforge.cli import (
     sweep,
     top,
 )
+from dropforge.client.s3 import asking_s3
 from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import spare_this_machine
 from dropforge.standard_streams import escape_unencodable, hold_standard_streams
@@ -128,6 +128,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, Callable[..., Any] | typer.Typer]]] = 
     "Models": {"approve": approve.approve, "rollback": rollback.rollback},
     "Clusters": {
         "install": install.install,
+        "dags": dags.dags,
         "images": images.app,
         "manifests": manifests.manifests,
         "secret": secret.secret,
@@ -169,12 +170,11 @@ def _run() -> None:
     """:raises DropforgeError: for every error that a person can mend."""
     try:
         try:
-            app()
+            with asking_s3():
+                app()
         finally:
             if sys.stdout is not None:  # at the interpreter's end it would be too late to tell that it failed
                 sys.stdout.flush()
-    except (BotoCoreError, Boto3Error, ClientError) as error:
-        raise _of_s3(error) from error
     except OSError as error:
         if error.filename is not None:
             raise file_error(error) from error
@@ -193,17 +193,6 @@ def _give_up_on(stream: TextIO | None) -> None:
     except OSError:
         with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def _of_s3(error: Exception) -> DropforgeError:
-    where = os.environ.get("AWS_ENDPOINT_URL", "AWS")
-    if isinstance(error, ClientError):
-        mend = "Check the bucket, and what the credentials may do with it"
-        return DropforgeError(f"S3 at {where}", str(error), mend)
-    mend = (
-        "See with `dropforge doctor` whether the stack runs, then give the command again: nothing half-uploaded starts"
-    )
-    return DropforgeError(f"S3 at {where}", f"it does not answer ({error})", mend)
 
 
 def _sentence(text: str) -> str:

@@ -148,6 +148,8 @@ def _plan(size: str, on: str, known: dict[str, str]) -> str:
         choices = ", ".join(SIZES if wanted is None else PLACES)
         raise DropforgeError(thing, "no plan is for such", f"Give {choices}")
     root = source_root()
+    if not (root / "helm-values").is_dir():
+        raise DropforgeError("option --plan", "its commands use files of a clone", "Run it in a clone of Dropforge")
     files = {str(path.relative_to(root)) for path in (root / "helm-values").rglob("*.yaml")}
     lock = Path(LOCK)
     for name, address in addresses(lock.read_text() if lock.exists() else "").items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from dropforge.install.cloudformation import check_namespace
 from dropforge.install.steps import SIZES, Size
 from dropforge.placement.catalogue import find, read
 from dropforge.recipes import load_recipe
-from dropforge.stack.services import source_root
 from dropforge.watching.alerts import rules
 from dropforge.watching.files import files
 
@@ -76,7 +76,7 @@ def manifests(
         list[int] | None,
         typer.Option(help="network-policies: of S3 or Kubernetes' API, beside 443; again.", min=1, max=65535),
     ] = None,
-    registry: Annotated[str, typer.Option(help="image-policy: HOST[/PATH] of the images.")] = "",
+    registry: Annotated[str, typer.Option(help="image-policy: HOST or HOST/PATH of the images.")] = "",
     key: Annotated[str, typer.Option(help="image-policy: the public key's file, or its address in a KMS.")] = "",
 ) -> None:
     """Print manifests: `dropforge manifests namespaces rights | kubectl apply -f -`. Nothing is changed by it."""
@@ -120,7 +120,7 @@ def to_terminal() -> bool:
 
 
 def _rights(asked: _Asked) -> list[dict[str, Any]]:
-    folder = source_root() / "plugins" / "kubeflow_training" / "manifests"
+    folder = importlib.resources.files("kubeflow_training") / "manifests"
     roles = {name: (folder / name).read_text() for name in rights.ROLES}
     return rights.rights(asked.training, asked.size, roles)
 

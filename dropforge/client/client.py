@@ -19,6 +19,7 @@ from dropforge.client.named import find_dag_run, name_for_mlflow
 from dropforge.client.patience import asking_rest
 from dropforge.client.run import Run
 from dropforge.client.runs import ListedRun, list_runs
+from dropforge.client.s3 import asking_s3
 from dropforge.client.upload import default_name, find_files, upload
 from dropforge.comparison import Comparison
 from dropforge.comparison import compare as compared
@@ -67,7 +68,7 @@ class Client:
         """
         check_family(family)
         paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
-        with tempfile.TemporaryDirectory() as folder:
+        with asking_s3(), tempfile.TemporaryDirectory() as folder:
             files = find_files(paths, on_skip)
             if isinstance(recipe, Mapping):
                 files[layout.RECIPE] = Path(folder) / layout.RECIPE
@@ -84,19 +85,20 @@ class Client:
                 log.warning("The run may refuse it, as far as can be told from here: %s", error)
             store, name = self.connection.store, name or default_name()
             upload(store, family, name, files, on_upload)
-        drop = read_drop(store, family, name, self.connection.settings.bucket)
-        known = dropped_before(self.connection, drop)
-        title = f"{family}/{name}"
-        if known is None:
-            return Run(self.connection, title, drop=drop)
-        if again:
-            return Run(self.connection, title, dag_run=start_again(self.connection, known))
-        return Run(self.connection, f"{known.family}/{known.drop}", drop=known)
+            drop = read_drop(store, family, name, self.connection.settings.bucket)
+            known = dropped_before(self.connection, drop)
+            title = f"{family}/{name}"
+            if known is None:
+                return Run(self.connection, title, drop=drop)
+            if again:
+                return Run(self.connection, title, dag_run=start_again(self.connection, known))
+            return Run(self.connection, f"{known.family}/{known.drop}", drop=known)
 
     def run(self, name: str) -> Run:
         """Find a run by any of its names: FAMILY/DROP, FAMILY/DROP#2, FAMILY/VERSION, FAMILY@ALIAS, its id or the
         beginning of that. :raises DropforgeError: if there is none, or several are meant."""
-        dag_run, title = find_dag_run(self.connection, name)
+        with asking_s3():
+            dag_run, title = find_dag_run(self.connection, name)
         return Run(self.connection, title, dag_run=dag_run)
 
     def runs(self, family: str | None = None, limit: int = 20, *, trials: bool = False) -> list[ListedRun]:

@@ -52,7 +52,8 @@ def dropped_before(connection: Connection, drop: Drop) -> Drop | None:
 def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_line: float = 0) -> str:
     """Wait until a run has claimed the drop; returns the Airflow id of the newest that has.
 
-    :param seconds: how long; with 0 it looks once. :param in_line: how many seconds more a drop may wait that is held back by its family's rules of intake.
+    :param seconds: how long; with 0 it looks once.
+    :param in_line: how many seconds more a drop may wait that is held back by its family's rules of intake.
     :raises NotTakenError: if no run takes it in time.
     :raises DropforgeError: if the stack is stopped meanwhile, or S3 does not answer.
     """

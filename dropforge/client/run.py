@@ -14,6 +14,7 @@ from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.model import Model
 from dropforge.client.patience import asking_mlflow
 from dropforge.client.progress import ENDED, View, find_mlflow_run, looks, why_failed
+from dropforge.client.s3 import asking_s3
 from dropforge.client.versions import Version, registered
 from dropforge.drop import Drop
 from dropforge.errors import DropforgeError
@@ -133,7 +134,8 @@ class Run:
         """:param seconds, in_line: as of `wait_for_run`."""
         if self._dag_run is None:
             assert self._drop is not None
-            self._dag_run = wait_for_run(self._connection, self._drop, seconds, in_line)
+            with asking_s3():
+                self._dag_run = wait_for_run(self._connection, self._drop, seconds, in_line)
         return self._dag_run
 
     def _tracked(self) -> MlflowRun | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from dropforge import layout, sweep_tracking, tracking
 from dropforge.client.airflow import FINETUNE
@@ -134,8 +135,9 @@ def _opened(item: Run, name: str, **more: Any) -> ListedRun:
 
 
 def _drop_of(source: str) -> str:
-    """FAMILY/DROP of a drop's prefix, or the source as it is named."""
-    found = layout.parse_drop_key(f"{source.rstrip('/')}/{layout.SUCCESS}")
+    """FAMILY/DROP of a drop's address, or the source as it is named."""
+    key = urlsplit(source).path.strip("/")
+    found = layout.parse_drop_key(f"{key}/{layout.SUCCESS}")
     return f"{found[0].family}/{found[0].drop}" if found else source
 
 

@@ -109,9 +109,9 @@ def release(version: str) -> tuple[int, ...]:
 
 def source(_: Path) -> Iterator[Finding]:
     try:
-        yield Finding("dags and plugins", Level.OK, str(source_root()))
+        yield Finding("dags", Level.OK, str(source_root() / "dags"))
     except DropforgeError as error:
-        yield Finding("dags and plugins", Level.FAIL, error.cause, error.mend)
+        yield Finding("dags", Level.FAIL, error.cause, error.mend)
 
 
 def compiler(_: Path) -> Iterator[Finding]:

@@ -257,13 +257,18 @@ def airflow_version() -> str:
 
 
 def source_root() -> Path:
-    """The folder that holds `dags/` and `plugins/`. :raises DropforgeError: if they are not there."""
-    root = Path(os.environ.get("DROPFORGE_ROOT") or Path(dropforge.__file__).parents[1])
-    if not (root / "dags").is_dir() or not (root / "plugins").is_dir():
-        raise DropforgeError(
-            f"folder {root}", "it holds no `dags` and `plugins`", "Run from a clone, or set DROPFORGE_ROOT to one"
-        )
-    return root
+    """The folder that holds `dags/`: a clone, or what the installed package brings.
+
+    :raises DropforgeError: if they are not there.
+    """
+    package = Path(dropforge.__file__).parent
+    named = os.environ.get("DROPFORGE_ROOT")
+    for root in (Path(named),) if named else (package.parent, package):
+        if (root / "dags" / "finetune.py").is_file():
+            return root
+    raise DropforgeError(
+        f"folder {named or package}", "it holds no `dags`", "Install Dropforge again, or set DROPFORGE_ROOT to a clone"
+    )
 
 
 def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:
@@ -312,7 +317,8 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases
             "executor": "LocalExecutor",
             "parallelism": "4",
             "dags_folder": str(root / "dags"),
-            "plugins_folder": str(root / "plugins"),
+            # An installed package's plugin is found by its entry point.
+            **({"plugins_folder": str(root / "plugins")} if (root / "plugins").is_dir() else {}),
             "load_examples": "False",
             "dags_are_paused_at_creation": "False",
             "auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",

@@ -1,4 +1,4 @@
-"""The notebook of `examples/`, run as a person would, on the stack: two drops become two versions, which are compared."""
+"""The notebook of `examples/`, run on the stack: two drops become two versions, which are compared."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-
 
 @pytest.fixture
 def base(stack: Stack, tmp_path: Path) -> str:
     """A small chat model in the stack's bucket."""
     folder = tmp_path / "base"
     tokenizer = wrap_tokenizer(train_tokenizer([f"What is {n} plus {n}? It is {2 * n}." for n in range(300)], 320), 128)
-    tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=320, max_position_embeddings=256, num_key_value_heads=4, **size)
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     for path in folder.iterdir():
         stack.connection.store.upload(path, f"models/small/{path.name}")

@@ -150,7 +150,7 @@ def test_programs_get_whole_values(terminal: Terminal, airflow: FakeAirflow, mlf
     run = track(mlflow_server, family, f"{family}-1-abc", "tracked")
     mlflow = tracking.client(mlflow_server)
     for tag, value in (
-        (tracking.TAG_SOURCE, f"drops/{family}/good/"),
+        (tracking.TAG_SOURCE, f"s3://bucket/drops/{family}/good/"),
         (tracking.TAG_VERDICT, "promote:\tit is [best]"),
     ):
         mlflow.set_tag(run, tag, value)
