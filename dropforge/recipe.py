@@ -132,7 +132,7 @@ class Lora(Section):
     """Low-rank adapters (Hu et al., 2021, https://arxiv.org/abs/2106.09685), of `lora`, `dora` and `qlora` alike."""
 
     r: int = Field(default=8, ge=1, le=LARGEST)
-    """Rank."""
+    """Rank of the adapters; a higher one learns more and takes more memory."""
     alpha: int = Field(default=16, ge=1, le=LARGEST)
     """Scale; the adapter's output is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -212,8 +212,8 @@ class Train(Section):
     a minute or more before the first step. Evaluations run the model's own code."""
     offload: Literal["none", "activations", "states", "all"] = "none"
     """What waits in the host's memory instead of the GPU's: what the forward pass keeps for the backward pass
-    (`activations`), or with shards their weights, gradients and moments, which are updated there (`states`). Slower,
-    with the same results."""
+    (`activations`), or with shards their weights, gradients and optimizer states, which are updated there (`states`).
+    Slower, with the same results."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
     """Passes over the training rows; one if neither it nor `max_steps` is given."""
     max_steps: int | None = Field(default=None, ge=1, le=LARGEST)
@@ -304,7 +304,7 @@ class Compute(Section):
     """Kind of machine that each pod has for itself, as `dropforge instances` lists them: it says `gpus`,
     `gpu_memory_gb`, `processes_per_node`, `cpus` and `memory_gb` where the recipe does not, and which nodes fit."""
     nodes: int = Field(default=1, ge=1, le=10_000)
-    """Pods of the gang."""
+    """Number of pods, each a node of the job."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
     """Ranks per pod."""
     cpus: float = Field(default=1, gt=0, le=4096)
@@ -318,7 +318,8 @@ class Compute(Section):
     nothing; the trainer measures at the start either way."""
     parallel: Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"] = "auto"
     """How ranks share the model. `ddp` gives each rank all of it, and `auto` is `ddp`; `fsdp` gives each a shard of the
-    weights, gradients and moments; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within groups."""
+    weights, gradients and optimizer states; `fsdp-no-reshard` gathers the weights once a step; `hybrid` shards within
+    groups."""
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
     fabric: Literal["tcp", "efa", "infiniband"] | None = None
@@ -328,8 +329,8 @@ class Compute(Section):
     preflight: Preflight = Preflight()
     """What the ranks show before anything is fetched."""
     tokenize_ahead: bool = False
-    """A job of one pod without GPUs tokenises and packs the rows before the gang begins; else its first rank does it
-    while all GPUs wait."""
+    """A job of one pod without GPUs tokenises and packs the rows before the training's pods start; else its first rank
+    does it while all GPUs wait."""
     compile_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
     """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is its
     own temporary folder. Who may write there can run code in a training."""
@@ -357,10 +358,10 @@ class Compute(Section):
     priority: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
     """Kueue's WorkloadPriorityClass: the highest goes first, and may suspend what runs. Needs `queue`."""
     topology: LabelName | None = None
-    """Label of nodes that the pods of a gang should have in common, as of a rack: one of the flavor's `topology` in the
+    """Label of nodes that the pods of a job should have in common, as of a rack: one of the flavor's `topology` in the
     file of teams. Ranks follow the nodes' places. Needs `queue`."""
     topology_required: bool = False
-    """Whether the gang rather waits than to be spread over several of them. Needs `topology`."""
+    """Whether the job waits rather than being spread over several of them. Needs `topology`."""
     grace_seconds: int = Field(default=60, ge=5, le=86_400)
     """Time between SIGTERM and SIGKILL, for the last checkpoint."""
     idle: Idle | None = None
@@ -368,7 +369,7 @@ class Compute(Section):
     deadline_minutes: int = Field(default=720, ge=1, le=525_600)
     """Longest run time of each job (training, evaluation, what is asked of a checkpoint), waiting not included."""
     retries: int = Field(default=2, ge=0, le=100)
-    """Gangs to start after the first one failed for a reason that a retry can mend."""
+    """Attempts after the first one failed for a reason of the infrastructure, such as a lost node."""
     gpu_tflops: float | None = Field(default=None, gt=0, le=1e6)
     """What one of these GPUs gives a training, in teraFLOPs a second (its data sheet says two or three times as much):
     the plan's time where no earlier run of the family was measured. Null invents none."""
@@ -423,7 +424,7 @@ class Code(Section):
     """A user's own functions, by entry points of a wheel that is named by its digest and never installed."""
 
     wheel: str = Field(pattern=r"^(s3://[a-z0-9][a-z0-9.-]*/[^\s?@]+|/[^\s]*)-none-any\.whl$")
-    """Where it lies: `s3://...`, or a file that every pod sees."""
+    """Where it is: `s3://...`, or a file that every pod sees."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     """SHA-256 of the wheel's bytes."""
 

@@ -15,7 +15,7 @@ class Approval(Section):
     deadline_hours: float = Field(default=72.0, ge=0.001, le=144)
     """How long to wait for the answer; meanwhile the family's next run waits before it compares."""
     otherwise: Literal["keep", "promote"] = "keep"
-    """What happens when nobody has answered by then."""
+    """What happens without an answer by then."""
     people: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         default=(), max_length=50, strict=False
     )

@@ -57,7 +57,7 @@ class Limits(Section):
     deadline_hours: float = Field(default=24.0, ge=0.001, le=144)
     """How long to wait for the answer."""
     otherwise: Literal["stop", "start"] = "stop"
-    """What happens when nobody has answered by then."""
+    """What happens without an answer by then."""
     people: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         default=(), max_length=50, strict=False
     )

@@ -24,7 +24,7 @@ class Source(Section):
     `hub`."""
 
     prefix: str | None = Field(default=None, min_length=1, max_length=900)
-    """Key prefix of files in the bucket, as `lake/chats/`; all that lies below is read."""
+    """Key prefix of files in the bucket, as `lake/chats/`; everything below it is read."""
     dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
     """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split anew by `split_salt` and `eval_fraction`."""
     drops: (
@@ -100,11 +100,11 @@ class Data(Section):
     """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
     each line that is not UTF-8 as that. What stays is quarantined."""
     text_files: Literal["auto", "read"] = "auto"
-    """With `auto` plain text beside tables (JSONL, CSV, Parquet...) is passed over, and read where nothing else is;
+    """With `auto` plain text beside tables (JSONL, CSV, Parquet...) is skipped, and read where nothing else is;
     `read` reads it beside them too. Documentation such as README.md is never read."""
     quotes: Literal["auto", "always", "never"] = "auto"
-    """Whether a cell of CSV or TSV that begins with a quotation mark goes on to the next one, over tabs and lines; else
-    the mark is a character. With `auto` CSV has quotes, and what tabs separate has some if its column names stand in
+    """Whether a cell of CSV or TSV that begins with a quotation mark continues to the next one, over tabs and lines;
+    else the mark is a character. With `auto` CSV has quotes, and what tabs separate has some if its column names have
     them."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000, le=1_000_000_000)
     """A longer row is quarantined."""
@@ -210,7 +210,7 @@ class Pii(Section):
 
 
 class Decontaminate(Section):
-    """Which evaluation sets may not be trained on: a row that holds an item of one goes, in whatever message it stands.
+    """Which evaluation sets may not be trained on: a row that holds an item of one goes, in whatever message it is.
     What is said in other words, or with other numbers, is not found."""
 
     sets: dict[
@@ -239,7 +239,7 @@ class Gate(Section):
     the one that lies furthest (Jensen-Shannon, 0 the same, 1 nothing in common)."""
     type_changes: Literal["report", "refuse"] = "report"
     """Columns with several types (number, text, object...) in files of one format, or with another one than in the
-    version before: the card tells them, or with `refuse` they stop the run too."""
+    version before: the card reports them, or with `refuse` they stop the run too."""
     override: str | None = Field(default=None, min_length=10, max_length=1000)
     """Why the version may pass although a limit is broken; it stands on the card and in the run. A ledger that does not
     add up, and a split without rows, stop it all the same."""
@@ -277,7 +277,7 @@ class Curation(Section):
     """Sources whose rows win among duplicates, the first one first, as in `[reviewed, chats.jsonl]`; all others come
     after them."""
     unicode: Literal["keep", "repair"] = "keep"
-    """`repair` mends misread text, line ends, control and unseen characters, and composes letters (NFC)."""
+    """`repair` fixes misread text, line ends, control and unseen characters, and composes letters (NFC)."""
     quality: Quality | None = None
     """Removes rows that are not good enough, as `{gopher: {}, gopher_repetition: {}}`."""
     language: Language | None = None

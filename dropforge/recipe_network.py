@@ -17,7 +17,7 @@ class Preflight(Section):
     that fails it ends the attempt before anything is fetched."""
 
     when: Literal["auto", "always", "never"] = "auto"
-    """`auto` takes gangs of several nodes with GPUs."""
+    """`auto` takes jobs of several nodes with GPUs."""
     min_gb_per_second: float | None = Field(default=None, ge=0, le=10_000)
     """Least bus bandwidth of an all-reduce in gigabytes a second, 0 takes any; null follows from the fabric."""
     max_latency_ms: float | None = Field(default=None, ge=0, le=60_000)

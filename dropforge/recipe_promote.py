@@ -106,11 +106,11 @@ class Promote(Section):
     guards: tuple[Guard, ...] = Field(default=(), max_length=20, strict=False)
     """Limits of other metrics, all of which must hold."""
     slices: tuple[Slices, ...] = Field(default=(), max_length=3, strict=False)
-    """Parts of the evaluation rows that are told apart."""
+    """Parts of the evaluation rows that are measured separately."""
     stale: Stale | None = None
     """What is enough against an old champion; without it its age does not count."""
     input_example: bool = True
     """What one evaluation row asks is kept in the model's folder, and shown in MLflow, as an example of an input. It is
     masked as all rows are (`curation.pii`)."""
     approval: Approval | None = None
-    """A person is asked before the alias moves; without it nobody is."""
+    """A person is asked before the alias moves; without this section the rule alone decides."""

@@ -14,77 +14,86 @@ from dropforge.data_names import SYNTAX
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipes import presets
-from dropforge.recipes.load import RECIPE_LIMIT, join, merge
+from dropforge.recipes.load import RECIPE_LIMIT, about_preset, join, merge
 
-# Sections of the form and the recipe keys they show, in this order. What to train stands before them, without a
-# section, because the page shows only those fields unfolded.
-SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Model": (
-        "task",
-        "base.model",
-        "base.revision",
-        "base.start",
-        "train.method",
-        "train.lora.r",
-        "train.lora.alpha",
-    ),
-    "Data": ("data.eval_fraction", "data.text_column", "curation.exact_duplicates", "curation.min_rows"),
-    "Training": (
-        "train.epochs",
-        "train.max_steps",
-        "train.learning_rate",
-        "train.schedule",
-        "train.tokens_per_step",
-        "train.sequence_length",
-        "train.micro_batch",
-        "train.precision",
-        "train.seed",
-        "train.eval_every",
-        "train.checkpoint_every",
-    ),
-    "Compute": (
-        "compute.backend",
-        "compute.instance",
-        "compute.nodes",
-        "compute.processes_per_node",
-        "compute.parallel",
-        "compute.cpus",
-        "compute.memory_gb",
-        "compute.gpus",
-        "compute.image",
-        "compute.priority",
-        "compute.deadline_minutes",
-        "compute.retries",
-    ),
-    "Evaluation and promotion": (
-        "evaluate.max_rows",
-        "promote.metric",
-        "promote.min_improvement",
-        "promote.confidence",
-        "promote.better_than_base",
-        "promote.alias",
-        "promote.approval.deadline_hours",
-        "promote.approval.otherwise",
-    ),
-    "Costs": (
-        "compute.limits.ask_above.gpu_hours",
-        "compute.limits.ask_above.core_hours",
-        "compute.limits.ask_above.cost",
-        "compute.limits.unknown",
-        "compute.limits.deadline_hours",
-        "compute.limits.otherwise",
-        "compute.limits.stop_above.gpu_hours",
-        "compute.limits.stop_above.core_hours",
-        "compute.limits.stop_above.cost",
-        "compute.price.gpu_hour",
-        "compute.price.core_hour",
-        "compute.price.currency",
-        "compute.gpu_tflops",
-    ),
-    "Own code": ("code.wheel", "code.sha256"),
+# Sections of the form and the recipe keys they show, with their labels, in this order. What to train stands before
+# them, without a section, because the page shows only those fields unfolded.
+SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Model": {
+        "task": "Task",
+        "base.model": "Base model",
+        "base.revision": "Revision of the base model",
+        "base.start": "Start from",
+        "train.method": "Method",
+        "train.lora.r": "LoRA rank",
+        "train.lora.alpha": "LoRA alpha",
+        "train.lora.dropout": "LoRA dropout",
+    },
+    "Data": {
+        "data.eval_fraction": "Share of rows for evaluation",
+        "data.text_column": "Text column",
+        "curation.exact_duplicates": "Exact duplicates",
+        "curation.min_rows": "Fewest rows",
+    },
+    "Training": {
+        "train.epochs": "Epochs",
+        "train.max_steps": "Steps (instead of epochs)",
+        "train.learning_rate": "Peak learning rate",
+        "train.schedule": "Learning rate schedule",
+        "train.tokens_per_step": "Tokens per step, all ranks",
+        "train.sequence_length": "Sequence length (tokens)",
+        "train.micro_batch": "Micro-batch (sequences per rank)",
+        "train.precision": "Precision",
+        "train.activation_checkpointing": "Activation checkpointing",
+        "train.seed": "Seed",
+        "train.eval_every": "Evaluate every (steps or minutes)",
+        "train.checkpoint_every": "Checkpoint every (steps or minutes)",
+    },
+    "Compute": {
+        "compute.backend": "Backend",
+        "compute.instance": "Instance type",
+        "compute.nodes": "Pods",
+        "compute.processes_per_node": "Ranks per pod",
+        "compute.parallel": "Parallelism",
+        "compute.cpus": "CPU cores per pod",
+        "compute.memory_gb": "Memory per pod (GB)",
+        "compute.gpus": "GPUs per pod",
+        "compute.gpu_memory_gb": "Memory of each GPU (GB)",
+        "compute.image": "Trainer image",
+        "compute.priority": "Priority class (Kueue)",
+        "compute.deadline_minutes": "Deadline of each job (minutes)",
+        "compute.retries": "Retries after infrastructure failures",
+    },
+    "Evaluation and promotion": {
+        "evaluate.max_rows": "Most evaluation rows",
+        "promote.metric": "Deciding metric",
+        "promote.min_improvement": "Smallest improvement (fraction)",
+        "promote.confidence": "Confidence",
+        "promote.better_than_base": "Must beat the base model",
+        "promote.alias": "Alias",
+        "promote.approval.deadline_hours": "Approval: wait for (hours)",
+        "promote.approval.otherwise": "Approval: without an answer",
+    },
+    "Costs": {
+        "compute.limits.ask_above.gpu_hours": "Ask above (GPU-hours)",
+        "compute.limits.ask_above.core_hours": "Ask above (core-hours)",
+        "compute.limits.ask_above.cost": "Ask above (cost)",
+        "compute.limits.unknown": "If the plan cannot tell",
+        "compute.limits.deadline_hours": "Question: wait for (hours)",
+        "compute.limits.otherwise": "Question: without an answer",
+        "compute.limits.stop_above.gpu_hours": "Stop above (GPU-hours)",
+        "compute.limits.stop_above.core_hours": "Stop above (core-hours)",
+        "compute.limits.stop_above.cost": "Stop above (cost)",
+        "compute.price.gpu_hour": "Price of a GPU-hour",
+        "compute.price.core_hour": "Price of a core-hour",
+        "compute.price.currency": "Currency (three letters)",
+        "compute.gpu_tflops": "Speed of each GPU (TFLOP/s)",
+    },
+    "Own code": {"code.wheel": "Wheel", "code.sha256": "SHA-256 of the wheel"},
 }
 
 _YES_NO: Final = {"yes": True, "no": False}
+_INTERVALS: Final = frozenset({"train.eval_every", "train.checkpoint_every"})
 _EMPTY: Final = "as in the family's recipe or the preset"
 
 
@@ -118,7 +127,10 @@ def form_fields(default_preset: str | None = None) -> dict[str, FormField]:
             {
                 "type": ["string", "null"],
                 "enum": [None, *known],
-                "values_display": {"None": f"that of the family{otherwise}"},
+                "values_display": {
+                    "None": f"that of the family{otherwise}",
+                    **{name: f"{name}: {about_preset(name)}" for name in known},
+                },
                 "title": "Preset",
             },
         ),
@@ -138,7 +150,7 @@ def form_fields(default_preset: str | None = None) -> dict[str, FormField]:
     )
     schema = Recipe.model_json_schema()
     for section, keys in SECTIONS.items():
-        fields |= {field_name(key): _recipe_field(schema, key, section) for key in keys}
+        fields |= {field_name(key): _recipe_field(schema, key, section, label) for key, label in keys.items()}
     fields["overrides"] = FormField(
         None,
         'Any other recipe keys, as nested JSON: `{"train": {"clip": 0.5}}`. They win over all fields above.',
@@ -164,6 +176,8 @@ def form_overrides(params: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "promote.better_than_base":
             value = _YES_NO.get(value, value)
+        elif key in _INTERVALS and isinstance(value, str) and value.isdecimal():
+            value = int(value)
         nested: Any = value
         for part in reversed(key.split(".")):
             nested = {part: nested}
@@ -179,20 +193,21 @@ def _text(title: str, description: str, longest: int = 160) -> FormField:
     return FormField(None, description, schema)
 
 
-def _recipe_field(schema: Mapping[str, Any], key: str, section: str) -> FormField:
+def _recipe_field(schema: Mapping[str, Any], key: str, section: str, label: str) -> FormField:
     found = _find(schema, key)
     description = str(found.get("description", ""))
     shape = _joined(found)
-    # Two limits of the same name, and an adapter's rank, are told apart by the section that they are in.
-    inside = " ".join(key.split(".")[1:-1]).replace("_", " ").capitalize()
-    field: dict[str, Any] = {"title": f"{inside}: {found['title']}" if inside else str(found["title"])}
-    field["section"] = section
+    field: dict[str, Any] = {"title": label, "section": section}
     choices = shape.get("enum") or ([shape["const"]] if "const" in shape else None)
     if shape.get("type") == "boolean":
         choices = list(_YES_NO)  # a switch knows no third state for "as in the preset"
     if choices:
         field |= {"type": ["string", "null"], "enum": [None, *choices], "values_display": {"None": _EMPTY}}
         return FormField(None, description, field)
+    if key in _INTERVALS:
+        # Of several types Airflow's page takes the first: a line of text, where a number's digits are text too.
+        field |= {"type": ["string", "integer", "null"], "pattern": rf"^[0-9]{{1,9}}$|{shape['pattern']}"}
+        return FormField(None, description, field | {"minimum": shape["minimum"], "maximum": shape["maximum"]})
     types = shape["type"] if isinstance(shape["type"], list) else [shape["type"]]
     field["type"] = [*types, "null"]
     limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "pattern")
