@@ -22,6 +22,7 @@ from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import ENCODERS, Shape, check_unquantised, config_of, published, shape_of_config
 from dropforge.shared_memory import check_shared_memory
+from dropforge.text import counted
 
 RUNTIME_BYTES: Final = 930_000_000  # torch, transformers and a run without a model, as seen on CPU
 # What a CPU's heap takes for each byte that comes and goes, as seen: freed tensors leave holes that others do not fit,
@@ -88,7 +89,12 @@ class Memory:
 
 
 _TIMES: Final = (("working", "activations", "logits"), ("whole",), ("evaluation",))
-_TOLD: Final = {"working": "weights at work", "copy": "checkpoint's copy", "whole": "loading"}
+_TOLD: Final = {
+    "working": "working copy of the weights",
+    "moments": "optimizer states",
+    "copy": "checkpoint's copy",
+    "whole": "loading",
+}
 
 
 @dataclass(frozen=True)
@@ -354,8 +360,8 @@ def check_memory(recipe: Recipe, figures: Estimate) -> None:
     if figures.host is not None and figures.host * ranks * 4 // 5 > compute.memory_gb * 1e9:
         raise RecipeError(
             "recipe key `compute.memory_gb`",
-            f"a pod of {compute.memory_gb:g} GB is too small for {ranks} rank(s) that hold the model, and later a "
-            f"checkpoint's copy, beside their GPUs, of about {size_text(figures.host)} each",
+            f"a pod of {compute.memory_gb:g} GB is too small for {counted(ranks, 'rank')} that hold the model, and "
+            f"later a checkpoint's copy, beside their GPUs, of about {size_text(figures.host)} each",
             f"Set it to {figures.host * ranks // 10**9 + 1}, or choose a smaller model",
         )
     least, about, parts, room = figures.least_bytes, figures.rank_bytes, figures.parts, _room(recipe)
@@ -370,7 +376,8 @@ def check_memory(recipe: Recipe, figures: Estimate) -> None:
         )
     raise RecipeError(
         "recipe key `compute.memory_gb`",
-        f"a pod of {compute.memory_gb:g} GB is too small for {ranks} rank(s) of about {size_text(about)} each ({told})",
+        f"a pod of {compute.memory_gb:g} GB is too small for {counted(ranks, 'rank')} of about {size_text(about)} each "
+        f"({told})",
         f"Set it to {about * ranks // 10**9 + 1}, or make `train.micro_batch` or the model smaller",
     )
 

@@ -14,6 +14,7 @@ from dropforge.estimate import Estimate, shape_of, size_text, trained_weights
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import Shape
+from dropforge.text import counted
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Forecast:
 
     def rows(self) -> list[tuple[str, str]]:
         """For people, by what each figure is."""
-        ranks = f"{self.ranks} in {self.nodes} pod(s) with {self.gpus} GPU(s) and {self.cores:g} core(s) in all"
+        pods, gpus = counted(self.nodes, "pod"), counted(self.gpus, "GPU")
+        ranks = f"{self.ranks} in {pods} with {gpus} and {self.cores:g} CPU cores in all"
         time = UNKNOWN if self.seconds is None else f"about {time_text(self.seconds)}"
         return [
             ("steps", _count(self.steps)),

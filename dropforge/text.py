@@ -43,6 +43,11 @@ def read_count(text: str) -> int | None:
     return found if (found := int(text)) < 1 << 63 else None
 
 
+def counted(count: int, noun: str, many: str = "") -> str:
+    """A number of things: `1 rank`, `2 ranks`. :param many: the noun's plural, where it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
+
+
 def as_cell(text: str) -> str:
     """Return a text as one cell of a Markdown table, where it stays a text; `from_cell` takes it back."""
     return re.sub(rf"([{_MARKUP}])", r"\\\1", " ".join(text.split()))

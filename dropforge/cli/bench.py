@@ -44,6 +44,7 @@ from dropforge.recipes.place_rules import check_place
 from dropforge.stack.state import running_state
 from dropforge.store import S3Store, Store
 from dropforge.terminal import Console, Text
+from dropforge.text import counted
 
 app = typer.Typer(help="Measure what the places where trainings run are able to do.", no_args_is_help=True)
 
@@ -262,7 +263,12 @@ def _measure(compute: Compute, over: Network, seconds: float, patience: float, t
         figures.append(one)
         told.print(Text(f"{one.collective} {_size(one.bytes)}: {1e3 * one.seconds:.3g} ms", style="dim"))
 
-    told.print(Text(f"job {compute.namespace}/{name}: {compute.nodes} pods of {compute.processes_per_node} rank(s)"))
+    told.print(
+        Text(
+            f"job {compute.namespace}/{name}: {counted(compute.nodes, 'pod')} of "
+            f"{counted(compute.processes_per_node, 'rank')}"
+        )
+    )
     try:
         with stoppable(), opened(compute.backend) as cluster:
             run(cluster, manifest, line, lambda text: told.print(Text(text, style="dim")), patience)

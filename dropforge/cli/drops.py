@@ -20,6 +20,7 @@ from dropforge.errors import RecipeError
 from dropforge.layout import check_family
 from dropforge.recipes.load import read_drop_recipe
 from dropforge.terminal import Console, Text
+from dropforge.text import counted
 
 console = Console()
 
@@ -46,7 +47,7 @@ def drop_command(
     connection = connect(state)
     _check_recipe(connection, family, own or {})
     found = send(connection, family, name or default_name(), files)
-    console.print(f"{found.family}/{found.drop} is complete: {len(found.data_files)} file(s), id {found.id}")
+    console.print(f"{found.family}/{found.drop} is complete: {counted(len(found.data_files), 'file')}, id {found.id}")
     known = dropped_before(connection, found)
     if known is not None and not again:
         owner = ledger.newest_owner(connection.store, known.family, known.id)

@@ -13,6 +13,7 @@ from dropforge.errors import DropforgeError
 from dropforge.profiling import MOST, request
 from dropforge.store import Store
 from dropforge.terminal import Console
+from dropforge.text import counted
 
 
 def profile(
@@ -25,7 +26,7 @@ def profile(
     ask(connection.store, run, steps)
     folder = f"{connection.settings.root}/{layout.run_prefix(run)}profiles/"
     Console(highlight=False).print(
-        f"Asked for {steps} step(s) after the run's next log line; each rank writes its trace to {folder}",
+        f"Asked for {counted(steps, 'step')} after the run's next log line; each rank writes its trace to {folder}",
         soft_wrap=True,
     )
 

@@ -31,6 +31,7 @@ from dropforge.recipes.load import about_preset, build_recipe, over_preset, read
 from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
 from dropforge.terminal import Console
+from dropforge.text import counted
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -196,10 +197,15 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
         ("tokens", f"{figures.tokens:,}" if figures.tokens else "follow from the steps"),
         (
             "one step",
-            f"{figures.sequences_per_step} sequences of {train.sequence_length} tokens over {figures.ranks} rank(s), "
-            f"{figures.accumulation} forward pass(es) each",
+            f"{counted(figures.sequences_per_step, 'sequence')} of {train.sequence_length} tokens over "
+            f"{counted(figures.ranks, 'rank')}, "
+            f"{counted(figures.accumulation, 'forward pass', 'forward passes')} each",
         ),
-        ("pods", f"{compute.nodes} with {compute.cpus:g} CPUs, {compute.memory_gb:g} GB, {compute.gpus} GPUs"),
+        (
+            "pods",
+            f"{compute.nodes} with {compute.cpus:g} CPU cores, {compute.memory_gb:g} GB, "
+            f"{counted(compute.gpus, 'GPU')}",
+        ),
         *([("this machine", _room_here(compute))] if compute.backend == "local" else []),
         *network_rows(compute),
         *([("instance", escape(placed_on(compute, read())))] if compute.gpus or compute.backend != "local" else []),

@@ -10,6 +10,7 @@ from dropforge.placement import catalogue
 from dropforge.placement.catalogue import Instance, pod_room
 from dropforge.placement.pods import ARCH, FOLLOWING, GIB, TYPE, sized
 from dropforge.recipe import Compute
+from dropforge.text import counted
 
 KEY = "recipe key `compute.instance`"
 _LEAST: Final = 0.1  # of a node's cores and memory, for a pod that has all its GPUs: nobody else could use the rest
@@ -127,7 +128,7 @@ def _check_gpus(compute: Compute, on: Instance) -> None:
     if compute.nodes > 1 and compute.gpus and compute.nodes * compute.gpus <= on.gpus:
         raise RecipeError(
             "recipe keys `compute.nodes` and `compute.gpus`",
-            f"{compute.nodes} pods of {compute.gpus} GPU(s) are no more than one {on.name} has, and GPUs of one pod "
-            "reach each other faster: four such pods took 2.4 to 3.4 times as long over EFA, and 4.9 over TCP",
+            f"{compute.nodes} pods of {counted(compute.gpus, 'GPU')} are no more than one {on.name} has, and GPUs of "
+            "one pod reach each other faster: four such pods took 2.4 to 3.4 times as long over EFA, and 4.9 over TCP",
             f"Use `nodes: 1` with `gpus: {compute.nodes * compute.gpus}`",
         )

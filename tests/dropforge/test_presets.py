@@ -128,7 +128,7 @@ def test_a_gpu_that_is_too_small_is_refused_before_the_start() -> None:
     with pytest.raises(RecipeError, match=r"`compute.gpu_memory_gb`: a GPU of 16 GB is too small"):
         check_memory(small, estimate(small))
     pod = load_recipe("llama-2-13b", {"compute": {"memory_gb": 40}})
-    with pytest.raises(RecipeError, match=r"`compute.memory_gb`: a pod of 40 GB .* 2 rank\(s\) that hold the model"):
+    with pytest.raises(RecipeError, match=r"`compute.memory_gb`: a pod of 40 GB .* 2 ranks that hold the model"):
         check_memory(pod, estimate(pod))
     unknown = load_recipe("llama-2-7b", {"compute": {"gpu_memory_gb": None}})
     check_memory(unknown, estimate(unknown))

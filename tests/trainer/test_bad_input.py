@@ -307,7 +307,7 @@ TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (narrower_than_is_done, ExitCode.BAD_RECIPE, "train.precision`: `fp8` is not done", "Use `bf16`"),
     (learns_from_preferences, ExitCode.BAD_RECIPE, "learns from preferences or rewards", "TRL's DPOTrainer"),
     (a_token_that_is_there, ExitCode.BAD_RECIPE, "'<|im_end|>' is token 4 of the base", "Leave it out"),
-    (more_than_the_memory, ExitCode.BAD_RECIPE, "train.micro_batch`: forward and backward pass of 2 row(s)", "Set `"),
+    (more_than_the_memory, ExitCode.BAD_RECIPE, "train.micro_batch`: forward and backward pass of 2 rows", "Set `"),
     (no_end_token, ExitCode.BAD_DATA, "it has no end token", "Set `eos_token`"),
     (neither_pad_nor_end_token, ExitCode.BAD_DATA, "it has no end token", "Set `eos_token`"),
     (questions_alone, ExitCode.BAD_DATA, "no training row has a token to learn from", "Check the roles"),

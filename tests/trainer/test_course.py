@@ -283,7 +283,7 @@ def test_limits_take_less_of_the_data(bench: Any) -> None:
     assert made.prepared.train.facts["rows"] == 40
     loop = made.loop()
     assert loop.plan.rows == 4
-    assert any("4 rows over 1 rank(s), 2 forward pass(es)" in line for line in trained(loop).checkpoints.say.__self__)
+    assert any("4 rows over 1 rank, 2 forward passes" in line for line in trained(loop).checkpoints.say.__self__)
     assert 0 < len(loop.eval) < len(made.prepared.eval)
     calls = []
     measure(loop.loss, loop.eval, Gang(), size=64, micro=2, pad=0, tell=lambda turn, turns: calls.append((turn, turns)))

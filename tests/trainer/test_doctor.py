@@ -74,7 +74,7 @@ def test_this_machine_is_told_for_people_and_for_programs(capsys: pytest.Capture
     [
         (SOUND, None),
         (replace(SOUND, gpus=[], verbs=[], libraries=Libraries(torch="2.11.0")), None),  # a CPU pod on such a node
-        (replace(SOUND, shm=Room("/dev/shm", 64 << 20, 0)), "/dev/shm: it has 64 MiB, and 2 rank(s) may take 128 MiB"),
+        (replace(SOUND, shm=Room("/dev/shm", 64 << 20, 0)), "/dev/shm: it has 64 MiB, and 2 ranks may take 128 MiB"),
         (replace(SOUND, shm=None), "/dev/shm: it is missing"),
         (replace(SOUND, temp=Room("/tmp", 9 << 30, 1 << 20)), "temporary disk: it has 1 MiB left"),
         (

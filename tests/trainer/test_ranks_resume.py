@@ -258,7 +258,7 @@ def test_what_only_the_fast_tiers_of_all_nodes_have_is_resumed_from_if_it_is_who
     assert (step, durable) == (3, False), said
     step, durable, older, said = attempt(nodes, lost=1)
     assert (step, durable) == (2, True)
-    assert any("step-3 is not in the fast tier of rank(s) 2, 3" in line for line in said)
+    assert any("step-3 is not in the fast tier of ranks 2, 3" in line for line in said)
     assert not all(torch.equal(there[name], older[name]) for name in there)
     assert attempt([1, 1, 0, 0])[0] == 2  # each rank's random state is on the other node
     step, _, alone, _ = attempt([1, 1], stage=stage.change(parallel="ddp", shard_group=None))

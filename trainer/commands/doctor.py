@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dropforge.shared_memory import RANK
-from dropforge.text import escape
+from dropforge.text import counted, escape
 from trainer.commands.arguments import subparser
 from trainer.commands.terminal import Paint, table
 from trainer.node.fabric import (
@@ -118,7 +118,7 @@ def problems(found: Findings) -> list[Problem]:
     if found.shm is None or found.shm.size < least:
         size = "is missing" if found.shm is None else f"has {_size(found.shm.size)}"
         mend = "Mount a memory-backed emptyDir there, or start docker with --shm-size"
-        told.append(Problem(_SHM, f"it {size}, and {max(1, gpus)} rank(s) may take {_size(least)}", mend))
+        told.append(Problem(_SHM, f"it {size}, and {counted(max(1, gpus), 'rank')} may take {_size(least)}", mend))
     if found.temp is None or found.temp.free < _DISK:
         left = "is missing" if found.temp is None else f"has {_size(found.temp.free)} left"
         told.append(Problem("temporary disk", f"it {left}", "Make room, or set TMPDIR to a larger disk"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.run import RunSpec
-from dropforge.text import escape
+from dropforge.text import counted, escape
 from trainer.commands.addresses import open_dataset, open_run, spec_of
 from trainer.commands.arguments import positive, subparser
 from trainer.commands.errors import exit_code
@@ -358,9 +358,10 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if packing["asked"] not in ("auto", attends.split(",")[0].split(" ")[0]):
         attends += f"\n`{packing['asked']}` is asked for, and tried on the GPU at the run's start"
     spread = (
-        f"{step['rows']} rows of {step['places']} tokens over {step['ranks']} rank(s): each {step['micro_batches']} "
+        f"{counted(step['rows'], 'row')} of {step['places']} tokens over {counted(step['ranks'], 'rank')}: each "
+        f"{counted(step['micro_batches'], 'forward pass', 'forward passes')} of at most "
+        f"{counted(step['micro_batch'], 'row')}"
     )
-    spread += f"forward pass(es) of at most {step['micro_batch']} row(s)"
     if step["rows_of_the_last"] < step["rows"]:
         spread += f"\nthe last step has {step['rows_of_the_last']} rows"
     if step["idle_ranks"]:

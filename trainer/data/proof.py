@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropforge.errors import DataError, DropforgeError
+from dropforge.text import counted
 from trainer.data.packing import Pack
 from trainer.data.plan import Plan
 from trainer.gang import Gang
@@ -90,7 +91,7 @@ def taken(plan: Plan, packs: list[Pack], rank: int, world: int, micro: int) -> t
 
 def compare(step: int, packs: list[Pack], told: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
     """:param told: what each rank takes, by rank. :raises DropforgeError: if together it is not the step's packs."""
-    thing = f"step {step + 1} over {len(told)} rank(s)"
+    thing = f"step {step + 1} over {counted(len(told), 'rank')}"
     passes = [count for count, _ in told]
     if len(set(passes)) > 1:
         raise DropforgeError(thing, f"ranks have {passes} forward passes, which would hang", _MEND)

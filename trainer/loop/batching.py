@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dropforge.errors import RecipeError
+from dropforge.text import counted
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class Batching:
 
     def __str__(self) -> str:
         return (
-            f"one step: {self.rows} rows over {self.world} rank(s), {self.accumulation} forward pass(es) each of up to "
-            f"{self.micro_batch} row(s)"
+            f"one step: {counted(self.rows, 'row')} over {counted(self.world, 'rank')}, "
+            f"{counted(self.accumulation, 'forward pass', 'forward passes')} each of up to "
+            f"{counted(self.micro_batch, 'row')}"
         )
 
 

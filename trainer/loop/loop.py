@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dropforge.text import counted
 from dropforge.wheel import CALLBACKS
 from trainer.config import Settings
 from trainer.data.batch import Batch, make_batch
@@ -297,8 +298,8 @@ class Loop:
         self.optimizer.zero_grad()
         if self.fit is not None:
             self.console.say(
-                f"memory: a forward pass of {rows} row(s) of {self.fit.tokens} tokens and the first steps take "
-                f"{self.fit.need / 1e9:.2f} GB more, {self.fit.room / 1e9:.2f} GB are left"
+                f"memory: a forward pass of {counted(rows, 'row')} of {self.fit.tokens} tokens and the first steps "
+                f"take {self.fit.need / 1e9:.2f} GB more, {self.fit.room / 1e9:.2f} GB are left"
             )
 
     def _before_seal(self) -> None:

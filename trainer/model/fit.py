@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from dropforge.errors import RecipeError
+from dropforge.text import counted
 from trainer.data.batch import Batch
 from trainer.data.tokens import Tokens
 from trainer.gang import Gang
@@ -145,7 +146,7 @@ def check_fit(
         mend = (
             f"Set `train.micro_batch` to {most}" if most else _shorter(lengths[-2] if len(lengths) > 1 else tokens // 2)
         )
-        raise _refusal(f"{rows} row(s) of {tokens} tokens", lacking, f"{mend}, or give the ranks more memory")
+        raise _refusal(f"{counted(rows, 'row')} of {tokens} tokens", lacking, f"{mend}, or give the ranks more memory")
     mine = found[gang.rank]
     return Fit(rows, tokens, int(mine.base + rows * mine.row), int(mine.room))
 

@@ -116,7 +116,7 @@ def _in_fast_tiers(gang: Gang, fast: Fast | None) -> dict[str, Seal]:
     for digest, ranks in lacking.items():
         if ranks and gang.leader:
             fast.checkpoints.say(
-                f"checkpoint step-{found[digest].step} is not in the fast tier of rank(s) {', '.join(map(str, ranks))}"
+                f"checkpoint step-{found[digest].step} is not in the fast tier of ranks {', '.join(map(str, ranks))}"
             )
     return {digest: seal for digest, seal in found.items() if not lacking[digest]}
 

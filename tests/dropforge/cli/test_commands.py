@@ -204,7 +204,7 @@ def test_plan_fails_where_the_model_does_not_fit(tmp_path: Path) -> None:
     assert "DOES NOT FIT" in done.stdout
     assert "`compute.memory_gb`" in done.stderr
     told = " ".join(done.stderr.split())
-    assert "2 rank(s)" in told
+    assert "2 ranks" in told
     fits = int(told.split("Set it to ")[1].split(",")[0])
     recipe.write_text(recipe.read_text() + f"compute: {{memory_gb: {fits}}}\n")
     assert dropforge("plan", str(recipe)).returncode == 0
