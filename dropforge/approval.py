@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from dropforge import layout
-from dropforge.json_objects import read_as, typed
+from dropforge.json_objects import UnreadableError, read_as, typed
 from dropforge.promotion import Check, Verdict
 from dropforge.store import MissingObjectError, Store
+from dropforge.text import read_count
 
 NAME = "approved"
 _MEND: Final = "Delete it, and answer again"
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_RESTORE: Final = "Restore the file in the run's folder from the bucket's versions, or clear the task that wrote it"
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,17 @@ class Pair:
 
     @classmethod
     def of(cls, report: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Pair:
-        """:param report: and :param evaluation: the contents of the run's `report.json` and `evaluation.json`."""
-        version = evaluation.get("champion_version")
-        return cls(str(report["model"]["digest"]), None if version is None else str(version))
+        """:param report: and :param evaluation: the contents of the run's `report.json` and `evaluation.json`.
+
+        :raises UnreadableError: if they name none: pods write them, and what a person is asked is made of these words.
+        """
+        digest, version = str(report["model"]["digest"]), evaluation.get("champion_version")
+        if not _DIGEST.fullmatch(digest):
+            raise UnreadableError("key `model.digest` of report.json", f"{digest!r:.80} is no SHA-256", _RESTORE)
+        if version is not None and read_count(str(version)) is None:
+            thing = "key `champion_version` of evaluation.json"
+            raise UnreadableError(thing, f"{version!r:.80} is no number of a version", _RESTORE)
+        return cls(digest, None if version is None else str(version))
 
 
 def said(yes: bool, by: str | None, at: str) -> str:

@@ -6,15 +6,16 @@ No figure is invented: time follows from a speed that was measured, or that the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dropforge.costs import UNKNOWN, Hours, Tariff
 from dropforge.estimate import Estimate, shape_of, size_text, trained_weights
+from dropforge.json_objects import typed
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import Shape
-from dropforge.text import counted
+from dropforge.text import as_cell, as_line, counted
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ class Forecast:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Forecast:
-        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+        """Read a plan as it was kept. :raises TypeError: if a part has another type."""
+        found = typed(cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values}))
+        # Pods write where it lies, and a person is asked with these words.
+        return replace(found, source=as_line(found.source, 500), currency=as_line(found.currency))
 
     def rows(self) -> list[tuple[str, str]]:
         """For people, by what each figure is."""
@@ -73,7 +77,7 @@ class Forecast:
 
     def as_markdown(self) -> str:
         """The rows as a table."""
-        rows = "\n".join(f"| {name} | {value} |" for name, value in self.rows())
+        rows = "\n".join(f"| {name} | {as_cell(value)} |" for name, value in self.rows())
         return f"| the plan | |\n|---|---|\n{rows}"
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ from dropforge.json_objects import read_as, typed
 from dropforge.placement.pods import ahead
 from dropforge.recipe import Compute
 from dropforge.store import Store
+from dropforge.text import as_line
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def keep(store: Store, run: str, gang: Gang) -> None:
 def _read(values: Mapping[str, Any]) -> Gang:
     """A gang as it was kept. What a newer version has added is passed over: versions meet while one is rolled out."""
     known = {field.name for field in fields(Gang)}
-    return typed(Gang(**{name: value for name, value in values.items() if name in known}))
+    found = typed(Gang(**{name: value for name, value in values.items() if name in known}))
+    return replace(found, reason=as_line(found.reason))  # pods write where it lies
 
 
 def kept(store: Store, run: str) -> list[Gang]:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from dropforge import holdout
 from dropforge.slices import named
-from dropforge.text import as_cell, escape
+from dropforge.text import as_cell, as_line
 
 Direction = Literal["lower", "higher"]
 
@@ -257,7 +257,7 @@ def _against(
     """Whether the candidate is enough better than the champion on the same rows."""
     name, value, reference = "better than champion", candidate.get(policy.metric), champion.get(policy.metric)
     if _finite(reference) is None or _finite(value) is None:
-        why = escape(str(champion.get("problem") or ""))  # a job's word, which XComs and tags take too
+        why = as_line(champion.get("problem") or "", 1000)  # a job's word, which XComs and tags take too
         told = f"the champion has no finite {policy.metric} to beat" + (f": {why}" if why else "")
         return [Check(name, value, reference, False, f"{told}. {_TAKE_AWAY}")]
     assert value is not None
@@ -341,9 +341,9 @@ def _in_slice(
     part: SliceGuards, one: Mapping[str, Any], metric: str, whole: Mapping[str, Any], *, known: bool
 ) -> list[Check]:
     """A slice's figures in the deciding metric, and what its guards say; names come from `dropforge.slices.named`."""
-    where = f"of {named(part.by)} {one['name']} ({one['rows']} rows)"
+    where = f"of {named(part.by)} {as_line(one['name'])} ({as_line(one['rows'])} rows)"
     if "too_few" in one:
-        told = f"{where.removeprefix('of ')}: too few to measure, {one['too_few']} are needed"
+        told = f"{where.removeprefix('of ')}: too few to measure, {as_line(one['too_few'])} are needed"
         return [Check(SLICE, None, None, True, told)]
     mine, theirs = one.get("candidate") or {}, one.get("champion") or {}
     checks = [Check(SLICE, mine.get(metric), theirs.get(metric), True, f"{metric} {where}")]

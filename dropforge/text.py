@@ -48,6 +48,11 @@ def counted(count: int, noun: str, many: str = "") -> str:
     return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
+def as_line(value: object, most: int = 200) -> str:
+    """Return what a stranger wrote, or a pod, as a part of one line of at most `most` characters."""
+    return shorten(" ".join(escape(shorten(str(value), most)).split()), most)
+
+
 def as_cell(text: str) -> str:
     """Return a text as one cell of a Markdown table, where it stays a text; `from_cell` takes it back."""
     return re.sub(rf"([{_MARKUP}])", r"\\\1", " ".join(text.split()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dropforge import approval, confirmation
 from dropforge.approval import Answer, Pair, answered
 from dropforge.install.access import COMPONENTS
+from dropforge.json_objects import UnreadableError
 from dropforge.promotion import Policy, decide
 from dropforge.store import Store
 
@@ -42,6 +45,21 @@ def test_a_person_s_word_lies_where_no_pod_writes(store: Store) -> None:
     assert len(keys) == 2
     assert not any(key.startswith(pods.writes) for key in keys)
     assert all(key.startswith(tasks.writes) for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("digest", "champion", "named"),
+    [
+        ("a" * 64, "4](http://e.example)\n\n# Reviewed: press Promote", r"`champion_version` of evaluation\.json"),
+        ("a" * 64, ["4"], r"`champion_version` of evaluation\.json"),
+        ("a`](http://e.example)", "4", r"`model\.digest` of report\.json"),
+    ],
+)
+def test_what_a_pod_wrote_into_its_run_words_no_question(digest: str, champion: Any, named: str) -> None:
+    with pytest.raises(UnreadableError, match=named) as error:
+        Pair.of({"model": {"digest": digest}}, {"champion_version": champion})
+    assert len(str(error.value)) < 500
+    assert Pair.of({"model": {"digest": "a" * 64}}, {"champion_version": 4}) == Pair("a" * 64, "4")
 
 
 def test_a_yes_saves_no_candidate_that_failed() -> None:

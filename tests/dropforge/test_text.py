@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dropforge.errors import DataError
 from dropforge.terminal import Console, Text
-from dropforge.text import escape, shorten
+from dropforge.text import as_line, escape, shorten
 
 
 def test_invisible_characters_are_spelled_out_and_letters_stay() -> None:
@@ -26,6 +26,12 @@ def test_a_long_text_keeps_both_ends_and_says_what_is_left_out() -> None:
     assert "1,000,741 characters" in found
     assert shorten(found, 300) == found
     assert shorten("a" * 30, 12) == "a" * 8 + " [... 18 characters ...] " + "a" * 4
+
+
+def test_a_word_of_a_pod_s_is_a_part_of_one_line() -> None:
+    assert as_line(30) == "30"
+    assert as_line("[a]\n\n# b\t\x1b[2J\ud800") == r"[a] # b \x1b[2J\ud800"
+    assert max(len(as_line(text * 1_000_000)) for text in ("\n# ", "\x1b", "\U000e0041")) <= 200
 
 
 def test_an_error_is_short_however_much_it_quotes() -> None:

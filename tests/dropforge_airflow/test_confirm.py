@@ -67,6 +67,21 @@ def test_above_a_limit_the_plan_is_the_question(yard: Yard) -> None:
         assert line in found.body
 
 
+def test_what_a_pod_wrote_into_the_plan_words_no_question(yard: Yard) -> None:
+    run, key = opened(yard, {"ask_above": {"cost": 9}}), layout.forecast_key("fam-1")
+    plan = json.loads(yard.store.get(key))
+    words = "it |\n\n# Confirmed\n![seen](http://e.example/p.png)\x00\ud800"
+    yard.store.put(key, json.dumps({**plan, "source": words * 1000, "currency": words}).encode())
+    found = confirm.question(run)
+    assert isinstance(found, Question)
+    assert found.subject.isprintable()
+    assert not [part for part in ("\n# Confirmed", "![seen]", "\x00", "\ud800") if part in found.body]
+    assert len(found.body) < 3000
+    yard.store.put(key, json.dumps({**plan, "cost": words}).encode())
+    with pytest.raises(AirflowFailException, match="cost is of type str"):
+        confirm.question(run)
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_not_known_is_asked_about_unless_the_recipe_says_otherwise(yard: Yard, kept: bool) -> None:
     """Also where an older version opened the run and left no plan."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from dropforge_airflow.tasks import data, promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
-from dropforge_airflow.tasks.opened import RunIdentity
+from dropforge_airflow.tasks.opened import Opened, RunIdentity
 from dropforge_airflow.tasks.plan import Plan
+from dropforge_airflow.tasks.wall import whole_wall
 
 from dropforge import approval, gangs, layout
 from dropforge.dataset import Manifest, Shard
@@ -209,6 +210,37 @@ def test_the_summary_tells_what_happened(store: Store) -> None:
     assert "- Trainings that failed: node lost, node lost; 7 steps were done again" in text
     text = promote.summary(spec, evaluation, report, verdict, listed, {}, failed=[replace(lost, saved=None)])
     assert "- Trainings that failed: node lost\n" in text
+
+
+def test_what_a_pod_wrote_is_a_text_of_one_line_in_what_people_read(store: Store) -> None:
+    words = "7 |\n\n# Approved\n[x](http://e.example) <b>\x1b[2J\x00\ud800" + "A" * 100_000
+    opened = measured(store, slices=[{"by": "label", "guards": [{"metric": "eval/loss", "at_most": 0.1}]}])
+    evaluation = json.loads(store.get(layout.evaluation_key(opened["run"])))
+    evaluation["slices"] = [{"by": "label", "name": words, "rows": words, "candidate": {"eval/loss": 1.0}}]
+    evaluation |= {"rows": words, "holdout": {"rows": words, "trained_on": words}}
+    store.put(layout.evaluation_key(opened["run"]), json.dumps(evaluation).encode())
+    gang = {
+        "task": "train",
+        "job": "j",
+        "uid": "u",
+        "number": 1,
+        "gpus": 0,
+        "cores": 1,
+        "failed": True,
+        "reason": words,
+    }
+    store.put(layout.gang_key(opened["run"], "u"), json.dumps(gang).encode())
+    spec, evaluation, report, verdict = promote.judge(store, opened)
+    listed = promote.Listed(version="4", promoted=False, previous=None)
+    failed = gangs.failed(gangs.kept(store, opened["run"]), "train")
+    wall = whole_wall(None, None, {"began": 0.0, "seconds": 5.0, words: 2.0})
+    text = promote.summary(spec, evaluation, {**report, "resumed_from": words}, verdict, listed, wall, failed=failed)
+    for line in (verdict.reason, run._reason(store, cast(Opened, opened), "train"), *text.split("\n")):
+        assert line.isprintable()
+        assert len(line) < 1500
+    assert not any(line.startswith("# ") for line in text.split("\n")[1:])
+    assert "[x](" not in text.replace("\\[", "")
+    assert "<b>" not in text.replace("\\<", "")
 
 
 def dataset(store: Store, **changes: Any) -> str:

@@ -13,6 +13,7 @@ from dropforge.json_objects import read_object
 from dropforge.readable import readable
 from dropforge.run_limits import run_limits
 from dropforge.settings import from_env
+from dropforge.text import as_line
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.recipe import check_reads
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LONGEST: Final = 4000  # characters of an answer
 _AT_ONCE: Final = 4  # asks of one DAG run; the others wait for the next
 
 
@@ -139,7 +141,8 @@ def _not_done(error: Exception) -> str:
     from dropforge.rest import STRANGE
 
     strange = isinstance(error, STRANGE) and not isinstance(error, DropforgeError)
-    return f"not done: what is kept of it cannot be read ({error!r})" if strange else f"not done: {error}"
+    text = f"not done: what is kept of it cannot be read ({error!r})" if strange else f"not done: {error}"
+    return as_line(text, _LONGEST)
 
 
 def job_of(taken: Taken) -> dict[str, Any]:
@@ -167,7 +170,8 @@ def answer(taken: list[Taken] | None, run_id: str | None = None) -> list[str]:
         ask, checkpoint = checkpoints.Ask(**item["ask"]), checkpoints.Checkpoint(**item["checkpoint"])
         try:
             try:
-                text = _outcome(rest, store, settings, item["verb"], item["folder"], checkpoint, run_id)
+                made = _outcome(rest, store, settings, item["verb"], item["folder"], checkpoint, run_id)
+                text = as_line(made, _LONGEST)  # it holds words of the job
             except (DropforgeError, *STRANGE) as error:
                 text = _not_done(error)
             checkpoints.answer(rest, ask, text, checkpoint)

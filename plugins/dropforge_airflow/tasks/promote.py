@@ -18,6 +18,7 @@ from dropforge.recipe_approval import Approval
 from dropforge.recipes.load import build_recipe
 from dropforge.settings import from_env
 from dropforge.store import Store
+from dropforge.text import as_cell, as_line
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.callbacks import where
@@ -78,6 +79,7 @@ def judge(
     spec, run = read_spec(store, opened), opened["run"]
     evaluation = read_object(store, layout.evaluation_key(run))
     report = read_object(store, layout.report_key(run))
+    pair = approval.Pair.of(report, evaluation)
     # A family's first candidate has nobody to share a tokenizer with.
     policy = promotion.policy_of(
         spec.recipe["promote"],
@@ -98,7 +100,7 @@ def judge(
         evaluation.get("shared"),
     )
     if person and approval_of(spec) is not None:
-        verdict = approval.answered(verdict, approval.read(store, run, approval.Pair.of(report, evaluation)))
+        verdict = approval.answered(verdict, approval.read(store, run, pair))
     return spec, evaluation, report, verdict
 
 
@@ -210,7 +212,7 @@ def summary(
     health: str = "",
     failed: Sequence[Gang] = (),
 ) -> str:
-    """The run in Markdown.
+    """The run in Markdown, in which what its pods wrote stays a text.
 
     :param link: to candidate and champion side by side. :param health: what held the training back.
     :param failed: its gangs that trained and failed.
@@ -223,20 +225,20 @@ def summary(
         "",
         f"- Run `{spec.run}` on drop `{spec.drop.get('family')}/{spec.drop.get('drop')}`,"
         f" dataset `{spec.dataset_digest[:12]}`",
-        f"- {report['steps']} steps, {report.get('tokens', 0):,} tokens in {report.get('seconds', 0):.0f} s",
+        f"- {_word(report['steps'])} steps, {report.get('tokens', 0):,} tokens in {report.get('seconds', 0):.0f} s",
         *([f"- Training {health}"] if health else []),
         f"- Evaluation loss {_number(before.get(LOSS))} before training, {_number(after.get(LOSS))} after",
-        f"- Measured on {evaluation.get('rows', '?')} rows of this drop's evaluation split",
+        f"- Measured on {_word(evaluation.get('rows', '?'))} rows of this drop's evaluation split",
         *_held_out(spec, evaluation.get("holdout") or {}),
     ]
     if spec.start is not None:
         lines.append(f"- Began with {spec.start}")
     if resumed is not None:
-        lines.append(f"- Resumed from step {resumed}; {len(report.get('attempts', []))} attempts")
+        lines.append(f"- Resumed from step {_word(resumed)}; {len(report.get('attempts', []))} attempts")
     if failed:
         lost = gangs.lost_steps(failed)
         steps = "" if lost is None else f"; {lost} steps were done again"
-        lines.append(f"- Trainings that failed: {', '.join(gang.reason for gang in failed)}{steps}")
+        lines.append(f"- Trainings that failed: {', '.join(_word(gang.reason) for gang in failed)}{steps}")
     if listed["promoted"] and listed["previous"]:
         lines.append(f"- Took `{alias}` from version {listed['previous']}")
     if link:
@@ -248,8 +250,12 @@ def _held_out(spec: RunSpec, told: Mapping[str, Any]) -> list[str]:
     """What is said of the family's own evaluation rows, if it has some."""
     if not told:
         return []
-    left = f"; {told['trained_on']} more are among the training rows" if told.get("trained_on") else ""
-    return [f"- And on {told['rows']} rows of `{holdout_of(spec.recipe)!s:.54}`, the family's own{left}"]
+    left = f"; {_word(told['trained_on'])} more are among the training rows" if told.get("trained_on") else ""
+    return [f"- And on {_word(told['rows'])} rows of `{holdout_of(spec.recipe)!s:.54}`, the family's own{left}"]
+
+
+def _word(value: Any) -> str:
+    return as_cell(as_line(value))
 
 
 def _number(value: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dropforge.text import as_cell, as_line
+
 _OWN: Final = ("began", "seconds")  # of the trainer's record: no phases
 
 
@@ -36,6 +38,9 @@ def wall_lines(wall: Mapping[str, float]) -> list[str]:
     """A table in Markdown; nothing for a run that did not tell."""
     if not wall:
         return []
-    rows = [f"| {name} | {value:.1f} | {value / max(1e-9, wall['seconds']):.0%} |" for name, value in wall.items()]
+    rows = [
+        f"| {as_cell(as_line(name))} | {value:.1f} | {value / max(1e-9, wall['seconds']):.0%} |"
+        for name, value in wall.items()
+    ]
     rows[0] = f"| **in all** | {wall['seconds']:.1f} | |"
     return ["| wall time | seconds | share |", "|---|---:|---:|", *rows[1:], rows[0]]
