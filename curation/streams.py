@@ -104,8 +104,9 @@ def _gzip(stream: BinaryIO) -> Iterator[bytes]:
 
 def _zstd(stream: BinaryIO) -> Iterator[bytes]:
     pending = stream.read(_ZSTD_FEED)
+    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)  # to make one takes longer than a small frame
     while pending:
-        frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        frame = reader.decompressobj()
         held: list[bytes] = []
         size = 0
         while not frame.eof:

@@ -308,6 +308,21 @@ def test_compression_bomb_ends_in_one_record(tmp_path: Path, compress: Any, limi
     assert kinds(found(tmp_path, "a.gz", data, limits=limits)) == ["row", Reason.BOMB]
 
 
+def test_a_file_of_very_many_frames_makes_one_reader_of_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine bytes are a frame of nothing, and a reader takes a hundred times as long to make as such a frame to read."""
+    made: list[Any] = []
+    make = zstandard.ZstdDecompressor
+
+    def counted(**options: Any) -> Any:
+        made.append(make(**options))
+        return made[-1]
+
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", counted)
+    frames = [zstandard.compress(row) for row in (GOOD, b"", b"\n", GOOD, b"", b"\n{")]
+    assert kinds(found(tmp_path, "a.jsonl.zst", b"".join(frames))) == ["row", "row", Reason.BAD_JSON]
+    assert len(made) < len(frames)
+
+
 def packed(kind: str, table: pa.Table) -> bytes:
     """The first row by itself, and all others in a row group or batch that is compressed."""
     sink, parts = pa.BufferOutputStream(), (table.slice(0, 1), table.slice(1))
