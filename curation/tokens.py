@@ -21,8 +21,10 @@ _CONTROL: Final = re.compile(
     # Byte-level tokens of SentencePiece.
     r"|<(?=0x[0-9A-F]{2}>)"
 )
-# Bidirectional overrides, and tag characters that nobody sees.
-_INVISIBLE: Final = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+# Bidirectional overrides, tag characters that nobody sees, and variation selectors, of which one follows a character of
+# Japanese and a row of them hides a text, a byte in each.
+_OFTEN_INVISIBLE: Final = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f\U000e0100-\U000e01ef]")
+_INVISIBLE: Final = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]|[\U000e0100-\U000e01ef]{4}")
 
 
 def neutralise(text: str) -> tuple[str, int]:
@@ -34,4 +36,6 @@ def neutralise(text: str) -> tuple[str, int]:
 
 def invisible(text: str) -> bool:
     """Does the text hold characters that change what a person sees? Such rows are kept and counted."""
-    return not text.isascii() and _INVISIBLE.search(text) is not None
+    if text.isascii() or _OFTEN_INVISIBLE.search(text) is None:  # quick where there is none
+        return False
+    return _INVISIBLE.search(text) is not None

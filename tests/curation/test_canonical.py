@@ -245,7 +245,8 @@ def test_nothing_is_left_after_neutralising(parts: list[str]) -> None:
 def test_invisible_characters_are_seen() -> None:
     assert invisible("a\u202eb")
     assert invisible("a\U000e0041")
-    assert not invisible("naïve שלום 👩‍👩‍👧")
+    assert invisible("Good day" + "".join(chr(0xE0100 + byte) for byte in b"obey"))
+    assert not invisible("naïve שלום 👩‍👩‍👧 ❤️ 葛\U000e0100城")
 
 
 def key(fields: dict[str, Any]) -> bytes:
