@@ -61,9 +61,11 @@ class Family(Section):
 
     @field_validator("cron")
     @classmethod
-    def _is_cron(cls, cron: str) -> str:
+    def _is_cron(cls, cron: str | None) -> str | None:
         from croniter import CroniterBadDateError, croniter  # type: ignore[import-untyped]
 
+        if cron is None:  # as `cron:` without a value
+            return None
         if len(cron.split()) != 5 or not croniter.is_valid(cron):
             raise ValueError("it is no cron expression of five fields")
         if re.search(r"\bR", cron, re.IGNORECASE):
@@ -79,7 +81,7 @@ class Family(Section):
     def _is_known(cls, name: str) -> str:
         try:
             ZoneInfo(name)
-        except (ValueError, OSError) as error:  # a name that would leave the folder of zones, or is none in it
+        except (ValueError, OSError, LookupError) as error:  # it would leave the folder of zones, or is none in it
             raise ValueError("there is no such time zone") from error
         return name
 

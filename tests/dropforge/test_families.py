@@ -68,6 +68,8 @@ def test_rules_of_intake_need_no_calendar() -> None:
         ("cron: 0 0 30 2 *\nrecipe: {extends: tiny}", "key `cron`: no such day ever comes, not '0 0 30 2 *'"),
         ("cron: '@daily'\nrecipe: {extends: tiny}", "key `cron`: it is no cron expression of five fields"),
         (WHOLE + "timezone: ../../etc/passwd", "key `timezone`: there is no such time zone"),
+        (WHOLE + "timezone: Europe/Berlim", "key `timezone`: there is no such time zone"),
+        ("cron:", "keys `recipe`, `cron` and `intake`: all are missing"),
         (WHOLE + "data: last 0 drops", "key `data`: it is none of `all`, `since-champion` and `last N drops`"),
         (WHOLE + "start: champion/../x", "key `start`: "),
         (WHOLE + "alert: {tims: 2}", "key `alert.tims`: it is unknown. Did you mean `alert.times`?"),
