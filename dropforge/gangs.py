@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from dropforge import layout
 from dropforge.costs import Hours, Rates, Tariff
-from dropforge.json_objects import read_as, typed
+from dropforge.json_objects import UnreadableError, read_as, typed
 from dropforge.placement.pods import ahead
 from dropforge.recipe import Compute
 from dropforge.store import Store
 from dropforge.text import as_line
+
+MOST: Final = 1000  # jobs of a run over all its tries and clears
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,15 @@ def _read(values: Mapping[str, Any]) -> Gang:
 def kept(store: Store, run: str) -> list[Gang]:
     """All gangs of the run, in the order in which they began.
 
-    :raises UnreadableError: if one cannot be read: without it too few hours would be counted.
+    :raises UnreadableError: if one cannot be read, or there are too many: without it too few hours would be counted.
     """
     mend = "Restore it from the bucket's versions, or delete it: what this job has used is not counted then"
-    found = [read_as(store, info.key, _read, mend) for info in store.list(layout.gangs_prefix(run))]
+    prefix = layout.gangs_prefix(run)
+    keys = [info.key for info in islice(store.list(prefix), MOST + 1)]
+    if len(keys) > MOST:  # pods write where they lie
+        thing, cause = f"folder {store.uri}/{prefix}", f"it holds more than the {MOST:,} jobs that a run may have"
+        raise UnreadableError(thing, cause, "Delete what is of no job, and clear the task")
+    found = [read_as(store, key, _read, mend) for key in keys]
     return sorted(found, key=lambda gang: (gang.created or gang.started or 0.0, gang.number))
 
 

@@ -9,6 +9,7 @@ import pytest
 from dropforge import layout
 from dropforge.costs import Rates, Tariff
 from dropforge.gangs import Gang, closed, failed, keep, kept, lost_steps, rates_of, used
+from dropforge.json_objects import UnreadableError
 from dropforge.recipe_costs import Price
 from dropforge.recipes import load_recipe
 from dropforge.store import Store
@@ -45,6 +46,18 @@ def test_gangs_are_kept_in_the_runs_folder_one_object_each(store: Store) -> None
     keep(store, "run-1", replace(FIRST, uid="../../x"))
     assert all(info.key.startswith("runs/run-1/gangs/") for info in store.list("") if "gangs" in info.key)
     assert ".." not in layout.gang_key("run-1", "../../x")
+
+
+def test_more_gangs_than_a_run_may_have_are_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods write where they lie: a million would hold up the teardown for hours, and with it the family's turn."""
+    monkeypatch.setattr("dropforge.gangs.MOST", 3)
+    for number in range(5):
+        keep(store, "run-1", replace(FIRST, uid=f"uid-{number}"))
+        if number == 2:
+            assert len(kept(store, "run-1")) == 3
+    monkeypatch.setattr("dropforge.gangs.read_as", None)
+    with pytest.raises(UnreadableError, match=r"runs/run-1/gangs/: it holds more than the 3 jobs"):
+        kept(store, "run-1")
 
 
 def test_steps_after_the_newest_checkpoint_are_lost_over_all_gangs_that_failed() -> None:
