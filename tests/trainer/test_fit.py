@@ -146,9 +146,7 @@ def test_a_micro_batch_that_does_not_fit_is_refused_with_the_one_that_does(ranks
     assert wide is not None
     assert (wide["rows"], wide["tokens"]) == (4, 512)
     assert 10e6 < wide["need"] < 300e6
-    with pytest.raises(
-        RanksError, match=r"train\.micro_batch.*4 rows of 512 tokens.*`train.micro_batch` to [123],"
-    ):
+    with pytest.raises(RanksError, match=r"train\.micro_batch.*4 rows of 512 tokens.*`train.micro_batch` to [123],"):
         ranks(found_with, 1, stage, [int(wide["need"] * 0.8)])
     with pytest.raises(RanksError, match=r"Set `train\.sequence_length` to (128|256) or less"):
         ranks(found_with, 1, stage, [int(wide["need"] * 0.15)])
