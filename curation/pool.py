@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import queue
+import signal
 import struct
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from curation.task import Report, Task
 from dropforge.errors import DropforgeError
 
 _TRIES = 2
+_ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _LENGTH = struct.Struct(">Q")
 
 
@@ -86,8 +88,12 @@ class _Crew:
                         code = worker.close() if worker else None
                         worker = None
                         if attempt == _TRIES or self.stopped:
-                            cause = f"its worker died {attempt} times (exit code {code}, {error!r})"
-                            mend = "Give curation more memory, or fewer `curation.workers`"
+                            cause = f"its worker died {attempt} times ({_how(code, error)})"
+                            mend = (
+                                "Give curation more memory, or fewer `curation.workers`"
+                                if code in _ENDED_FROM_OUTSIDE
+                                else "Look at this file, and leave it out or write it anew: reading it ends the process"
+                            )
                             self.done.put((task, DropforgeError(f"a split of {task.name!r}", cause, mend)))
                             break
         except BaseException as error:  # The consumer must hear of it, or it waits for ever.
@@ -100,6 +106,13 @@ class _Crew:
         worker = _Worker()
         self.workers.append(worker)
         return worker
+
+
+def _how(code: int | None, error: BaseException) -> str:
+    """How a worker ended."""
+    if code is None or code >= 0:
+        return f"exit code {code}, {error!r}"
+    return signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
 
 
 class _Worker:

@@ -1,8 +1,8 @@
 """The installation's limits of a run: how much any of them may ask for, whoever started it.
 
 They stand in `DROPFORGE_LIMITS` where Airflow runs, as `nodes=4 gpus=32 gpu_hours=200 retries=3 minutes=1440
-rows=10000000 bytes=50GB`, and hold for drops, the form, the calendar and sweeps. The task that plans holds the recipe
-to them before anything is read or started. Pure.
+executors=20 rows=10000000 bytes=50GB`, and hold for drops, the form, the calendar and sweeps. The task that plans holds
+the recipe to them before anything is read or started. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunLimits:
 
     :param nodes: pods of its gang. :param gpus: of all its pods together.
     :param gpu_hours: of all its attempts, if each takes as long as its deadline lets it.
-    :param retries: gangs after the first. :param minutes: deadline of a job.
+    :param retries: gangs after the first. :param minutes: deadline of a job. :param executors: Spark's pods that work.
     :param rows: of a dataset version. :param bytes: of a drop, or of what the recipe names in its place.
     """
 
@@ -40,6 +40,7 @@ class RunLimits:
     gpu_hours: float | None = None
     retries: float | None = None
     minutes: float | None = None
+    executors: float | None = None
     rows: float | None = None
     bytes: float | None = None
 
@@ -55,6 +56,8 @@ class RunLimits:
         self._check("gpus", "recipe keys `compute.nodes` and `compute.gpus`", gpus)
         self._check("retries", "recipe key `compute.retries`", compute.retries)
         self._check("minutes", "recipe key `compute.deadline_minutes`", compute.deadline_minutes)
+        if recipe.curation.engine != "embedded" and (spark := recipe.curation.spark.cluster) is not None:
+            self._check("executors", "recipe key `curation.spark.cluster.executors`", spark.executors)
         self._check(
             "gpu_hours",
             "recipe keys `compute.nodes`, `gpus`, `deadline_minutes` and `retries`",

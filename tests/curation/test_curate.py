@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import signal
 import random
 import threading
 from collections import Counter
@@ -461,13 +462,16 @@ def test_a_worker_that_dies_is_replaced_and_then_named(
     def dying(self: Any, task: Any) -> Any:
         if len(died) < deaths:
             died.append(self.process.pid)
-            self.process.kill()
+            self.process.send_signal(by)
         return ask(self, task)
 
     monkeypatch.setattr(pool._Worker, "ask", dying)
-    deaths = 1
+    deaths, by = 1, signal.SIGKILL
     assert curation.curate(store, drop, recipe(workers=2), workdir=tmp_path / "w1").counts["input"] == 100
     assert len(died) == 1
     deaths = 100
-    with pytest.raises(DropforgeError, match="worker died 2 times"):
+    with pytest.raises(DropforgeError, match=r"worker died 2 times \(SIGKILL\). Give curation more memory"):
         curation.curate(store, drop, recipe(workers=2), workdir=tmp_path / "w2")
+    died, by = [], signal.SIGSEGV
+    with pytest.raises(DropforgeError, match=r"a split of '[ab].jsonl': .*\(SIGSEGV\). Look at this file"):
+        curation.curate(store, drop, recipe(workers=2), workdir=tmp_path / "w3")

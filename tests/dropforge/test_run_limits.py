@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dropforge.errors import DataError, DropforgeError
+from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.recipes import load_recipe
 from dropforge.run_limits import RunLimits, run_limits
 
 
 def test_limits_are_words_of_the_environment() -> None:
     assert run_limits({}) == RunLimits()
-    said = "nodes=4 gpus=32,gpu_hours=200.5 retries=0 minutes=1440 rows=10000000 bytes=50GB"
-    assert run_limits({"DROPFORGE_LIMITS": said}) == RunLimits(4, 32, 200.5, 0, 1440, 10**7, 50 * 10**9)
+    said = "nodes=4 gpus=32,gpu_hours=200.5 retries=0 minutes=1440 executors=20 rows=10000000 bytes=50GB"
+    assert run_limits({"DROPFORGE_LIMITS": said}) == RunLimits(4, 32, 200.5, 0, 1440, 20, 10**7, 50 * 10**9)
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,11 @@ def test_rows_above_the_limit_are_refused() -> None:
     RunLimits(rows=10).check_rows("dataset fam/ab", 10)
     with pytest.raises(DataError, match=r"dataset fam/ab: rows come to 11, .*have 10 \(DROPFORGE_LIMITS: rows"):
         RunLimits(rows=10).check_rows("dataset fam/ab", 11)
+
+
+def test_pods_of_spark_are_counted_where_spark_may_run() -> None:
+    cluster = {"image": "spark", "executors": 21, "volumes": [{"claim": "work", "path": "/work", "read_only": False}]}
+    recipe = load_recipe("tiny", {"curation": {"engine": "spark", "spark": {"cluster": cluster}}})
+    with pytest.raises(RecipeError, match=r"`curation.spark.cluster.executors`: executors come to 21, .*have 20"):
+        RunLimits(executors=20).check_recipe(recipe)
+    RunLimits(executors=21).check_recipe(recipe)
