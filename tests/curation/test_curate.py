@@ -6,8 +6,8 @@ import dataclasses
 import gzip
 import hashlib
 import json
-import signal
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
