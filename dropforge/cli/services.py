@@ -173,7 +173,7 @@ def doctor(
             findings = list(follow(connect(state)))
     else:
         findings = examine(check_folder(state or default_state()))
-    table = Table("check", "", "found", "mend", box=None, header_style="bold")
+    table = Table("check", "", "found", "fix", box=None, header_style="bold")
     for finding in findings:
         # What services say may look like markup.
         table.add_row(finding.check, _LEVELS[finding.level], Text(finding.found), Text(finding.mend))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib.metadata
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from dropforge.stack.secrets import secrets_path
 from dropforge.stack.services import FOLDERS, LOCAL, hosts, passwords_path, source_root
 from dropforge.stack.state import is_running, lock_path, mark_path, read_state, state_path
 from dropforge.stack.supervisor import port_trouble
+from dropforge.text import shorten
 
 _GIB = 1 << 30
 _PACKAGES = {
@@ -112,6 +116,32 @@ def source(_: Path) -> Iterator[Finding]:
         yield Finding("dags", Level.OK, str(source_root() / "dags"))
     except DropforgeError as error:
         yield Finding("dags", Level.FAIL, error.cause, error.mend)
+
+
+def gpus(_: Path) -> Iterator[Finding]:
+    """GPUs as their driver lists them, and whether the installed PyTorch could use one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        yield Finding("GPUs", Level.OK, "none: trainings run on CPUs")
+        return
+    command = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        told = done.stdout.strip() or done.stderr.strip()
+        good = done.returncode == 0 and bool(done.stdout.strip())
+    except (OSError, subprocess.TimeoutExpired) as error:
+        told, good = str(error), False
+    if not good:
+        why = shorten(" ".join(told.split()), 200) or "none is listed"
+        yield Finding("GPUs", Level.WARN, f"the driver does not answer: {why}", "Load its driver, or reboot")
+        return
+    for line, count in Counter(told.splitlines()).items():
+        name, memory, driver = (part.strip() for part in (*line.split(","), "?", "?")[:3])
+        yield Finding("GPUs", Level.OK, shorten(f"{count} x {name}, {memory}, driver {driver}", 200))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch = importlib.metadata.version("torch")
+        if torch.endswith("+cpu"):
+            yield Finding("GPUs", Level.WARN, f"torch {torch} has no CUDA", "Install PyTorch's build for CUDA")
 
 
 def compiler(_: Path) -> Iterator[Finding]:
@@ -238,6 +268,6 @@ def _cgroup_room() -> int | None:
 
 
 _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    python_version, system, packages, compiler, spark, source, database, state_folder, misplaced, memory, shared_memory,
-    loopback, ports, clock,
+    python_version, system, packages, gpus, compiler, spark, source, database, state_folder, misplaced, memory, 
+    shared_memory, loopback, ports, clock,
 )  # fmt: skip

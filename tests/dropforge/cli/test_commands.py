@@ -27,7 +27,7 @@ from dropforge.estimate import check_memory, estimate, shape_of, unknown_memory
 from dropforge.proxies import spare_this_machine, spared
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
-from dropforge.stack.doctor import Level, loopback
+from dropforge.stack.doctor import Level, gpus, loopback
 from dropforge.stages import STAGES
 from dropforge.terminal import Console
 
@@ -149,6 +149,32 @@ def test_the_doctor_tells_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
     [_, told] = loopback(tmp_path)
     assert (told.level, told.found) == (Level.OK, "https_proxy set; requests to this machine go past it")
+
+
+@pytest.mark.parametrize(
+    ("says", "level", "found"),
+    [
+        (
+            "echo 'NVIDIA H200, 143771 MiB, 570.1'; echo 'NVIDIA H200, 143771 MiB, 570.1'",
+            Level.OK,
+            "2 x NVIDIA H200, 143",
+        ),
+        ("echo 'Failed to initialize NVML' >&2; exit 9", Level.WARN, "does not answer: Failed to initialize NVML"),
+        ("exit 0", Level.WARN, "none is listed"),
+    ],
+)
+def test_the_doctor_tells_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, level: Level, found: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    told = next(gpus(tmp_path))
+    assert told.level is level
+    assert found in told.found
+    monkeypatch.setenv("PATH", "")
+    assert [one.found for one in gpus(tmp_path)] == ["none: trainings run on CPUs"]
 
 
 def test_every_command_has_help() -> None:
