@@ -268,6 +268,6 @@ def _cgroup_room() -> int | None:
 
 
 _CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    python_version, system, packages, gpus, compiler, spark, source, database, state_folder, misplaced, memory, 
+    python_version, system, packages, gpus, compiler, spark, source, database, state_folder, misplaced, memory,
     shared_memory, loopback, ports, clock,
 )  # fmt: skip
