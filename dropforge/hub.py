@@ -172,6 +172,15 @@ def fetch_config(model: str, commit: str) -> Path:
         return found.parent
 
 
+def at_config(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's plain values with the folder of its pinned base's config in the place of the base, for an estimate.
+
+    :raises RecipeError, UnreachableError: as `fetch_config`.
+    """
+    folder = fetch_config(recipe["base"]["model"], recipe["base"]["revision"])
+    return {**recipe, "base": {**recipe["base"], "model": str(folder), "revision": None}}
+
+
 def check_place(path: Path, home: Path) -> None:
     """See that a file of the client's is none of elsewhere, which a link may lead to.
 

@@ -16,9 +16,10 @@ from dropforge.client.connection import Connection, connect
 from dropforge.client.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
-from dropforge.estimate import Estimate, check_memory, estimate, memory_text, size_text
+from dropforge.estimate import Estimate, check_memory, estimate, memory_text, shape_of, size_text
 from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast
+from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
 from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
 from dropforge.layout import check_family, run_prefix
 from dropforge.placement.catalogue import read
@@ -30,7 +31,7 @@ from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.load import about_preset, build_recipe, over_preset, read_named
 from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
-from dropforge.terminal import Console
+from dropforge.terminal import Console, Text
 from dropforge.text import counted
 
 
@@ -87,11 +88,28 @@ def plan(
     size = None
     if data is not None:
         size = sum(map(_text_bytes, files_of(data).values()))
-    figures = estimate(loaded, size)
+    sized = _with_sizes(loaded)
+    figures = estimate(sized, size)
     speed = None if family is None else _measured(connect(state), check_family(family), loaded)
-    Console().print(_plan_table(loaded, figures, forecast(loaded, figures, speed)))
+    Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed)))
     check_startable(loaded)
     check_memory(loaded, figures)
+
+
+def _with_sizes(recipe: Recipe) -> Recipe:
+    """The recipe with its base's config at hand, as the task `plan` has it; itself where the sizes are known, or nobody
+    tells them. :raises RecipeError: for a base that the hub does not give."""
+    model = recipe.base.model
+    if model in (None, PLACEHOLDER) or not is_hub_id(model) or shape_of(recipe) is not None:
+        return recipe
+    try:
+        return build_recipe(at_config(pin_base(recipe.plain())[0]))
+    except UnreachableError as error:
+        told = f"Its sizes stay unknown: {error}"
+    except ImportError:
+        told = "Its sizes stay unknown: huggingface-hub is not installed, which `dropforge[hub]` brings"
+    Console(stderr=True).print(Text(f"Base model {model}: {told}", "yellow"), soft_wrap=True)
+    return recipe
 
 
 def presets_command(output: OutputOption = Output.TABLE) -> None:
@@ -184,7 +202,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    unknown = "unknown until the base model's config is here"
+    unknown = "unknown: the base model's config is not at hand"
     steps = f"{figures.steps:,}" if figures.steps else _unknown_steps(recipe)
     rows = [
         ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),

@@ -376,7 +376,7 @@ def test_where_the_memory_is_not_known_the_plan_says_so_and_goes_on(
 ) -> None:
     caplog.set_level("INFO")
     assert plan(store, entered(store, recipe="base: {model: s3://b/m, scratch: null}"))["drop"] == "d1"  # b is ours
-    assert "Memory of a rank: unknown until the base model's config is here" in caplog.text
+    assert "Memory of a rank: unknown: the base model's config is not at hand" in caplog.text
 
 
 def test_a_bad_form_names_its_key(store: Store) -> None:

@@ -22,7 +22,7 @@ from dropforge.drop import Drop, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.holdout import find_holdout
-from dropforge.hub import UnreachableError, fetch_config, pin_base
+from dropforge.hub import UnreachableError, at_config, pin_base
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, preset_values, resolve
 from dropforge.recipes.self_service_rules import at_path
@@ -206,13 +206,12 @@ def weigh(recipe: Recipe) -> bool:
 
 def weigh_by_config(recipe: Recipe) -> None:
     """The same for a base of the hub whose sizes are not shipped: its config is small, and known once it is pinned."""
-    plain = recipe.plain()
     try:
-        folder = fetch_config(plain["base"]["model"], plain["base"]["revision"])
+        measured = build_recipe(at_config(recipe.plain()))
     except UnreachableError as error:  # also where nothing can be written; the pods have a cache of their own
         log.info("Memory of a rank stays unknown: %s", error)
         return
-    weigh(build_recipe({**plain, "base": {**plain["base"], "model": str(folder), "revision": None}}))
+    weigh(measured)
 
 
 def find_source(store: Store, bucket: str, asked: Filled, installation: Installation) -> Drop | None:
