@@ -72,6 +72,7 @@ def warnings(
     told |= dict.fromkeys(said([file.key for file in files], columns, others))
     told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}  # each by its name, so last
     lines = first_of(list(told), _WARNINGS, "warnings about files")
+    lines[:0] = nowhere(reports, rules)
     if keys:
         named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
         shown = first_of(named, _KEYS, "keys (card.json has them)")
@@ -142,6 +143,29 @@ def unknown_keys(reports: Sequence[tuple[Task, Report]], rules: Rules) -> dict[s
     return dict(found)
 
 
+def nowhere(reports: Sequence[tuple[Task, Report]], rules: Rules) -> list[str]:
+    """Return a line for the columns that the recipe names and no row has, where a row that lacks one is no fault."""
+    if any(report.unlisted for _, report in reports):
+        return []  # it may be one of those that are not counted
+    there = {
+        name.strip().lower()
+        for _, report in reports
+        for name, kinds in report.columns.items()
+        if any(rows and kind != "null" for kind, rows in kinds.items())
+    }
+    named = [(f"data.columns.{name}", column) for name, column in rules.columns.names if name in _MAY_LACK]
+    if isinstance(rules.keep_columns, tuple):
+        named += [("data.keep_columns", column) for column in rules.keep_columns]
+    lost = [f"`{column}` (`{key}`)" for key, column in named if column[:_COLUMN].strip().lower() not in there]
+    if not there or not lost:
+        return []
+    return [f"Columns that the recipe names and no row has: {', '.join(first_of(lost, _KEYS, 'columns'))}"]
+
+
+#: What `data.columns` may name without each row having it: others end it in quarantine.
+_MAY_LACK: Final = frozenset({"label", "source", "group", "system"})
+#: Characters of a column's name that are counted.
+_COLUMN: Final = 100
 #: Keys that a line names, keys that the card has, and spellings of missing values that a line names.
 _KEYS: Final = 100
 _ON_CARD: Final = 500

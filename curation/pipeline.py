@@ -285,7 +285,8 @@ def step(
         touched = {name: sum(getattr(report, name) for _, report in reports) for name in touchable(rules)}
         counted = _stage_counts(reports)
         touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
-        statistics = measure(tables, names, touched)
+        sources = {*rules.prefer, *dict(most_rows), *(desk.recipe.data.mix or {})}
+        statistics = measure(tables, names, touched, named=sources)
 
     read = records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))

@@ -111,6 +111,17 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
     return [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
 
 
+def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, str]:
+    """Return names that nothing there has, each with what may be meant: one that differs as those of `alike` do, or a
+    file of that name."""
+    lost = set(names) - set(there)
+    found: dict[str, str] = {}
+    for name in sorted(there, reverse=True) if lost else ():
+        file = name.rpartition("/")[2]
+        found |= {_folded(file.partition(".")[0]): name, _folded(file): name, _folded(name): name}
+    return {name: found[_folded(name)] for name in sorted(lost) if _folded(name) in found}
+
+
 def unset(rows: Mapping[str, int]) -> dict[str, int]:
     """Return labels that programs write for a missing value, with their rows: also -1 beside 0 to n, but `-` not beside
     `+`, and -1 not beside 0 and 1 alone, of which it is the opposite. :param rows: of each label."""

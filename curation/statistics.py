@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from curation.engines.tables import Tables
 from curation.phrases import repeated, told
 from curation.shapes import is_json_text, is_repr
-from curation.spellings import TRUTHS, alike, mixed_truths, truths_among, unset
+from curation.spellings import TRUTHS, alike, called_alike, mixed_truths, truths_among, unset
 from dropforge.dataset import MOST_LABELS
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
@@ -43,6 +43,7 @@ class Statistics:
     :param alike: labels that may be one value. :param unset: labels that may be a missing one.
     :param shown: labels that are a list, object, tuple or bytes as Python shows it, or a text as JSON does.
     :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
+    :param misnamed: sources that the recipe names and no row has, with the one that may be meant.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
     """
@@ -71,6 +72,7 @@ class Statistics:
     unset: dict[str, int] = field(default_factory=dict)
     alike_names: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     shown: dict[str, int] = field(default_factory=dict)
+    misnamed: dict[str, str] = field(default_factory=dict)
 
 
 def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
@@ -87,6 +89,10 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
     lines += [f"labels: one value, or several? {_counted(group)}" for group in statistics.alike]
     for name, values in statistics.alike_names.items():
         lines += [f"{name}: one value, or several? {_counted(group)}" for group in values]
+    lines += [
+        f"sources: the recipe names `{_shown(name)}`, which no row has; is `{_shown(meant)}` meant?"
+        for name, meant in statistics.misnamed.items()
+    ]
     if statistics.unset:
         lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
     if statistics.shown:
@@ -115,8 +121,11 @@ def _striking(held: int, rows: int) -> bool:
     return held >= ALARM_ROWS and held * ALARM_ONE_IN >= rows
 
 
-def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = TOP) -> Statistics:
-    """Count. :param files: names by number. :param touched: counters of the kernel."""
+def measure(
+    tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = TOP, named: Collection[str] = ()
+) -> Statistics:
+    """Count. :param files: names by number. :param touched: counters of the kernel. :param named: sources that the
+    recipe names."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
         "eval": dict.fromkeys(("rows", "chars", "words"), 0),
@@ -147,6 +156,7 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         )
     )
     missing = unset(labels)
+    names = {name: _names(tables, name) for name in ("source", "group")}
     classes = tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows")
     spelled = ", ".join(f"'{word}'" for word in sorted(TRUTHS))
     words = dict(
@@ -187,7 +197,8 @@ def measure(tables: Tables, files: Sequence[str], touched: dict[str, int], top: 
         alike=alike(labels)[:_TOLD],
         unset=missing,
         shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
-        alike_names={f"{name}s": alike(_names(tables, name))[:_TOLD] for name in ("source", "group")},
+        alike_names={f"{name}s": alike(found)[:_TOLD] for name, found in names.items()},
+        misnamed=dict(list(called_alike(named, names["source"]).items())[:_TOLD]),
     )
 
 

@@ -52,7 +52,7 @@ def test_only_the_most_frequent_columns_are_compared_and_the_first_lines_kept() 
 def test_keys_that_say_something_are_told_before_columns_and_those_beyond_the_card_are_counted_together() -> None:
     rules: Any = SimpleNamespace(
         encoding="utf-8",
-        columns=SimpleNamespace(wanted=lambda _: frozenset()),
+        columns=SimpleNamespace(names=(), wanted=lambda _: frozenset()),
         text_column="text",
         keep_columns=None,
     )
@@ -90,7 +90,7 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
     reports: list[tuple[Task, Report]] = [(task, Report(0)) for task in work]
     rules: Any = SimpleNamespace(
         encoding="utf-8",
-        columns=SimpleNamespace(wanted=lambda _: frozenset()),
+        columns=SimpleNamespace(names=(), wanted=lambda _: frozenset()),
         text_column="text",
         keep_columns=None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -136,3 +137,33 @@ def test_labels_sources_and_groups_keep_their_usual_names_where_content_is_named
 def test_a_recipe_without_names_of_its_own_keeps_its_digest(make) -> None:
     manifest = make({"a.jsonl": b'{"text": "x y"}\n{"text": "z"}\n'})
     assert not {"columns", "prompt_template"} & manifest.rules.keys()
+
+
+def test_columns_that_the_recipe_names_and_no_row_has_are_told(make, store) -> None:
+    lines = [{"q": f"Is {n} on?", "best": f"{n} is.", "user": f"u{n}", "sys": None, "url": "x"} for n in range(30)]
+    files = {"a.jsonl": "\n".join(map(json.dumps, lines)).encode()}
+    columns = {"prompt": "q", "completion": "best", "group": "usr", "system": "Sys", "source": "URL "}
+    made = make(files, data={"columns": columns, "keep_columns": ["url", "id"]})
+    told = "Columns that the recipe names and no row has: `usr` (`data.columns.group`), `Sys` (`data.columns.system`), "
+    assert told + "`id` (`data.keep_columns`)" in json.loads(store.get(made.files["card_json"]))["warnings"]
+    columns |= {"group": "user"}
+    del columns["system"]
+    warnings = json.loads(store.get(make(files, "d2", data={"columns": columns}).files["card_json"]))["warnings"]
+    assert not any(line.startswith("Columns that") for line in warnings)
+
+
+def test_sources_that_the_recipe_names_otherwise_than_rows_do_are_told(make, store) -> None:
+    rows = "".join(
+        json.dumps({"text": f"row number {n}", "source": "News" if n % 2 else None}) + "\n" for n in range(30)
+    )
+    mine = {
+        "max_rows_per_source": {"news": 5},
+        "prefer": ["wiki", "other"],
+        "data": {"mix": {"News": 2, "wiki.jsonl": 1}},
+    }
+    made = make({"in/wiki.jsonl": rows.encode()}, **mine)
+    assert [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "recipe names" in line] == [
+        "sources: the recipe names `news`, which no row has; is `News` meant?",
+        "sources: the recipe names `wiki`, which no row has; is `in/wiki.jsonl` meant?",
+        "sources: the recipe names `wiki.jsonl`, which no row has; is `in/wiki.jsonl` meant?",
+    ]
