@@ -43,8 +43,8 @@ _SIDE: Final = re.compile(
 
 def said(names: Sequence[str], columns: Container[str], others: Container[str] = ()) -> list[str]:
     """Return a line for each column whose values are names of folders, as Spark and Hive partition tables, and one each
-    for files that are called as those that nobody trains on, as copies, as programs, and as sides of pairs, and for
-    folders that may be labels.
+    for files that are called as those that nobody trains on, as copies, as programs, and as sides of pairs, for parts
+    that are missing, and for folders that may be labels.
 
     :param names: of the files that are read, with their folders. :param columns: that rows have.
     :param others: of these files, those that are not learned as text, whatever they are called.
@@ -63,6 +63,7 @@ def said(names: Sequence[str], columns: Container[str], others: Container[str] =
     if len(kept) < len(names):
         lines += _line(kept, "named as rows that are kept for tests, and learned as all others are")
     lines += _line(_copies(names), "named as copies of files beside them, and learned as all others are")
+    lines += _missing(names)
     texts = [name for name in names if may_be_text(name) and name not in others]
     code = [name for name in texts if _CODE.fullmatch(PurePosixPath(name).name)]
     if len(code) < len(texts):
@@ -81,6 +82,26 @@ def said(names: Sequence[str], columns: Container[str], others: Container[str] =
 
 def _line(found: Sequence[str], what: str) -> list[str]:
     return [f"{_first(found)}: {what}"] if found else []
+
+
+#: Of a part, what stands before its number, its number, how many there are, and what stands behind.
+_PART: Final = re.compile(r"(.*?)(\d{2,9})-of-(\d{2,9})(?!\d)(.*)", re.DOTALL)
+
+
+def _missing(names: Sequence[str]) -> list[str]:
+    """A line for each set of parts whose names say that there are more, as TensorFlow and `datasets` name them."""
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if (part := _PART.fullmatch(name)) is not None:
+            sets.setdefault((part[1], part[3], part[4]), set()).add(int(part[2]))
+    lines = []
+    for (stem, parts, end), there in sets.items():
+        first = int(int(parts) in there)  # else the last one is one before
+        if (lost := int(parts) - len(there)) > 0:
+            number = next(at for at in range(first, first + int(parts)) if at not in there)
+            name = f"{stem}{number:0{len(parts)}}-of-{parts}{end}"
+            lines.append(f"{name}: missing, {lost:,} of {int(parts):,} parts in all")
+    return lines
 
 
 def _copies(names: Sequence[str]) -> list[str]:

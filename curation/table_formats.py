@@ -30,7 +30,18 @@ _FORMATS: Final = (
         re.compile(r"(^|/)_delta_log/|(^|/)deletion_vector_[0-9a-f-]{36}\.bin$"),
         "pyarrow.parquet.write_table(deltalake.DeltaTable('TABLE').to_pyarrow_table(), 'DROP/rows.parquet')",
     ),
-    _Format("Iceberg", re.compile(r"(^|/)metadata/[^/]*\.metadata\.json(\.gz)?$"), _WITH_SPARK.format("iceberg")),
+    # Where its log was not copied, files that take out rows say that others hold too many.
+    _Format(
+        "Iceberg",
+        re.compile(r"(^|/)metadata/[^/]*\.metadata\.json(\.gz)?$|\.puffin$|-\d{5}-deletes\.(parquet|orc|avro)$"),
+        _WITH_SPARK.format("iceberg"),
+    ),
+    # Its log is in a database, and its files keep their rows until they are cleaned up.
+    _Format(
+        "DuckLake",
+        re.compile(r"(^|/)ducklake-[0-9a-f-]{36}(-delete)?\.parquet$"),
+        "COPY (FROM lake.TABLE) TO 'DROP/rows.parquet'",
+    ),
     # Its folder is hidden, so many programs that copy a table leave it out: its files' names say when each was written.
     _Format(
         "Hudi",
