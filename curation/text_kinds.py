@@ -18,6 +18,8 @@ _BLOCKS: Final = "write the rows alone, one a line, as `.jsonl`"
 _TABLE: Final = "write the names of its columns as its first line, and call it `.tsv`"
 _TEXT: Final = "write the text alone"
 _LINES: Final = "write JSON lines"
+_EXPORT: Final = "export it as CSV or JSON lines"
+_ALONE: Final = "write the JSON alone, one row a line, as `.jsonl`"
 #: How a text begins, behind white space, what that looks like, and what to do if it is not meant as text.
 _BEGINS: Final = (
     (re.compile(r'[\[{]\s*(?:[\[{]\s*)?"[^"\n]{1,80}"\s*:'), "JSON", _JSON),
@@ -30,12 +32,26 @@ _BEGINS: Final = (
     (re.compile(r"(?:WEBVTT|\d+\r?\n\d\d:\d\d:\d\d[,.]\d{3} --> )"), "subtitles", _TEXT),
     (re.compile(r"(?:From|To|Received|Return-Path|Delivered-To|Subject|Date|Message-ID|MIME-Version):\s.*\n"
                 r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"), "an e-mail with its header", _TEXT),
+    (re.compile(r"[^\n|]{0,200}\|[^\n]{0,1000}\n-{2,200}\+[-+]{0,400}\r?\n"
+                r"|\+-{2,}[-+]{0,400}\r?\n\||\*{9,} *\d+\. row \*{9}|-\[ RECORD \d+ \]"),
+     "a table as SQL's terminals show it", _EXPORT),
+    (re.compile(r"-- (?:MySQL|MariaDB) dump|--\r?\n-- PostgreSQL database dump|PRAGMA foreign_keys=OFF;"
+                r"|INSERT INTO \S{1,100}\s*(?:\([^()]{1,400}\)\s*)?VALUES\b", re.IGNORECASE), "a dump of SQL", _EXPORT),
+    (re.compile(r"(?:# ?[\w. ]{1,40}=[^\n]*\n){1,9}1\t|-DOCSTART-"), "words with their tags", _LINES),
     # A template's `<s>` and a model's thoughts are no markup.
     (re.compile(r"<(?!s>|think>)[A-Za-z!][^<>]{0,400}>(?=[\s\S]*</|\s*<)"), "XML or HTML", _TEXT),
 )  # fmt: skip
 #: Lines that each end like a sentence, where prose that was wrapped has some that do not.
 _SENTENCES: Final = 5
 _SENTENCE: Final = re.compile(r"[.!?…。！？][\"'”’)\]]*$")
+#: A word and its tag, as CoNLL has them; and JSON at the end of a line.
+_TAGGED: Final = re.compile(r"\S+(?: \S+)* (?:O|[BILUES]-[\w-]+)")
+_WITHIN: Final = re.compile(r'\{\s?"[^"\n]{1,80}"\s*:.*\}$')
+#: What language models read for the end of a document, and programs write between two.
+_ENDED: Final = re.compile(
+    rb"<\|(?:endoftext|end_of_text)\|>|^[ \t]*(?:</s>|<(?:eos|eod|eot)>|\[(?:EOS|EOD|EOT|SEP)\])[ \t]*\r?$",
+    re.MULTILINE | re.IGNORECASE,
+)
 #: Names of files that Hadoop, Spark and Hive write, of which each line is a row.
 _PART: Final = re.compile(r"(?:.*/)?(?:part-(?:[a-z]-)?\d{3,}[^/]*|\d{6}_\d+(?:_copy_\d+)?)", re.IGNORECASE)
 
@@ -45,7 +61,10 @@ def text_kind(head: bytes, name: str) -> str | None:
 
     :param head: without a byte order mark. :param name: of the file.
     """
-    if found := _look(head[:_SAMPLE].decode("utf-8", "replace").lstrip(), name):
+    found = _look(head[:_SAMPLE].decode("utf-8", "replace").lstrip(), name)
+    if found is None and (token := _ENDED.search(head)) is not None:
+        found = f"has `{token[0].decode().strip()}` between its documents", _LINES
+    if found is not None:
         like, mend = found
         return f"learned as text, a paragraph a row, though it {like}; if that is not meant, {mend}"
     return None
@@ -62,6 +81,10 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
         marks = {line.count(mark) for line in lines}
         if len(marks) == 1 and marks != {0}:
             return "looks like a table whose first line names no columns", _TABLE
+    if all(map(_WITHIN.search, lines)):
+        return "has JSON in each line", _ALONE
+    if all(map(_TAGGED.fullmatch, lines)):
+        return "looks like words with their tags", _LINES
     if _is_csv(lines):
         return "looks like a CSV table", "call it `.csv`"
     if len(lines) >= _SENTENCES and "\n\n" not in text.replace("\r", "") and all(map(_SENTENCE.search, lines)):
