@@ -40,12 +40,13 @@ _CACHE: Final = re.compile(r"(cache-|tmp).*\.arrow")
 
 
 def documents(names: Collection[str]) -> list[str]:
-    """Return the names of files that describe a data set, or are a cache beside it.
+    """Return the names of files that describe a data set, or are a cache or pointers beside it.
 
     :param names: of all files, with their folders.
     """
     saved = {PurePosixPath(name).parent for name in names if name.endswith(".arrow")}
     stated = saved & {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == _STATE}
+    there = {place for name in names for place in (PurePosixPath(name), PurePosixPath(name).parent)}
     found = []
     for name in names:
         path = PurePosixPath(name)
@@ -53,7 +54,9 @@ def documents(names: Collection[str]) -> list[str]:
         named = _NAMES.fullmatch(says) or _CAPITALS.fullmatch(path.name) or _SIGNED.fullmatch(says)
         described = may_be_text(name) and named
         cached = path.parent in stated and _CACHE.fullmatch(path.name)
-        if described or says in _METADATA or (says == _STATE and path.parent in saved) or cached:
+        # A pointer of DVC beside the file or folder that it is to; others are refused by their bytes.
+        pointer = path.suffix == ".dvc" and path.with_suffix("") in there
+        if described or says in _METADATA or (says == _STATE and path.parent in saved) or cached or pointer:
             found.append(name)
     return found
 

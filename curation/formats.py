@@ -32,6 +32,11 @@ _KINDS: Final[dict[str, Kind]] = {
 }
 _FOREIGN: Final = {
     b"version https://git-lfs.github.com/": "a pointer of Git LFS, not the file: fetch it with `git lfs pull`",
+    b"outs:\n- md5:": "a pointer of DVC, not the file: fetch it with `dvc pull`",
+    b"/annex/objects/": "a pointer of git-annex, not the file: fetch it with `git annex get`",
+    b"../.git/annex/objects/": "a link of git-annex, not the file: fetch it with `git annex get`",
+    b".git/annex/objects/": "a link of git-annex, not the file: fetch it with `git annex get`",
+    b"[InternetShortcut]": "a shortcut to another place, not what lies there",
     b"%PDF": "PDF",
     b"%!PS": "PostScript",
     b"{\\rtf": "RTF",

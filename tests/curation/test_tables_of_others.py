@@ -323,6 +323,11 @@ def test_caches_beside_a_saved_data_set_are_none_of_its_rows() -> None:
     assert documents(names) == ["a/state.json", "a/cache-1f3e.arrow", "a/tmpx1.arrow"]
 
 
+def test_a_pointer_of_dvc_is_no_row_beside_what_it_points_to_alone() -> None:
+    names = ["a.jsonl", "a.jsonl.dvc", "b/c/1.txt", "b/c.dvc", "d.txt.dvc"]
+    assert documents(names) == ["a.jsonl.dvc", "b/c.dvc"]
+
+
 def test_the_state_of_a_saved_data_set_is_none_beside_its_files_alone() -> None:
     names = ["a/state.json", "a/data-00000-of-00001.arrow", "b/state.json", "b/texas.jsonl", "state.json"]
     assert documents(names) == ["a/state.json"]
