@@ -31,7 +31,7 @@ from curation.reasons import Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
-from curation.shapes import is_chat, is_json_text, is_repr
+from curation.shapes import is_address, is_chat, is_json_text, is_repr
 from curation.spellings import LONGEST_UNSET, is_rounded, is_unset
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
@@ -207,25 +207,34 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
-    and one that holds what Python shows of a value, or a text, messages or parts of one in JSON; and one whose name is
-    a number that Excel has rounded."""
+    and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
+    and one whose name is a number that a program has rounded, or whose line ends may be letters."""
     for name in (row.group, row.label, row.source):
         if name is not None and is_rounded(name):
             report.rounded += 1
             break
     texts = row.contents if row.text is None else (row.text,)
-    # Most are neither, which length, first and last character, and end tell at once.
+    lined = letters = odd = False
+    # Most are nothing of all this, which length, first and last character, and end tell at once.
     for text in texts:
-        if len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS) or "\n\n" in text[_END:]:
-            break
-    else:
-        if not row.beside:
-            return
+        if "\n" in text:
+            lined = True
+            odd = odd or "\n\n" in text[_END:]
+        else:
+            odd = odd or " " not in text
+            letters = letters or ("\\" in text and _LETTERS.search(text) is not None)
+        if len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
+            odd = True
+    report.lined += lined
+    report.letters += letters and not lined
+    if not odd and not row.beside:
+        return
     # What a tool gives is whatever it gives.
     said = [text for role, text in zip(row.roles or ("text",), texts, strict=True) if role != "tool"]
     ends = [text.rpartition("\n\n")[2] for text in said]  # where an `input` stands, or all of it
     for spelling in {text.strip() for text in (*ends, *_beside(row)) if is_unset(text)}:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
+    report.addresses += any(len(text) <= _LONGEST_ADDRESS and is_address(text) for text in said)
     report.shown += any(map(is_repr, said))
     report.chats += any(map(is_chat, said))
     quoted = [text for text in said if is_json_text(text)]
@@ -233,6 +242,10 @@ def _look(row: Row, report: Report) -> None:
     report.escaped += any("\\" in text for text in quoted)
 
 
+#: What may stand for a line end, and for no formula's `\\nu`.
+_LETTERS: Final = re.compile(r"\\n(?![a-z])")
+#: Characters of a text that may be an address.
+_LONGEST_ADDRESS: Final = 500
 #: How a text begins and ends that may be more than one, and how much of the end may be what is missing.
 _BEGINS: Final = frozenset('[{("abR \n\t\r')
 _ENDS: Final = frozenset("]})\"' \n\t\r")

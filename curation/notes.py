@@ -49,7 +49,7 @@ def warnings(
     )
     counted: dict[str, Counter[str]] = {
         what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded)
-    } | {_QUOTED: _quoted(reports)}
+    } | _shares(reports)
     for task, report in reports:
         counted[recoded][task.name] += report.recoded
         counted[python][task.name] += report.shown
@@ -89,20 +89,33 @@ def warnings(
     return lines
 
 
-def _quoted(reports: Sequence[tuple[Task, Report]]) -> Counter[str]:
-    """Rows of each file with a text that JSON has written: most of a file's, or such with escapes, which may be a few;
-    one in quotes may be what somebody said."""
-    rows: Counter[str] = Counter()
-    quoted: Counter[str] = Counter()
-    escaped: Counter[str] = Counter()
+def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
+    """Rows of files by what is told of them where so many have it that it is how the file was written: one may be what
+    somebody said."""
+    files: dict[str, Counter[str]] = {}
     for task, report in reports:
-        rows[task.name] += report.rows
-        quoted[task.name] += report.quoted
-        escaped[task.name] += report.escaped
-    found = {name: count if 2 * count > rows[name] else escaped[name] for name, count in quoted.items()}
-    return Counter({name: count for name, count in found.items() if count * _FEW >= rows[name]})
+        held = files.setdefault(task.name, Counter())
+        held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
+        held["told"] += report.letters if report.dialect.get("escaped") else 0
+    found: dict[str, Counter[str]] = {_QUOTED: Counter(), _ELSEWHERE: Counter(), _LETTERS: Counter()}
+    for name, held in files.items():
+        rows = held["rows"]
+        quoted = held["quoted"] if 2 * held["quoted"] > rows else held["escaped"]
+        found[_QUOTED][name] = quoted * (quoted * _FEW >= rows)
+        found[_ELSEWHERE][name] = held["addresses"] * (2 * held["addresses"] > rows)
+        # Where others have line ends, `\n` is what programs and formulas are written with.
+        letters = held["letters"] - held["told"]
+        found[_LETTERS][name] = letters * (letters * _SOME >= rows and letters > _SOME * held["lined"])
+    return {what: +files_of for what, files_of in found.items()}
 
 
+_SHARES: Final = ("quoted", "escaped", "addresses", "letters", "lined")
+_ELSEWHERE: Final = "rows hold where a file is and not what is in it; if that is not meant, write its text"
+_LETTERS: Final = (
+    "rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON once, not twice"
+)
+#: One row in so many is more than a few.
+_SOME: Final = 20
 _QUOTED: Final = (
     "rows hold a text as JSON writes it, in quotes and with `\\n` for the end of a line; if that is not meant, write "
     "the text alone (in SQL `->>` and not `->`)"

@@ -130,6 +130,20 @@ def is_json_text(text: str) -> bool:
         return False
 
 
+def is_address(text: str) -> bool:
+    """Tell whether a text is nothing but the address of a file: of a store, or a path that ends as files do that hold a
+    text, a picture or a sound."""
+    return _ADDRESS.fullmatch(text.strip()) is not None
+
+
+_ADDRESS: Final = re.compile(
+    r"(?:s3[an]?|gs|gcs|abfss?|wasbs?|adl|azureml|hdfs|viewfs|dbfs|oss|cos|hf|file)://\S+"
+    r"|(?:[A-Za-z]:)?[\w.@~=+/\\-]*\w\.(?:txt|md|rst|html?|xml|json|jsonl|csv|tsv|parquet|pdf|docx?|rtf|eml|srt|vtt"
+    r"|wav|mp3|flac|ogg|mp4|png|jpe?g|webp|gif|tiff?)(?:\.gz)?",
+    re.IGNORECASE,
+)
+
+
 def several(text: str) -> str | None:
     """What a text holds that is a list of several values or an object, as JSON, Python, NumPy and PostgreSQL write one;
     None for any other."""

@@ -163,7 +163,9 @@ class Report:
     `unset` in how many rows a text, or its end, is what programs write for a missing value, by its spelling, and
     `shown` in how many one is a list, object, tuple or bytes as Python shows it, and `chats` in how many one is a
     conversation, a message or its parts; `quoted` in how many one is a text as JSON writes it, `escaped` in how many of
-    these it has escapes, and `rounded` in how many a label, source or group is a number that Excel has rounded."""
+    these it has escapes, `rounded` in how many a label, source or group is a number that a program has rounded,
+    `addresses` in how many one is the address of a file, and `lined` and `letters` in how many one has a line end, or
+    none but `\\n` in letters."""
 
     file: int
     records: int = 0
@@ -186,3 +188,6 @@ class Report:
     quoted: int = 0
     escaped: int = 0
     rounded: int = 0
+    addresses: int = 0
+    lined: int = 0
+    letters: int = 0

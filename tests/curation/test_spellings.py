@@ -315,6 +315,31 @@ def test_a_text_that_json_wrote_is_told_where_most_of_a_file_are_or_it_has_escap
     assert [line.partition(" hold ")[0] for line in told] == ["all.jsonl: 40 rows", "few.jsonl: 1 rows"]
 
 
+def test_texts_that_are_where_a_file_is_are_told_where_most_of_a_file_are(make: Make, store: FolderStore) -> None:
+    places = ("gs://b/docs/{}.pdf", "docs/{}.txt", "s3://b/a b/{}", "C:\\my_data\\of_lamps\\{}.md", "file:///data/{}")
+    tables = {
+        "all.jsonl": [place.format(n) for n in range(8) for place in places],
+        "few.jsonl": [f"It is on, says docs/{n}.txt" if n % 3 else f"docs/{n}.txt" for n in range(40)],
+        "links.jsonl": [f"https://x.org/{n}" for n in range(40)],
+    }
+    made = make({name: lines(text=texts) for name, texts in tables.items()})
+    told = "all.jsonl: 32 rows hold where a file is and not what is in it; if that is not meant, write its text"
+    assert told in (warnings := json.loads(store.get(made.files["card_json"]))["warnings"])
+    assert sum("where a file is" in line for line in warnings) == 1
+
+
+def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, store: FolderStore) -> None:
+    tables = {
+        "twice.jsonl": [f"Row {n} is on.\\n\\nIs it?" if n % 4 else f"Row {n} is on." for n in range(40)],
+        "code.jsonl": [f"print('Row {n}\\n')" if n % 4 else f"a = {n}\nprint(a)" for n in range(40)],
+        "formulas.jsonl": [rf"What is $\nu_{n} \neq \nabla$ in \times?" for n in range(40)],
+    }
+    made = make({name: lines(text=texts) for name, texts in tables.items()})
+    told = "twice.jsonl: 30 rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON"
+    warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert [line[: len(told)] for line in warnings if "in letters" in line] == [told]
+
+
 def test_groups_that_excel_has_rounded_are_told(make: Make, store: FolderStore) -> None:
     groups = ["1.23457E+17", "4,04E+15", "5E+15", "AE+15", "E+15", "15"] * 5
     made = make({"a.jsonl": lines(group=groups, source=["sheet"] * 30)})
