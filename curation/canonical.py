@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from curation import shapes, turns
 from curation.nesting import parse_text
 from curation.reasons import Reason, RejectError
-from curation.spellings import value_name
+from curation.spellings import is_inexact, value_name
 from curation.tokens import invisible, neutralise
 
 LISTS: Final = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns")
@@ -55,6 +55,8 @@ SYSTEM: Final = ("system", "system_prompt")
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
 _GROUPS: Final = frozenset(GROUPS)
+#: Digits of the first whole number that a float cannot tell from the next one, 2^53.
+_ROUNDED: Final = 16
 #: Fields beside a conversation that messages may speak of; they are not learned.
 PICTURES: Final = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 _FOR_PICTURES: Final = ("<image>", "<video>", "<audio>")
@@ -77,6 +79,7 @@ class Row(NamedTuple):
     :param beside: what each message says beside its content, as JSON text or nothing (`curation.turns`); empty where
         none does and there are no tools. :param tools: that it may call, as JSON text.
     :param unknown: its fields that mean nothing beside the others, and `messages.NAME` for keys of its messages.
+    :param rounded: its label, source or group is a float, which cannot tell it from its neighbours.
     """
 
     roles: tuple[str, ...]
@@ -91,6 +94,7 @@ class Row(NamedTuple):
     beside: tuple[str, ...] = ()
     tools: str | None = None
     unknown: tuple[str, ...] = ()
+    rounded: bool = False
 
     @property
     def chars(self) -> int:
@@ -145,6 +149,7 @@ def canonical(
     touched = 0
     unseen = False
     label = source = group = None
+    rounded = False
     if len(given) > len(used):
         if (value := fields.get("label")) is not None:
             plain = isinstance(value, str) and not (labels and value.lstrip()[:1] in _OPENING)
@@ -154,6 +159,8 @@ def canonical(
         if not _GROUPS.isdisjoint(fields):
             group, others = _group(fields)
             unknown += tuple(spelled.get(key, key) for key in others)
+        if any(name is not None and len(name) >= _ROUNDED for name in (label, source, group)):
+            rounded = any(is_inexact(fields.get(name)) for name in _NAMES)
     if labels and label is None:
         missing = fields.get("label") in (None, "", [], [None], [""])
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
@@ -165,7 +172,7 @@ def canonical(
         if answers:
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
         cleaned, touched = clean(text)
-        row = Row((), (), cleaned, label, source, group, touched, invisible(cleaned))
+        row = Row((), (), cleaned, label, source, group, touched, invisible(cleaned), rounded=rounded)
         return row._replace(unknown=unknown) if unknown else row
     roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
     harmless = []
@@ -179,7 +186,7 @@ def canonical(
             Reason.BAD_FIELD,
             "a message has `<image>`, `<video>` or `<audio>` beside a column of them: only text is learned",
         )
-    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen)
+    row = Row(roles, tuple(harmless), None, label, source, group, touched, unseen, rounded=rounded)
     tools = None
     if odd:
         tools, more = turns.tools_of(fields, nulls)

@@ -209,10 +209,10 @@ def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
     and one whose name is a number that a program has rounded, or whose line ends may be letters."""
+    rounded = row.rounded
     for name in (row.group, row.label, row.source):
-        if name is not None and is_rounded(name):
-            report.rounded += 1
-            break
+        rounded = rounded or (name is not None and is_rounded(name))
+    report.rounded += rounded
     texts = row.contents if row.text is None else (row.text,)
     lined = letters = odd = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.

@@ -44,8 +44,9 @@ def warnings(
         for warning in task.split.format.warnings:
             found.setdefault(warning, Counter())[task.name] += 0
     rounded = (
-        "rows have a group, label or source that Excel has rounded, as 1.23457E+17: several that differed may be one; "
-        "have Excel write the column as text, from the original"
+        "rows have a group, label or source that a program has rounded, as Excel does (1.23457E+17), and pandas where "
+        "some are missing (1.2345678901234568e+17): several that differed may be one; have it write the column as "
+        "text, from the original"
     )
     counted: dict[str, Counter[str]] = {
         what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded)

@@ -143,6 +143,21 @@ def is_unset(text: str) -> bool:
 _TERNARY: Final = 2
 
 
+def is_inexact(value: Any) -> bool:
+    """Return whether a value is a float, or its text, that stands for several whole numbers: pandas makes floats of a
+    column of numbers of which one is missing."""
+    if isinstance(value, str) and "e+" in value[-5:] and len(value) <= _LONGEST:
+        try:
+            value = float(value)
+        except ValueError:
+            return False
+    return isinstance(value, float) and _EXACT < abs(value) < math.inf
+
+
+#: Above it a float is one of several whole numbers.
+_EXACT: Final = 2.0**53
+
+
 def is_rounded(name: str) -> bool:
     """Return whether Excel has rounded a number so: names of several values may be one."""
     return name[-4:-2] == "E+" and _ROUNDED.fullmatch(name) is not None

@@ -340,12 +340,21 @@ def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, st
     assert [line[: len(told)] for line in warnings if "in letters" in line] == [told]
 
 
-def test_groups_that_excel_has_rounded_are_told(make: Make, store: FolderStore) -> None:
+def test_groups_that_programs_have_rounded_are_told(make: Make, store: FolderStore) -> None:
     groups = ["1.23457E+17", "4,04E+15", "5E+15", "AE+15", "E+15", "15"] * 5
-    made = make({"a.jsonl": lines(group=groups, source=["sheet"] * 30)})
+    ids = [1.2345678901234568e17, 2**60, float(2**53), "1.2345678901234568e+17", "x" * 30] * 4
+    numbers = pa.array([None, *[1e17 + 64 * n for n in range(9)]], pa.float64())
+    made = make(
+        {
+            "a.jsonl": lines(group=groups, source=["sheet"] * 30),
+            "b.jsonl": lines(group_id=ids),
+            "c.parquet": parquet(3, group=numbers),
+        }
+    )
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "Excel" in line]
     assert [line.partition(", as ")[0] for line in told] == [
-        "a.jsonl: 15 rows have a group, label or source that Excel has rounded"
+        f"{file} rows have a group, label or source that a program has rounded"
+        for file in ("a.jsonl: 15", "b.jsonl: 8", "c.parquet: 9")
     ]
 
 
