@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Mapping
 from decimal import Decimal
+from html import unescape
 from typing import Any, Final
 
 from curation.reasons import Reason, RejectError
@@ -186,12 +187,17 @@ def _folded(label: str) -> str:
     if not text.isascii():
         text = "".join(character for character in text if not _is_unseen(character))
         text = text.replace("\N{MINUS SIGN}", "-")
-    text = text.strip().casefold()
+    text = (unescape(text) if "&" in text else text).strip().casefold().removeprefix("__label__")
+    text = text[1:] if text[:2] == '="' else text  # as Excel is told that a number is text
     if _CLOSING.get(text[:1]) == text[1:][-1:]:  # a list or set of one, as JSON, Python, NumPy and PostgreSQL write it
         text = text[1:-1].rstrip(", ").lstrip()
     if (quoted := _QUOTED.fullmatch(text)) is not None:
         text = quoted[2].strip()
     text = _NUMBERED.sub("", text)
+    if (time := _TIME.fullmatch(text)) is not None:
+        return f"{time[1]} {time[2]}{(time[3] or '').rstrip('.0')}"
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
     try:
         number = float(text.replace(",", ".")) if len(text) <= _LONGEST and "_" not in text else math.nan
     except ValueError:
@@ -204,11 +210,14 @@ def _is_unseen(character: str) -> bool:
     return unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f"
 
 
+#: A time of ISO 8601, with a space or a T, of UTC or without a zone: day, time and parts of a second.
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)[t ](\d\d:\d\d:\d\d)(\.\d+)?\s?(?:z|utc|\+00(?::?00)?)?")
+_THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 #: What transformers calls the classes 0 to n, where they have no names.
 _NUMBERED: Final = re.compile(r"(?:label|class)[\s_-]*(?=\d+\Z)")
 #: What stands between words of a name, or between words and numbers; 1-2 is not 12.
 _MARK: Final = r"(?:\s+-\s+|\s+|[_\-\u2010-\u2015]+)"
-_BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])")
+_BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])|(?<=\d)\s+(?=%)")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
 _QUOTED: Final = re.compile(r"""b?(["'])(.*)\1""", re.DOTALL)
 

@@ -239,9 +239,34 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["step 1", "step_1", "Step1"],
         ["3D", "3-d"],
         ["News - World", "News-World"],
+        ["R&D", "R&amp;D", "r&d"],
+        ["7", '="7"', '="07"'],
+        ["__label__up", "up"],
+        ["1,000", "1000", "1000.0"],
+        ["50%", "50 %"],
+        ["2026-01-02 12:00:00", "2026-01-02T12:00:00Z", "2026-01-02T12:00:00.000+00:00", "2026-01-02 12:00:00 UTC"],
+        ["2026-01-02 12:00:00.5", "2026-01-02T12:00:00.500Z"],
     ):
         assert alike(dict.fromkeys([*ways, "other"], 1)) == [dict.fromkeys(ways, 1)]
-    others = ["A", "A-", "A+", "1-2", "1_2", "12", "1 2", "3-4 stars", "34 stars", "temp 1", "temp -1", "C", "C++", "_"]
+    others = [
+        "A",
+        "A-",
+        "A+",
+        "1-2",
+        "1_2",
+        "12",
+        "1 2",
+        "3-4 stars",
+        "34 stars",
+        "temp 1",
+        "temp -1",
+        "C",
+        "C++",
+        "_",
+        "&",
+        "&&",
+    ]
+    others += ["2026-01-02", "2026-01-02 12:00:01", "2026-01-02T12:00:01+02:00", "2026-01-02 12:00:10", "2,50", "250"]
     assert alike(dict.fromkeys(others, 1)) == []
     for labels, missing in (
         (["-", "neutral", "entailment"], "-"),  # SNLI
