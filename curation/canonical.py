@@ -354,9 +354,8 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
             raise RejectError(Reason.BAD_MESSAGES, shapes.column(value, name) or "")
         value = shapes.objects(value) or value
     if not isinstance(value, list) or not value:
-        raise RejectError(
-            Reason.BAD_MESSAGES, f"`{name}` is {'empty' if isinstance(value, list) else _kind(value)}, not a list"
-        )
+        cause = "is an empty list" if isinstance(value, list) else f"is {_kind(value)}, not a list"
+        raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {cause}")
     found: list[Message] = []
     for message in value:
         if not isinstance(message, dict) and not isinstance(message := shapes.parsed(message), dict):

@@ -250,6 +250,8 @@ def _names(cells: list[str]) -> list[str]:
     return folded
 
 
+#: Characters of a column's name that are told.
+_NAMED: Final = 60
 #: A byte order mark of UTF-8, as it is read within a text.
 _MARK: Final = "\ufeff"
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")
@@ -261,7 +263,8 @@ def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> F
         return Fault(position, Reason.BAD_ENCODING, "a cell is not UTF-8", head)
     # Programs leave empty cells at the end of a row away, or add some.
     if len(cells) != len(columns) and (len(cells) < least or any(cells[len(columns) :])):
-        return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} columns", head)
+        alone = f" ({columns[0][:_NAMED]!r}): the first line is to name all" if len(columns) == 1 else "s"
+        return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} column{alone}", head)
     fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell != "" and cell != _NULL}
     if "" in fields and nameless > 1:
         return Fault(position, Reason.RAGGED, "a value in a column without a name", head)

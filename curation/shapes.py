@@ -14,6 +14,7 @@ _GEMINI: Final = (
     "it is a conversation as Gemini takes it: write `contents` as `messages`, with the text of `parts` as `content`, "
     "and the system instruction as `system`"
 )
+_TURNS: Final = "write them as the `messages` of a conversation, with `train: false` where they are not to be learned"
 _LABELS: Final = "it is a task of Label Studio: export it as JSON_MIN or CSV, and name its columns in `data.columns`"
 _SQUAD: Final = "holds answers as SQuAD has them: write one of its texts as `answer`"
 _ASK: Final = "to learn the better answer, write it as `completion`, or as the last of `messages`"
@@ -27,9 +28,19 @@ _OTHERS: Final = {
     ("data", "annotations"): _LABELS,
     ("data", "completions"): _LABELS,
     ("question", "answers"): f"`answers` {_SQUAD}",
+    ("input", "ideal"): "it is an item of OpenAI's evals: name `input` in `data.columns` as `prompt`, and `ideal` as "
+    "`completion`",
+    ("object", "choices"): "it is a response of OpenAI's API: write it behind the `messages` of its request",
+    ("name", "type", "mode"): "it is a column of a schema, as BigQuery writes it: leave this file out",
     ("role", "parts"): "it is one message of Gemini: write all of a conversation as the list `messages` of one row",
     ("role", "content"): "it is one message: write all of a conversation as the list `messages` of one row",
     ("from", "value"): "it is one message: write all of a conversation as the list `conversations` of one row",
+}
+#: Keys that hold an object in which it is.
+_NESTED: Final = {
+    "translation": "it is a translation, as `datasets` has them: write its two texts as `prompt` and `completion`",
+    "request": "it is a request of a log: write its `messages`, with the response as the last one",
+    "inputs": "it is a traced call, as of LangSmith and MLflow: write its `messages` with the answer",
 }
 _ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|model|system)["']""")
 #: Of a content in parts.
@@ -77,12 +88,19 @@ def rows_within(fields: Mapping[Any, Any]) -> str | None:
     for keys, what in _OTHERS.items():
         if all(key in fields for key in keys):
             return what
+    for key, what in _NESTED.items():
+        if isinstance(fields.get(key), dict):
+            return what
     if fields and all(str(name).isdecimal() and isinstance(value, dict) for name, value in fields.items()):
         return f"{len(fields):,} objects stand under their numbers: {_LINES}"
     for name, value in fields.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             if {"role", "parts"} <= value[0].keys():
                 return _GEMINI
+            if {"label", "text"} == value[0].keys():
+                return f"`{str(name)[:60]}` are segments, as Axolotl has them: {_TURNS}"
+            if name == "entries" and "url" in value[0]:
+                return "it is a list of files, as Redshift writes it: leave this file out"
             many = f"{len(value):,} objects stand under the key `{str(name)[:60]}`"
             return f"{many}: if these are the rows, write each as a line of its own"
     return None

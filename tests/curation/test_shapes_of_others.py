@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from curation.canonical import canonical
 from curation.gate import checks
 from curation.notes import NoUsableRowError
+from curation.reasons import RejectError
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -217,6 +219,31 @@ def test_a_drop_of_which_no_row_can_be_used_says_why_and_where(
     assert made.files["card_html"] in no.value.cause
     assert store.get(made.files["quarantine"])
     assert made.counts["train"] + made.counts["eval"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"input": [{"role": "user", "content": "a"}], "ideal": "b"}, "OpenAI's evals: name `input` in `data.columns`"),
+        ({"id": "1", "object": "chat.completion", "choices": [{"index": 0}]}, "a response of OpenAI's API"),
+        ({"request": {"messages": []}, "response": {"choices": []}}, "a request of a log"),
+        ({"inputs": {"q": "a"}, "outputs": {"a": "b"}}, "as of LangSmith"),
+        ({"name": "prompt", "type": "STRING", "mode": "NULLABLE"}, "BigQuery writes it: leave this file out"),
+        ({"entries": [{"url": "s3://b/a.jsonl", "mandatory": True}]}, "Redshift writes it: leave this file out"),
+        ({"translation": {"en": "a", "de": "b"}}, "write its two texts as `prompt` and `completion`"),
+        ({"segments": [{"label": False, "text": "a"}, {"label": True, "text": "b"}]}, "as Axolotl has them"),
+        ({"messages": [], "prompt": "a", "completion": "b"}, "`messages` is an empty list"),
+    ],
+)
+def test_what_is_no_row_is_called_what_it_is(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(RejectError) as no:
+        canonical(fields)
+    assert told in no.value.detail
+
+
+def test_a_line_before_the_names_of_columns_is_told(make: Make) -> None:
+    with pytest.raises(NoUsableRowError, match=r"2 cells under 1 column \('# made by x'\): the first line is to name"):
+        make({"a.csv": sheet("# made by x", "prompt,completion", *(f"Is {n}?,It is." for n in range(30)))})
 
 
 def test_a_file_without_a_row_that_can_be_used_stops_the_gate_however_small_it_is(
