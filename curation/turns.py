@@ -62,8 +62,8 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
     if calls:
         found["tool_calls"] = [_call(call) for call in calls]
     for key in _NAMES:
-        if (value := shapes.texts(message.get(key))) is not None:
-            found[key] = _text(value, key)
+        if (value := shapes.texts(message.get(key))) is not None and (text := _text(value, key)):
+            found[key] = text
     others: list[str] = []  # that say a second time what one before has said, in other words
     for key in _THOUGHTS:
         thought = shapes.texts(message.get(key))

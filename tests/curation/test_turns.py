@@ -222,6 +222,12 @@ def test_rows_that_differ_in_thoughts_are_no_copies(
     assert {json.loads(row["chat"])["messages"][1]["reasoning_content"] for row in kept} == set(thoughts)
 
 
+def test_an_empty_name_is_none() -> None:
+    bare = canonical(chat(ASK, {**ASK, "content": "And now?"}, ANSWER))
+    empty = {"name": "", "tool_call_id": ""}
+    assert canonical(chat({**ASK, **empty}, {**ASK, "content": "And now?", **empty}, {**ANSWER, **empty})) == bare
+
+
 def test_keys_that_mean_nothing_keep_no_neighbours_apart_and_each_is_told() -> None:
     row = canonical(chat(ASK, {**ANSWER, "id": 1}, {**ANSWER, "mood": "x"}, ANSWER))
     assert (row.roles, row.unknown, row.beside) == (("user", "assistant"), ("messages.id", "messages.mood"), ())
