@@ -209,8 +209,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
 class _Header(NamedTuple):
     """Names of columns, how many cells a row has at least, and how many columns have no name.
 
-    :param folded: the names as they are compared. :param known: them, each also behind a byte order mark.
-    :param longest: characters of one.
+    :param folded: the names as they are compared. :param known: them. :param longest: characters of one.
     """
 
     columns: list[str]
@@ -236,15 +235,12 @@ def _header(cells: list[str], position: int, head: bytes) -> _Header | Fault:
     least = max(at for at, name in enumerate(columns, 1) if name)
     folded = _names(cells)
     known = frozenset(folded) - {""}
-    longest = max(map(len, cells)) + len(_MARK)
-    return _Header(columns, least, columns.count(""), folded, known | {_MARK + name for name in known}, longest)
+    return _Header(columns, least, columns.count(""), folded, known, max(map(len, cells)))
 
 
 def _names(cells: list[str]) -> list[str]:
-    """Names of columns as they are compared: where files were joined a mark may stand before the first one."""
+    """Names of columns as they are compared."""
     folded = [cell.strip().lower() for cell in cells]
-    if folded[0].startswith(_MARK):  # before which quotes are characters
-        folded[0] = folded[0].removeprefix(_MARK).strip('"')
     while folded and not folded[-1]:
         folded.pop()
     return folded
@@ -252,8 +248,6 @@ def _names(cells: list[str]) -> list[str]:
 
 #: Characters of a column's name that are told.
 _NAMED: Final = 60
-#: A byte order mark of UTF-8, as it is read within a text.
-_MARK: Final = "\ufeff"
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")
 
 

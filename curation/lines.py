@@ -15,7 +15,8 @@ def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None =
     """Split a stream at line feeds, and at nothing else (U+2028 and lone carriage returns stay inside).
 
     A line longer than `limit` bytes becomes one `Fault`, and so does everything behind a tear. A byte order mark at
-    offset 0 is skipped. Blank lines come many at a time: a small file can expand to millions of them.
+    offset 0 is skipped, and before any other line, where files were joined. Blank lines come many at a time: a small
+    file can expand to millions of them.
 
     :param start: offset of the stream's first byte.
     :param end: stop before the first line that begins at or after this offset.
@@ -41,9 +42,9 @@ def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None =
                     yield Fault(position, Reason.TOO_LARGE, f"{size} bytes", head[:HEAD])
                 elif held:
                     held.append(piece[at:stop])
-                    yield Line(position, b"".join(held))
+                    yield Line(position, b"".join(held).removeprefix(BOM))
                 else:
-                    yield Line(position, piece[at:stop])
+                    yield Line(position, piece[at:stop].removeprefix(BOM))
                 held, size, skipping = [], 0, False
                 at = stop + 1
                 position = offset + at
@@ -63,4 +64,4 @@ def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None =
     if size > limit:
         yield Fault(position, Reason.TOO_LARGE, f"{size} bytes", b"".join(held)[:HEAD])
     elif size:
-        yield Line(position, b"".join(held))
+        yield Line(position, b"".join(held).removeprefix(BOM))

@@ -209,6 +209,21 @@ def test_names_of_columns_that_come_again_are_no_row(
     assert any(line.startswith(told) for line in card_lines(card_of(store, made)))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
+def test_the_mark_of_a_file_that_was_joined_to_another_is_none_of_its_first_row(
+    make: Make, rows: Rows, name: str
+) -> None:
+    texts = [f"It is {n}, and so on." for n in range(40)]
+    lines = [
+        {"a.csv": f'"{text}"', "a.jsonl": json.dumps({"text": text}), "a.txt": f"{text}\n"}[name] for text in texts
+    ]
+    mark = "\ufeff"
+    parts = [lines[:20], [mark + lines[20], *lines[21:39]], [mark + lines[39]]]
+    head = f"{mark}text\n" if name == "a.csv" else mark
+    made = make({name: (head + "".join(f"{line}\n" for part in parts for line in part)).encode()})
+    assert sorted(row["text"] for row in rows(made)) == sorted(texts)
+
+
 def test_the_rule_of_a_markdown_table_is_no_row_and_one_below_other_rows_is(make: Make, rows: Rows) -> None:
     body = "".join(f"| {asked} | {answer} |\n" for asked, answer in [*BOTH, ("---", "---")])
     made = make({"a.md": f"| prompt | completion |\n|:---|---:|\n{body}".encode()})
