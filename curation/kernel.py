@@ -29,6 +29,7 @@ from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
+from curation.repair import is_misread
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
 from curation.shapes import is_address, is_chat, is_json_text, is_repr
@@ -208,13 +209,13 @@ def _count(counts: dict[str, int], name: str) -> None:
 def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
-    and one whose name is a number that a program has rounded, or whose line ends may be letters."""
+    and one whose name is a number that a program has rounded, whose line ends may be letters, or which was misread."""
     rounded = row.rounded
     for name in (row.group, row.label, row.source):
         rounded = rounded or (name is not None and is_rounded(name))
     report.rounded += rounded
     texts = row.contents if row.text is None else (row.text,)
-    lined = letters = odd = False
+    lined = letters = odd = replaced = misread = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for text in texts:
         if "\n" in text:
@@ -223,10 +224,15 @@ def _look(row: Row, report: Report) -> None:
         else:
             odd = odd or " " not in text
             letters = letters or ("\\" in text and _LETTERS.search(text) is not None)
+        if not text.isascii():
+            replaced = replaced or "\ufffd" in text
+            misread = misread or is_misread(text)
         if len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
             odd = True
     report.lined += lined
     report.letters += letters and not lined
+    report.replaced += replaced
+    report.misread += misread
     if not odd and not row.beside:
         return
     # What a tool gives is whatever it gives.

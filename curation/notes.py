@@ -98,7 +98,7 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         held = files.setdefault(task.name, Counter())
         held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
         held["told"] += report.letters if report.dialect.get("escaped") else 0
-    found: dict[str, Counter[str]] = {_QUOTED: Counter(), _ELSEWHERE: Counter(), _LETTERS: Counter()}
+    found: dict[str, Counter[str]] = {what: Counter() for what in (_QUOTED, _ELSEWHERE, _LETTERS, *_MISREAD.values())}
     for name, held in files.items():
         rows = held["rows"]
         quoted = held["quoted"] if 2 * held["quoted"] > rows else held["escaped"]
@@ -107,10 +107,17 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         # Where others have line ends, `\n` is what programs and formulas are written with.
         letters = held["letters"] - held["told"]
         found[_LETTERS][name] = letters * (letters * _SOME >= rows and letters > _SOME * held["lined"])
+        for seen, what in _MISREAD.items():
+            found[what][name] = held[seen] * (held[seen] * _FEW >= rows)
     return {what: +files_of for what, files_of in found.items()}
 
 
-_SHARES: Final = ("quoted", "escaped", "addresses", "letters", "lined")
+_SHARES: Final = ("quoted", "escaped", "addresses", "letters", "lined", "replaced", "misread")
+_MISREAD: Final = {
+    "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them anew from the "
+    "original",
+    "misread": "rows are UTF-8 that was read as something else, as `Ã¤` for `ä`; `curation.unicode: repair` mends them",
+}
 _ELSEWHERE: Final = "rows hold where a file is and not what is in it; if that is not meant, write its text"
 _LETTERS: Final = (
     "rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON once, not twice"

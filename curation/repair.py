@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -128,6 +129,21 @@ def repaired(text: str) -> tuple[str, set[str]]:
     if "\ufffd" in text:
         what.add("lost")
     return text, what
+
+
+def is_misread(text: str) -> bool:
+    """Tell whether a text was UTF-8 and was read as Windows-1252 or Latin-1: the bytes that it was are UTF-8."""
+    if text.isascii() or not _MISREAD.search(text, 0, _LOOK):
+        return False
+    for encoding in ("latin-1", "cp1252"):
+        with suppress(UnicodeError):
+            text.encode(encoding).decode()
+            return True
+    return False
+
+
+#: Characters among which a misread one shows itself.
+_LOOK: Final = 200
 
 
 def _reread(line: str) -> str:

@@ -99,6 +99,12 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
         lines.append(
             f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
         )
+    kept = sum(statistics.shapes.values())
+    if classes and _OF_A_CLASS * statistics.classes[0] > kept >= ALARM_ROWS:
+        lines.append(
+            f"labels: {statistics.classes[0]:,} classes of {kept:,} rows, fewer than {_OF_A_CLASS} of each; are they "
+            "scores, ids or answers?"
+        )
     if statistics.shapes["messages"] and not classes:
         only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
         for no in ("false", "0") if only else ("false",):
@@ -107,6 +113,10 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
                     f"labels: {wrong:,} rows have `{no}`; an answer that is marked as wrong so is learned all the same"
                 )
     return [*lines, *(told(*item) for item in statistics.repeated)]
+
+
+#: Rows of a class, on average, with fewer of which nothing can be learned of it.
+_OF_A_CLASS: Final = 2
 
 
 def _counted(labels: dict[str, int]) -> str:

@@ -165,7 +165,8 @@ class Report:
     conversation, a message or its parts; `quoted` in how many one is a text as JSON writes it, `escaped` in how many of
     these it has escapes, `rounded` in how many a label, source or group is a number that a program has rounded,
     `addresses` in how many one is the address of a file, and `lined` and `letters` in how many one has a line end, or
-    none but `\\n` in letters."""
+    none but `\\n` in letters, `replaced` in how many one has U+FFFD for what nobody could read, and `misread` in how
+    many one is UTF-8 that was read as something else."""
 
     file: int
     records: int = 0
@@ -191,3 +192,5 @@ class Report:
     addresses: int = 0
     lined: int = 0
     letters: int = 0
+    replaced: int = 0
+    misread: int = 0

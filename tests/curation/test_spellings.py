@@ -365,6 +365,29 @@ def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, st
     assert [line[: len(told)] for line in warnings if "in letters" in line] == [told]
 
 
+def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: FolderStore) -> None:
+    said = [f"Für {n} Übungen à {n} €, «é» und Größe {n}" for n in range(30)]
+    bad = {"misread": said[0].encode().decode("cp1252"), "replaced": "Gr\ufffd\ufffde", "of both": "Ã\u0084nderung"}
+    made = make({f"{name}.jsonl": lines(text=[*said, text]) for name, text in bad.items()})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if ".jsonl" in line]
+    assert [line.partition(", which ")[0].partition(" that ")[0] for line in told] == [
+        "replaced.jsonl: 1 rows hold U+FFFD",
+        "misread.jsonl: 1 rows are UTF-8",
+        "of both.jsonl: 1 rows are UTF-8",
+    ]
+    mended = make({"a.jsonl": lines(text=[*said, *bad.values()])}, "d2", unicode="repair")
+    assert not any("UTF-8" in line for line in json.loads(store.get(mended.files["card_json"]))["warnings"])
+
+
+@pytest.mark.parametrize(("labels", "told"), [(range(30), True), ([*range(15)] * 2, False), (["a", "b"] * 15, False)])
+def test_labels_that_nearly_no_row_shares_are_told(
+    make: Make, store: FolderStore, labels: list[Any], told: bool
+) -> None:
+    made = make({"a.jsonl": lines(label=labels)}, **CLASSES)
+    line = "labels: 30 classes of 30 rows, fewer than 2 of each; are they scores, ids or answers?"
+    assert (line in json.loads(store.get(made.files["card_json"]))["warnings"]) == told
+
+
 def test_groups_that_programs_have_rounded_are_told(make: Make, store: FolderStore) -> None:
     groups = ["1.23457E+17", "4,04E+15", "5E+15", "AE+15", "E+15", "15"] * 5
     ids = [1.2345678901234568e17, 2**60, float(2**53), "1.2345678901234568e+17", "x" * 30] * 4
