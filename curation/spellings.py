@@ -112,6 +112,30 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
     return [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
 
 
+def made_of_others(rows: Mapping[str, int]) -> dict[str, int]:
+    """Return labels that are several of the others with a separator between, with their rows. :param rows: of each."""
+    return {label: count for label, count in rows.items() if any(_is_made(label, mark, rows) for mark in "|;,")}
+
+
+def _is_made(label: str, mark: str, labels: Collection[str]) -> bool:
+    return mark in label and all(part.strip() in labels for part in label.split(mark))
+
+
+def numbers_and_names(rows: Mapping[str, int]) -> dict[str, int]:
+    """Return labels that are 0 to n, and as many others, where there are no more: they may be the names of the first.
+
+    :param rows: of each label.
+    """
+    half, odd = divmod(len(rows), 2)
+    numbers = set(map(str, range(half)))
+    both = half > 1 and not odd and numbers <= rows.keys()
+    return dict(rows) if both and not any(_is_number(label) for label in rows.keys() - numbers) else {}
+
+
+def _is_number(label: str) -> bool:
+    return _folded(label)[-1:].isdecimal()
+
+
 def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, str]:
     """Return names that nothing there has, each with what may be meant: one that differs as those of `alike` do, or a
     file of that name."""

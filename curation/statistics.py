@@ -11,7 +11,16 @@ from typing import Any, Final
 from curation.engines.tables import Tables
 from curation.phrases import repeated, told
 from curation.shapes import is_json_text, is_repr
-from curation.spellings import TRUTHS, alike, called_alike, mixed_truths, truths_among, unset
+from curation.spellings import (
+    TRUTHS,
+    alike,
+    called_alike,
+    made_of_others,
+    mixed_truths,
+    numbers_and_names,
+    truths_among,
+    unset,
+)
 from dropforge.dataset import MOST_LABELS
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
@@ -44,6 +53,8 @@ class Statistics:
     :param shown: labels that are a list, object, tuple or bytes as Python shows it, or a text as JSON does.
     :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
     :param misnamed: sources that the recipe names and no row has, with the one that may be meant.
+    :param several: labels that are others with a separator between. :param named_twice: labels of which half are the
+        numbers from 0.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
     """
@@ -73,6 +84,8 @@ class Statistics:
     alike_names: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     shown: dict[str, int] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
+    several: dict[str, int] = field(default_factory=dict)
+    named_twice: dict[str, int] = field(default_factory=dict)
 
 
 def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
@@ -99,6 +112,10 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
         lines.append(
             f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
         )
+    if statistics.several:
+        lines.append(f"labels: several in one, and a class of its own? {_counted(statistics.several)}")
+    if statistics.named_twice:
+        lines.append(f"labels: are the numbers these names' own? {_counted(statistics.named_twice)}")
     kept = sum(statistics.shapes.values())
     if classes and _OF_A_CLASS * statistics.classes[0] > kept >= ALARM_ROWS:
         lines.append(
@@ -206,6 +223,8 @@ def measure(
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
         alike=alike(labels)[:_TOLD],
         unset=missing,
+        several=made_of_others(labels),
+        named_twice=numbers_and_names(labels),
         shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
         alike_names={f"{name}s": alike(found)[:_TOLD] for name, found in names.items()},
         misnamed=dict(list(called_alike(named, names["source"]).items())[:_TOLD]),

@@ -21,7 +21,7 @@ from curation.gate import checks
 from curation.identity import document
 from curation.mapping import Columns
 from curation.reasons import Reason, RejectError
-from curation.spellings import alike, mixed_truths, truths_among, unset, value_name
+from curation.spellings import alike, mixed_truths, numbers_and_names, truths_among, unset, value_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -277,6 +277,23 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         (["-1", "1", "2", "3"], None),
     ):
         assert unset(dict.fromkeys(labels, 1)) == ({missing: 1} if missing else {})
+
+
+def test_labels_that_are_several_of_the_others_or_their_numbers_are_told(make: Make, store: FolderStore) -> None:
+    several = ["spam", "ham", "spam|ham", "ham;spam", "spam, ham", "spam|eggs", "a,b"] * 5
+    made = make({"a.jsonl": lines(label=several)}, **CLASSES)
+    told = "labels: several in one, and a class of its own? ham;spam (5 rows), spam, ham (5 rows), spam|ham (5 rows)"
+    assert told in json.loads(store.get(made.files["card_json"]))["warnings"]
+    for labels, found in (
+        (["0", "1", "neg", "pos"], True),
+        (["0", "1", "2", "neg", "pos"], False),
+        (["0", "1", "2", "3"], False),
+        (["0", "1", "2.5", "3-4"], False),
+        (["0", "no"], False),
+        (["1", "2", "neg", "pos"], False),
+    ):
+        rows = dict.fromkeys(labels, 1)
+        assert numbers_and_names(rows) == (rows if found else {})
 
 
 def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderStore) -> None:
