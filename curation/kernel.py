@@ -32,7 +32,7 @@ from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.repair import is_misread
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
-from curation.shapes import is_address, is_chat, is_json_text, is_repr
+from curation.shapes import is_address, is_chat, is_encoded, is_json_text, is_repr
 from curation.spellings import LONGEST_UNSET, is_rounded, is_unset
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
@@ -241,6 +241,7 @@ def _look(row: Row, report: Report) -> None:
     for spelling in {text.strip() for text in (*ends, *_beside(row)) if is_unset(text)}:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
     report.addresses += any(len(text) <= _LONGEST_ADDRESS and is_address(text) for text in said)
+    report.encoded += any(map(is_encoded, said))
     report.shown += any(map(is_repr, said))
     report.chats += any(map(is_chat, said))
     quoted = [text for text in said if is_json_text(text)]

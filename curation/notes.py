@@ -98,12 +98,15 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         held = files.setdefault(task.name, Counter())
         held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
         held["told"] += report.letters if report.dialect.get("escaped") else 0
-    found: dict[str, Counter[str]] = {what: Counter() for what in (_QUOTED, _ELSEWHERE, _LETTERS, *_MISREAD.values())}
+    found: dict[str, Counter[str]] = {
+        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, *_MISREAD.values())
+    }
     for name, held in files.items():
         rows = held["rows"]
         quoted = held["quoted"] if 2 * held["quoted"] > rows else held["escaped"]
         found[_QUOTED][name] = quoted * (quoted * _FEW >= rows)
-        found[_ELSEWHERE][name] = held["addresses"] * (2 * held["addresses"] > rows)
+        for seen, what in _MOSTLY.items():
+            found[what][name] = held[seen] * (2 * held[seen] > rows)
         # Where others have line ends, `\n` is what programs and formulas are written with.
         letters = held["letters"] - held["told"]
         found[_LETTERS][name] = letters * (letters * _SOME >= rows and letters > _SOME * held["lined"])
@@ -112,13 +115,17 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     return {what: +files_of for what, files_of in found.items()}
 
 
-_SHARES: Final = ("quoted", "escaped", "addresses", "letters", "lined", "replaced", "misread")
+_SHARES: Final = ("quoted", "escaped", "addresses", "encoded", "letters", "lined", "replaced", "misread")
 _MISREAD: Final = {
     "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them anew from the "
     "original",
     "misread": "rows are UTF-8 that was read as something else, as `Ã¤` for `ä`; `curation.unicode: repair` mends them",
 }
-_ELSEWHERE: Final = "rows hold where a file is and not what is in it; if that is not meant, write its text"
+#: What is told where most rows of a file have it.
+_MOSTLY: Final = {
+    "addresses": "rows hold where a file is and not what is in it; if that is not meant, write its text",
+    "encoded": "rows hold a text in base64, in hexadecimal or with `%20` for spaces; if that is not meant, decode it",
+}
 _LETTERS: Final = (
     "rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON once, not twice"
 )

@@ -164,9 +164,9 @@ class Report:
     `shown` in how many one is a list, object, tuple or bytes as Python shows it, and `chats` in how many one is a
     conversation, a message or its parts; `quoted` in how many one is a text as JSON writes it, `escaped` in how many of
     these it has escapes, `rounded` in how many a label, source or group is a number that a program has rounded,
-    `addresses` in how many one is the address of a file, and `lined` and `letters` in how many one has a line end, or
-    none but `\\n` in letters, `replaced` in how many one has U+FFFD for what nobody could read, and `misread` in how
-    many one is UTF-8 that was read as something else."""
+    `addresses` in how many one is the address of a file, `encoded` in how many one is encoded, and `lined` and
+    `letters` in how many one has a line end, or none but `\\n` in letters, `replaced` in how many one has U+FFFD for
+    what nobody could read, and `misread` in how many one is UTF-8 that was read as something else."""
 
     file: int
     records: int = 0
@@ -190,6 +190,7 @@ class Report:
     escaped: int = 0
     rounded: int = 0
     addresses: int = 0
+    encoded: int = 0
     lined: int = 0
     letters: int = 0
     replaced: int = 0

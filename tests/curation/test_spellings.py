@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
@@ -355,6 +357,25 @@ def test_a_text_that_json_wrote_is_told_where_most_of_a_file_are_or_it_has_escap
     made = make({name: lines(text=texts) for name, texts in tables.items()})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "as JSON writes it" in line]
     assert [line.partition(" hold ")[0] for line in told] == ["all.jsonl: 40 rows", "few.jsonl: 1 rows"]
+
+
+def test_texts_that_are_encoded_are_told_where_most_of_a_file_are(make: Make, store: FolderStore) -> None:
+    said = [f"Größe {n} of the lamp, and so on. " * (n + 1) for n in range(24)]
+    ways: list[Callable[[str], str]] = [
+        lambda text: b64encode(text.encode()).decode(),  # BigQuery and Spark
+        lambda text: f"\\x{text.encode().hex()}",  # PostgreSQL
+        lambda text: f"0x{text.encode().hex().upper()}",  # SQL Server
+        lambda text: text.replace(" ", "%20"),
+    ]
+    tables = {
+        "all.jsonl": [ways[n % 4](text) for n, text in enumerate(said)],
+        "few.jsonl": [ways[n % 4](text) if n % 3 else text for n, text in enumerate(said)][:13] + said[:12],
+        "keys.jsonl": [sha256(text.encode()).hexdigest() for text in said],
+        "words.jsonl": ["Donaudampfschifffahrtsgesellschaft", "internationalization", "0xDEADBEEF", *said[:1]],
+    }
+    made = make({name: lines(text=texts) for name, texts in tables.items()})
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "base64" in line]
+    assert [line.partition(" hold ")[0] for line in told] == ["all.jsonl: 24 rows"]
 
 
 def test_texts_that_are_where_a_file_is_are_told_where_most_of_a_file_are(make: Make, store: FolderStore) -> None:
