@@ -160,7 +160,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             reader = None
             continue
         taken = feed.accept()
-        position, data = taken[0]
+        position, data, _ = taken[0]
         head = (data if len(taken) == 1 else b"\n".join(line.data for line in taken))[:HEAD]
         if header is None:
             made = _header(cells, position, head)

@@ -48,7 +48,7 @@ class Fallback:
                 yield item
             else:
                 self.lines += 1
-                yield Line(item.position, text.encode())
+                yield item._replace(data=text.encode())
 
     def _text(self, data: bytes) -> str | None:
         try:

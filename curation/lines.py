@@ -64,4 +64,4 @@ def lines(pieces: Iterator[bytes], limit: int, start: int = 0, end: int | None =
     if size > limit:
         yield Fault(position, Reason.TOO_LARGE, f"{size} bytes", b"".join(held)[:HEAD])
     elif size:
-        yield Line(position, b"".join(held).removeprefix(BOM))
+        yield Line(position, b"".join(held).removeprefix(BOM), ended=False)

@@ -21,7 +21,7 @@ from curation.parquet import read_parquet
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Fields, Found, Line, Record, Split
 from curation.streams import DEFAULT_LIMITS, STEP, Limits, chunks
-from curation.values import values
+from curation.values import torn_value, values
 
 
 def read(
@@ -164,16 +164,22 @@ def _json_rows(found: Iterator[Line | Fault]) -> Iterator[Record]:
         if isinstance(item, Fault):
             yield item
             continue
-        position, data = item
+        position, data, ended = item
         try:
             fields = parse_json(data)
         except RejectError as error:
-            if data.strip():
+            if not ended and data[:1] == b"{" and error.reason in _CUT and (torn := torn_value(data)) is not None:
+                yield torn._replace(position=position)
+            elif data.strip():
                 yield Fault(position, error.reason, error.detail, data[:HEAD])
             else:
                 yield Blank(data.count(b"\n") + 1)
         else:
             yield Found(position, fields, data[:HEAD])
+
+
+#: What may be wrong with a row because its end is missing.
+_CUT: Final = frozenset({Reason.BAD_JSON, Reason.BAD_ENCODING})
 
 
 def _paragraphs(found: Iterator[Line | Fault], text_column: str, limit: int) -> Iterator[Record]:

@@ -18,10 +18,13 @@ class Line(NamedTuple):
     """A line without its last line feed; `position` is the offset of its first byte (decompressed).
 
     Blank lines that follow each other may come as one, with the line feeds between them inside.
+
+    :param ended: whether a line feed stands behind it, and not the end of the file.
     """
 
     position: int
     data: bytes
+    ended: bool = True
 
 
 class Found(NamedTuple):

@@ -135,3 +135,9 @@ def values(pieces: Iterator[bytes], limit: int, *, array: bool) -> Iterator[Line
         yield Fault(at, tear.reason, tear.detail, bytes(scanner.held[:HEAD]))
         return
     yield from scanner.finish(offset)
+
+
+def torn_value(data: bytes) -> Fault | None:
+    """The fault of a text that ends inside a value; None for any other."""
+    faults = [item for item in values(iter([data]), len(data), array=False) if isinstance(item, Fault)]
+    return next((fault for fault in faults if fault.reason == Reason.TORN_FILE), None)

@@ -67,7 +67,9 @@ def test_what_is_behind_the_limit_is_not_fetched(
     texts: Callable[..., list[bytes]],
     tmp_path: Path,
 ) -> None:
-    drop = upload({"a.jsonl": b"\n".join([*texts(29), b"{bad"]), "b.jsonl": b"\n".join(texts(30, 30)), "c.jsonl": b"x"})
+    drop = upload(
+        {"a.jsonl": b"\n".join([*texts(29), b"{bad}"]), "b.jsonl": b"\n".join(texts(30, 30)), "c.jsonl": b"x"}
+    )
     store.delete("drops/fam/d1/b.jsonl")
     made = curation.curate(store, drop, recipe({"limit_rows": 30}), workdir=tmp_path / "w1")
     assert (made.counts["input"], made.counts["bad_json"]) == (30, 1)

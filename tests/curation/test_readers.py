@@ -81,6 +81,21 @@ def test_bad_json_line_is_one_record_and_neighbours_survive(tmp_path: Path, line
     assert records == [(0, {"text": "good"}), (len(GOOD) + 1, reason), (len(GOOD) + len(line) + 2, {"text": "good"})]
 
 
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (b'{"text": "cut', Reason.TORN_FILE),
+        (b'{"text": "Gr\xc3', Reason.TORN_FILE),
+        (b'{"text": "a", "meta": {"n": 1}', Reason.TORN_FILE),
+        (b'{"text": "latin \xe9"}', Reason.BAD_ENCODING),
+        (b'{"text": a}', Reason.BAD_JSON),
+        (b"(60 rows, and {", Reason.BAD_JSON),
+    ],
+)
+def test_a_file_that_ends_within_a_row_is_torn(tmp_path: Path, row: bytes, reason: Reason) -> None:
+    assert found(tmp_path, "a.jsonl", GOOD + b"\n" + row) == [(0, {"text": "good"}), (len(GOOD) + 1, reason)]
+
+
 def test_bad_first_line_does_not_make_the_file_something_else(tmp_path: Path) -> None:
     assert kinds(found(tmp_path, "a.jsonl", b"garbage\n" + GOOD + b"\n")) == [Reason.BAD_JSON, "row"]
     assert kinds(found(tmp_path, "a.jsonl", b"[1, 2]\n" + GOOD + b"\n")) == [Reason.NOT_AN_OBJECT, "row"]
