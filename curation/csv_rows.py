@@ -153,6 +153,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
             if reason == Reason.BAD_QUOTES and b'\\"' in first.data:
                 cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
+            elif reason == Reason.BAD_QUOTES and not first.ended and cause == _OPEN:
+                reason, cause = Reason.TORN_FILE, "the file ends inside a cell in quotes"
             yield from unclosed.flush()
             yield Fault(first.position, reason, cause[:120], first.data[:HEAD])
             continue
@@ -246,6 +248,8 @@ def _names(cells: list[str]) -> list[str]:
     return folded
 
 
+#: What `csv` says of a cell whose quote is not closed.
+_OPEN: Final = "unexpected end of data"
 #: Characters of a column's name that are told.
 _NAMED: Final = 60
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")

@@ -96,6 +96,16 @@ def test_a_file_that_ends_within_a_row_is_torn(tmp_path: Path, row: bytes, reaso
     assert found(tmp_path, "a.jsonl", GOOD + b"\n" + row) == [(0, {"text": "good"}), (len(GOOD) + 1, reason)]
 
 
+def test_a_table_that_ends_within_a_cell_in_quotes_is_torn(tmp_path: Path) -> None:
+    table = b'text,label\n"good",a\n'
+    for end, reason in (
+        (b'"cut, as', Reason.TORN_FILE),
+        (b'"open\n', Reason.BAD_QUOTES),
+        (b'"a" b', Reason.BAD_QUOTES),
+    ):
+        assert kinds(found(tmp_path, "a.csv", table + end)) == ["row", reason]
+
+
 def test_bad_first_line_does_not_make_the_file_something_else(tmp_path: Path) -> None:
     assert kinds(found(tmp_path, "a.jsonl", b"garbage\n" + GOOD + b"\n")) == [Reason.BAD_JSON, "row"]
     assert kinds(found(tmp_path, "a.jsonl", b"[1, 2]\n" + GOOD + b"\n")) == [Reason.NOT_AN_OBJECT, "row"]
