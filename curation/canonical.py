@@ -159,7 +159,11 @@ def canonical(
         if not _GROUPS.isdisjoint(fields):
             group, others = _group(fields)
             unknown += tuple(spelled.get(key, key) for key in others)
-        if any(name is not None and len(name) >= _ROUNDED for name in (label, source, group)):
+        if (
+            (label and len(label) >= _ROUNDED)
+            or (source and len(source) >= _ROUNDED)
+            or (group and len(group) >= _ROUNDED)
+        ):
             rounded = any(is_inexact(fields.get(name)) for name in _NAMES)
     if labels and label is None:
         missing = fields.get("label") in (None, "", [], [None], [""])

@@ -92,7 +92,7 @@ def _missing(names: Sequence[str]) -> list[str]:
     """A line for each set of parts whose names say that there are more, as TensorFlow and `datasets` name them."""
     sets: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
-        if (part := _PART.fullmatch(name)) is not None:
+        if "-of-" in name and (part := _PART.fullmatch(name)) is not None:
             sets.setdefault((part[1], part[3], part[4]), set()).add(int(part[2]))
     lines = []
     for (stem, parts, end), there in sets.items():

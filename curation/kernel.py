@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -210,43 +211,89 @@ def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
     and one whose name is a number that a program has rounded, whose line ends may be letters, or which was misread."""
-    rounded = row.rounded
     for name in (row.group, row.label, row.source):
-        rounded = rounded or (name is not None and is_rounded(name))
-    report.rounded += rounded
+        if name is not None and (row.rounded or is_rounded(name)):
+            report.rounded += 1
+            break
     texts = row.contents if row.text is None else (row.text,)
-    lined = letters = odd = replaced = misread = False
+    odd: list[int] = []
+    lined = letters = replaced = misread = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
-    for text in texts:
+    for place, text in enumerate(texts):
         if "\n" in text:
             lined = True
-            odd = odd or "\n\n" in text[_END:]
+            seen = "\n\n" in text[_END:]
         else:
-            odd = odd or " " not in text
-            letters = letters or ("\\" in text and _LETTERS.search(text) is not None)
+            seen = " " not in text
+            if "\\" in text:
+                letters = letters or _LETTERS.search(text) is not None
         if not text.isascii():
             replaced = replaced or "\ufffd" in text
             misread = misread or is_misread(text)
-        if len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
-            odd = True
-    report.lined += lined
-    report.letters += letters and not lined
-    report.replaced += replaced
-    report.misread += misread
+        if seen or len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
+            odd.append(place)
+    if lined:
+        report.lined += 1
+    elif letters:
+        report.letters += 1
+    if replaced or misread:
+        report.replaced += replaced
+        report.misread += misread
     if not odd and not row.beside:
         return
     # What a tool gives is whatever it gives.
-    said = [text for role, text in zip(row.roles or ("text",), texts, strict=True) if role != "tool"]
-    ends = [text.rpartition("\n\n")[2] for text in said]  # where an `input` stands, or all of it
-    for spelling in {text.strip() for text in (*ends, *_beside(row)) if is_unset(text)}:
+    said = [
+        found
+        for place in odd
+        if (not row.roles or row.roles[place] != "tool") and (found := _looks(texts[place])) is not None
+    ]
+    if not said and not row.beside:
+        return
+    unset = {seen.unset for seen in said if seen.unset} | {text.strip() for text in _beside(row) if is_unset(text)}
+    for spelling in unset:
         report.unset[spelling] = report.unset.get(spelling, 0) + 1
-    report.addresses += any(len(text) <= _LONGEST_ADDRESS and is_address(text) for text in said)
-    report.encoded += any(map(is_encoded, said))
-    report.shown += any(map(is_repr, said))
-    report.chats += any(map(is_chat, said))
-    quoted = [text for text in said if is_json_text(text)]
-    report.quoted += bool(quoted)
-    report.escaped += any("\\" in text for text in quoted)
+    report.addresses += any(seen.address for seen in said)
+    report.encoded += any(seen.encoded for seen in said)
+    report.shown += any(seen.shown for seen in said)
+    report.chats += any(seen.chat for seen in said)
+    report.quoted += any(seen.quoted for seen in said)
+    report.escaped += any(seen.escaped for seen in said)
+
+
+class _Looks(NamedTuple):
+    """What a text may be beside a text. :param unset: as it stands for a missing value, also at its end."""
+
+    unset: str
+    address: bool
+    encoded: bool
+    shown: bool
+    chat: bool
+    quoted: bool
+    escaped: bool
+
+
+def _looks(text: str) -> _Looks | None:
+    """Look closer at a text; None for one that is nothing else. Many rows share a short one, as system prompts."""
+    return _looks_kept(text) if len(text) <= _LONGEST_KEPT else _look_closer(text)
+
+
+def _look_closer(text: str) -> _Looks | None:
+    end = text.rpartition("\n\n")[2]  # where an `input` stands, or all of it
+    quoted = is_json_text(text)
+    found = _Looks(
+        end.strip() if is_unset(end) else "",
+        len(text) <= _LONGEST_ADDRESS and is_address(text),
+        is_encoded(text),
+        is_repr(text),
+        is_chat(text),
+        quoted,
+        quoted and "\\" in text,
+    )
+    return found if any(found) else None
+
+
+_LONGEST_KEPT: Final = 100
+_looks_kept = lru_cache(1 << 12)(_look_closer)
 
 
 #: What may stand for a line end, and for no formula's `\\nu`.

@@ -168,12 +168,14 @@ def is_encoded(text: str) -> bool:
     """Tell whether a text is another one in base64, in hexadecimal as PostgreSQL and SQL Server write bytes, or with
     `%20` for its spaces."""
     text = text.strip()[:_HEAD]
+    if len(text) < _SHORTEST or " " in text:
+        return False
     if text[:2] in {"\\x", "0x"}:
         data, kind = text[2:].encode(), _HEX
     else:
         data, kind = text.encode("utf-8", "replace"), _BASE64
     if kind.fullmatch(data) is None:
-        return "%20" in text and " " not in text and "://" not in text
+        return "%20" in text and "://" not in text
     try:
         held = bytes.fromhex(data.decode()) if kind is _HEX else b64decode(data)
         return _utf_8().decode(held).replace("\n", " ").isprintable()  # the head may end within a character
@@ -183,6 +185,8 @@ def is_encoded(text: str) -> bool:
 
 #: Characters by which an encoded text shows itself; a multiple of four, in which base64 stands for three bytes.
 _HEAD: Final = 400
+#: Of hexadecimal, with what stands before it.
+_SHORTEST: Final = 14
 #: At least so many that no word and no key looks so by chance.
 _HEX: Final = re.compile(rb"(?:[0-9a-fA-F]{2}){6,}")
 _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/]{4}){5,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")

@@ -344,7 +344,7 @@ def test_a_file_of_very_many_frames_makes_one_reader_of_frames(tmp_path: Path, m
         return made[-1]
 
     monkeypatch.setattr(zstandard, "ZstdDecompressor", counted)
-    frames = [zstandard.compress(row) for row in (GOOD, b"", b"\n", GOOD, b"", b"\n{")]
+    frames = [zstandard.compress(row) for row in (GOOD, b"", b"\n", GOOD, b"", b"\n{\n")]
     assert kinds(found(tmp_path, "a.jsonl.zst", b"".join(frames))) == ["row", "row", Reason.BAD_JSON]
     assert len(made) < len(frames)
 
