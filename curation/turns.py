@@ -39,6 +39,8 @@ class Beside(NamedTuple):
 _CALLS: Final = "tool_calls", "function_call"
 _NAMES: Final = "tool_call_id", "name"
 _THOUGHTS: Final = "reasoning_content", "reasoning", "thinking", "thoughts"
+#: The channel of thoughts in OpenAI's Harmony; joined to the answer they would be learned as one.
+_THINKING: Final = "analysis"
 _FLAGS: Final = "weight", "train", "training", "trainable", "loss"
 _SAID: Final = "role", "from", "content", "value"
 KNOWN: Final = frozenset({*_SAID, *_CALLS, *_NAMES, *_THOUGHTS, *_FLAGS})
@@ -76,6 +78,9 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
         others.append("function_call")
     if message.get("content") is not None and message.get("value") not in (None, message["content"]):
         others.append("value")
+    if message.get("channel") == _THINKING:
+        cause = "a message of the channel 'analysis' is a thought: write it as `thinking` of the answer behind it"
+        raise RejectError(Reason.BAD_MESSAGES, cause)
     flags = _flags(message)
     if not all(flags.values()):
         found["train"] = False

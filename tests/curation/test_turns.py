@@ -376,6 +376,11 @@ def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_as
             Reason.BAD_FIELD,
             "content of user has parts of type image_url, and only text is learned",
         ),
+        (
+            chat(ASK, {**ANSWER, "channel": "analysis"}, {**ANSWER, "channel": "final"}),
+            Reason.BAD_MESSAGES,
+            "a message of the channel 'analysis' is a thought: write it as `thinking` of the answer behind it",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_learned_is_refused_by_name(fields: dict[str, Any], reason: Reason, detail: str) -> None:
