@@ -220,16 +220,17 @@ def _look(row: Row, report: Report) -> None:
     lined = letters = replaced = misread = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
-        if "\n" in text:
-            lined = True
-            seen = "\n\n" in text[_END:]
+        seen = False
+        if text.isascii():
+            seen = " " not in text  # in other scripts most have none
         else:
-            seen = " " not in text
-            if "\\" in text:
-                letters = letters or _LETTERS.search(text) is not None
-        if not text.isascii():
             replaced = replaced or "\ufffd" in text
             misread = misread or is_misread(text)
+        if "\n" in text:
+            lined = True
+            seen = seen or "\n\n" in text[_END:]
+        elif "\\" in text:
+            letters = letters or _LETTERS.search(text) is not None
         if seen or len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
             odd.append(place)
     if lined:

@@ -132,18 +132,20 @@ def repaired(text: str) -> tuple[str, set[str]]:
 
 
 def is_misread(text: str) -> bool:
-    """Tell whether a text was UTF-8 and was read as Windows-1252 or Latin-1: the bytes that it was are UTF-8."""
-    if text.isascii() or not _MISREAD.search(text, 0, _LOOK):
+    """Tell whether a text was UTF-8 and was read as Windows-1252 or Latin-1: the bytes that it was are UTF-8. Of others
+    than Latin and Cyrillic scripts nothing is told."""
+    # Most have none of these letters, which is told much quicker, and texts in most scripts begin with none.
+    if (
+        text[:1] > "\u2fff"
+        or not ("Ã" in text or "Â" in text or "Ð" in text or "â€" in text)
+        or not _MISREAD.search(text)
+    ):
         return False
     for encoding in ("latin-1", "cp1252"):
         with suppress(UnicodeError):
             text.encode(encoding).decode()
             return True
     return False
-
-
-#: Characters among which a misread one shows itself.
-_LOOK: Final = 200
 
 
 def _reread(line: str) -> str:

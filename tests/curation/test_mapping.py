@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,9 @@ from pydantic import ValidationError
 
 from curation.mapping import Columns
 from curation.reasons import Reason, RejectError
+from dropforge.dataset import Manifest
 from dropforge.recipe_data import Data
+from dropforge.store import FolderStore
 
 
 def columns(template: str | None = None, **names: str) -> Columns:
@@ -139,7 +142,9 @@ def test_a_recipe_without_names_of_its_own_keeps_its_digest(make) -> None:
     assert not {"columns", "prompt_template"} & manifest.rules.keys()
 
 
-def test_columns_that_the_recipe_names_and_no_row_has_are_told(make, store) -> None:
+def test_columns_that_the_recipe_names_and_no_row_has_are_told(
+    make: Callable[..., Manifest], store: FolderStore
+) -> None:
     lines = [{"q": f"Is {n} on?", "best": f"{n} is.", "user": f"u{n}", "sys": None, "url": "x"} for n in range(30)]
     files = {"a.jsonl": "\n".join(map(json.dumps, lines)).encode()}
     columns = {"prompt": "q", "completion": "best", "group": "usr", "system": "Sys", "source": "URL "}
@@ -152,7 +157,9 @@ def test_columns_that_the_recipe_names_and_no_row_has_are_told(make, store) -> N
     assert not any(line.startswith("Columns that") for line in warnings)
 
 
-def test_sources_that_the_recipe_names_otherwise_than_rows_do_are_told(make, store) -> None:
+def test_sources_that_the_recipe_names_otherwise_than_rows_do_are_told(
+    make: Callable[..., Manifest], store: FolderStore
+) -> None:
     rows = "".join(
         json.dumps({"text": f"row number {n}", "source": "News" if n % 2 else None}) + "\n" for n in range(30)
     )

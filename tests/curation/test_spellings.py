@@ -11,6 +11,7 @@ from datetime import date
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -365,7 +366,7 @@ def test_texts_that_are_encoded_are_told_where_most_of_a_file_are(make: Make, st
         lambda text: b64encode(text.encode()).decode(),  # BigQuery and Spark
         lambda text: f"\\x{text.encode().hex()}",  # PostgreSQL
         lambda text: f"0x{text.encode().hex().upper()}",  # SQL Server
-        lambda text: text.replace(" ", "%20"),
+        quote,
     ]
     tables = {
         "all.jsonl": [ways[n % 4](text) for n, text in enumerate(said)],
