@@ -19,6 +19,7 @@ from dropforge.cli.comparing.terminal import show
 from dropforge.cli.connect import StateOption
 from dropforge.cli.named import RunsArgument
 from dropforge.client.comparing.fetch import collect
+from dropforge.client.comparing.find import check_number
 from dropforge.client.connection import connect
 from dropforge.client.named import name_for_mlflow
 from dropforge.client.patience import asking_mlflow, asking_rest
@@ -28,7 +29,6 @@ from dropforge.errors import DataError, DropforgeError
 from dropforge.terminal import Console
 from dropforge.whole_file import write_whole
 
-_MOST: Final = 50  # runs
 _NAME: Final = 150  # characters of a kept page's name
 console = Console()
 
@@ -75,12 +75,7 @@ def compare(
 
 def _check(runs: Sequence[str], html: Path | None) -> None:
     """Refuse what cannot work before anything is asked. :raises DropforgeError: with the mend."""
-    if not 2 <= len(runs) <= _MOST:
-        raise DataError(
-            f"{len(runs)} run{'' if len(runs) == 1 else 's'}",
-            f"a comparison is of 2 to {_MOST} runs",
-            "Name them as in `dropforge compare RUN FAMILY@champion`; `dropforge runs` lists them",
-        )
+    check_number(runs)
     if html is not None and html.is_dir():
         raise DataError(f"page {html}", "it is a folder", f"Name a file, such as {html / 'comparison.html'}")
     if html is not None and not html.absolute().parent.is_dir():

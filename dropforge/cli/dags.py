@@ -37,3 +37,6 @@ def dags(
         if there.get(name) != content:
             write_whole(to / name, content)
     console.print(Text(f"{len(wanted)} DAG files are in {to}"))
+    if others := sorted(path.name for path in to.glob("*.py") if path.name not in wanted):
+        told = f"Beside them are {', '.join(others)}: remove what an earlier version of Dropforge has left"
+        console.print(Text(told, "yellow"))

@@ -16,6 +16,7 @@ from dropforge.client.connection import Connection, connect
 from dropforge.client.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
+from dropforge.errors import RecipeError
 from dropforge.estimate import Estimate, check_memory, estimate, memory_text, shape_of, size_text
 from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast
@@ -97,14 +98,14 @@ def plan(
 
 
 def _with_sizes(recipe: Recipe) -> Recipe:
-    """The recipe with its base's config at hand, as the task `plan` has it; itself where the sizes are known, or nobody
-    tells them. :raises RecipeError: for a base that the hub does not give."""
+    """The recipe with its base's config at hand, as the task `plan` has it; itself where the sizes are known already,
+    or the hub does not tell them here: Airflow's machines may have another token, and a cache."""
     model = recipe.base.model
     if model in (None, PLACEHOLDER) or not is_hub_id(model) or shape_of(recipe) is not None:
         return recipe
     try:
         return build_recipe(at_config(pin_base(recipe.plain())[0]))
-    except UnreachableError as error:
+    except (RecipeError, UnreachableError) as error:
         told = f"Its sizes stay unknown: {error}"
     except ImportError:
         told = "Its sizes stay unknown: huggingface-hub is not installed, which `dropforge[hub]` brings"

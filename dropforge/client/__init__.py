@@ -7,13 +7,15 @@ from dropforge.client.airflow import NoSuchRunError
 from dropforge.client.client import Client
 from dropforge.client.drops import NotTakenError
 from dropforge.client.model import Model
-from dropforge.client.progress import View
+from dropforge.client.progress import Stage, View
 from dropforge.client.run import Run, RunFailedError, StillRunningError
 from dropforge.client.runs import ListedRun
+from dropforge.comparison import Comparison
 from dropforge.errors import DataError, DropforgeError, RecipeError
 
 __all__ = [
     "Client",
+    "Comparison",
     "DataError",
     "DropforgeError",
     "ListedRun",
@@ -23,6 +25,7 @@ __all__ = [
     "RecipeError",
     "Run",
     "RunFailedError",
+    "Stage",
     "StillRunningError",
     "View",
 ]

@@ -76,7 +76,11 @@ class Airflow:
     def __init__(self, url: str, user: str, password: str) -> None:
         self.url = url.rstrip("/")
         self.user, self.password = user, password
-        self._http = httpx.Client(base_url=self.url, timeout=_TIMEOUT)
+        try:
+            self._http = httpx.Client(base_url=self.url, timeout=_TIMEOUT)
+        except httpx.InvalidURL as error:
+            mend = "Set DROPFORGE_AIRFLOW_URL to http://HOST:PORT"
+            raise DropforgeError(f"Airflow at {self.url}", f"it is no address ({error})", mend) from error
         self._sockets: list[socket.socket] = []
 
     def _call(self, method: str, path: str, **options: Any) -> Any:

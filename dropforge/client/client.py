@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dropforge import layout
+from dropforge.client.airflow import FINETUNE
 from dropforge.client.comparing.fetch import collect
+from dropforge.client.comparing.find import check_number
 from dropforge.client.connection import connect
-from dropforge.client.drops import dropped_before, start_again, trained_by
+from dropforge.client.drops import NotTakenError, dropped_before, start_again, trained_by
 from dropforge.client.model import Model, find_model
 from dropforge.client.named import find_dag_run, name_for_mlflow
 from dropforge.client.patience import asking_rest
@@ -24,9 +26,10 @@ from dropforge.client.upload import default_name, find_files, upload
 from dropforge.comparison import Comparison
 from dropforge.comparison import compare as compared
 from dropforge.drop import read_drop
-from dropforge.errors import RecipeError
+from dropforge.errors import DataError, DropforgeError, RecipeError, file_error
 from dropforge.layout import check_family
 from dropforge.recipes.load import read_drop_recipe
+from dropforge.stack.state import check_folder, state_path
 
 log = logging.getLogger("dropforge")
 
@@ -43,6 +46,9 @@ class Client:
             `DROPFORGE_BUCKET` and its kin name, or `.dropforge`.
         :raises DropforgeError: if neither is there.
         """
+        if state is not None and not state_path(check_folder(Path(state))).exists():
+            mend = "Start it with `dropforge up`, or leave `state` out for services of your own"
+            raise DropforgeError(f"stack in {state}", "it is not running", mend)
         self.connection = connect(None if state is None else Path(state))
 
     def drop(
@@ -58,23 +64,25 @@ class Client:
     ) -> Run:
         """Upload files as a drop; return its run, which the upload itself starts.
 
-        Data that were dropped before are not trained again: their run is the one that took them.
+        The same files with the same recipe are not trained again: their run is the one that took them, also if it
+        failed.
 
         :param data: files or folders with rows. :param recipe: a file, or its values. :param name: of the drop.
         :param again: train on data that were dropped before. :param on_upload: called with the bytes of each file that
             is sent. :param on_skip: called with each file of a folder that is left out, and why.
-        :raises RecipeError: for a recipe that the run would refuse; nothing is uploaded.
+        :raises RecipeError: for a recipe that the run would refuse, before anything is uploaded; where the services are
+            others' (no embedded stack), only for one that cannot be read, and the rest is a warning in the log.
         :raises DataError: for no data, or a drop of this name.
         """
         check_family(family)
         paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
-        with asking_s3(), tempfile.TemporaryDirectory() as folder:
+        with asking_s3(), _naming_files(), tempfile.TemporaryDirectory() as folder:
             files = find_files(paths, on_skip)
             if isinstance(recipe, Mapping):
                 files[layout.RECIPE] = Path(folder) / layout.RECIPE
-                files[layout.RECIPE].write_text(_as_yaml(recipe), encoding="utf-8")
+                files[layout.RECIPE].write_text(_as_json(recipe), encoding="utf-8")
             elif recipe is not None:
-                files[layout.RECIPE] = Path(recipe)
+                files[layout.RECIPE] = _recipe_file(recipe)
             own = read_drop_recipe(files[layout.RECIPE]) if layout.RECIPE in files else {}
             try:
                 trained_by(self.connection, family, own)
@@ -96,9 +104,18 @@ class Client:
 
     def run(self, name: str) -> Run:
         """Find a run by any of its names: FAMILY/DROP, FAMILY/DROP#2, FAMILY/VERSION, FAMILY@ALIAS, its id or the
-        beginning of that. :raises DropforgeError: if there is none, or several are meant."""
+        beginning of that. A drop that waits for its run is found too.
+
+        :raises DropforgeError: if there is none, or several are meant.
+        """
         with asking_s3():
-            dag_run, title = find_dag_run(self.connection, name)
+            try:
+                dag_run, title = find_dag_run(self.connection, name)
+            except NotTakenError:
+                family, _, drop_name = name.partition("/")
+                drop = read_drop(self.connection.store, family, drop_name, self.connection.settings.bucket)
+                return Run(self.connection, name, drop=drop)
+            self.connection.airflow.dag_run(FINETUNE, dag_run)
         return Run(self.connection, title, dag_run=dag_run)
 
     def runs(self, family: str | None = None, limit: int = 20, *, trials: bool = False) -> list[ListedRun]:
@@ -106,6 +123,8 @@ class Client:
 
         :param trials: the trials of sweeps, too. :raises DropforgeError: if MLflow does not answer.
         """
+        if limit < 1:
+            raise DataError("runs", f"{limit} of them are asked for", "Ask for one at least")
         found = list_runs(self.connection, family, limit, trials=trials)
         if found.missing:
             log.warning("Runs that failed before training are not listed: %s", found.missing)
@@ -116,17 +135,42 @@ class Client:
         return find_model(self.connection.settings.tracking_uri, name)
 
     def compare(self, *runs: str | Run) -> Comparison:
-        """Compare runs: recipe, data, metrics, curves and verdicts. :raises DataError: for one that is not known."""
+        """Compare 2 to 50 runs: recipe, data, metrics, curves and verdicts.
+
+        :raises DataError: for one that is not known, or that has not begun.
+        """
         names = [run.dag_run if isinstance(run, Run) else run for run in runs]
+        check_number(names)
+        if waiting := next((run.name for run in runs if isinstance(run, Run) and not run.dag_run), None):
+            raise DataError(f"run {waiting}", "it has not begun", "Wait for it")
         uri = self.connection.settings.tracking_uri
         words = [name_for_mlflow(self.connection, name) for name in names]
         with asking_rest(uri):
             return compared(collect(uri, words, verdicts=True, answers=False).runs)
 
 
-def _as_yaml(recipe: Mapping[str, Any]) -> str:
+def _as_json(recipe: Mapping[str, Any]) -> str:
+    """JSON is YAML too, and says of every text that it is one."""
     try:
-        return yaml.safe_dump(dict(recipe), allow_unicode=True)
-    except yaml.YAMLError as error:
-        mend = "Write it with dicts, lists, texts, numbers and truth values alone"
-        raise RecipeError("recipe", f"it holds what YAML has no word for ({error})", mend) from error
+        return json.dumps(dict(recipe), ensure_ascii=False, indent=1, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        mend = "Use dicts, lists, texts, numbers and truth values alone"
+        raise RecipeError("recipe", f"it cannot be written as YAML ({error})", mend) from error
+
+
+def _recipe_file(recipe: str | Path) -> Path:
+    path = Path(recipe)
+    if not path.is_file():
+        raise RecipeError(f"recipe {path}", "there is no such file", "Name a file, or give its values as a dict")
+    return path
+
+
+@contextmanager
+def _naming_files() -> Iterator[None]:
+    """:raises DropforgeError: for a file that the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise file_error(error) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dropforge import settings
 from dropforge.client.airflow import Airflow
@@ -12,6 +12,9 @@ from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
 from dropforge.stack.state import StackState, check_folder, running_state, state_path
 from dropforge.store import S3Store, Store
+
+#: Of other services; they would go before the address and login of the stack.
+_BEFORE_OURS: Final = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_REGISTRY_URI", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN")
 
 
 class Connection(NamedTuple):
@@ -52,7 +55,8 @@ def connect(state: Path | None) -> Connection:
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
     stack = running_stack(folder, "Start it with `dropforge up`")
-    os.environ.pop("MLFLOW_TRACKING_TOKEN", None)  # of another MLflow; it would go before the login
+    for name in _BEFORE_OURS:
+        os.environ.pop(name, None)
     os.environ.update(stack.env())
     found = stack.settings
     return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from dropforge import family_recipe, ledger
 from dropforge.client.airflow import FINETUNE
@@ -60,16 +60,21 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_li
     patience = Patience(connection.stack, f"dropforge follow {drop.family}/{drop.drop}")
     begun, held, entry = time.monotonic(), None, None
     while True:
+        problem: DropforgeError | None = None
         try:
             entry = entry or ledger.find(connection.store, drop)  # one of its checksums alone may hold other bytes
             owner = ledger.newest_owner(connection.store, entry.family, entry.id) if entry else None
             if owner is None and entry is not None:
                 _check_not_superseded(connection, entry)
                 held = ledger.held(connection.store, entry.family, entry.id)
-        except BotoCoreError as error:
+            patience.answered()
+        except (BotoCoreError, ClientError) as error:
+            if isinstance(error, ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] < 500:
+                raise
             patience.check_stack()
             mend = "Start the stack with `dropforge up`"
-            patience.bear(DropforgeError(f"bucket {drop.bucket}", f"S3 does not answer ({error})", mend))
+            problem = DropforgeError(f"bucket {drop.bucket}", f"S3 does not answer ({error})", mend)
+            patience.bear(problem)
             owner = None
         if owner is not None:
             return owner
@@ -79,6 +84,8 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_li
         if left <= 0:
             break
         time.sleep(min(0.5, left))
+    if problem is not None:
+        raise problem
     raise NotTakenError(
         f"drop {drop.family}/{drop.drop}",
         f"no run took it within {given:g} s" + (f": {held}" if held else ""),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dropforge import tracking
 from dropforge.client.patience import asking_mlflow
-from dropforge.errors import DataError, DropforgeError
+from dropforge.errors import DataError, DropforgeError, file_error
 from dropforge.text import read_count
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class Model:
         """
         import mlflow
 
-        mlflow.set_tracking_uri(self.tracking_uri)
         try:
             with self._fetching():
                 model: PyFuncModel = mlflow.pyfunc.load_model(self.uri)
@@ -58,21 +57,30 @@ class Model:
 
         to = None if folder is None else str(folder)
         with self._fetching():
-            return Path(mlflow.artifacts.download_artifacts(self.uri, dst_path=to, tracking_uri=self.tracking_uri))
+            return Path(mlflow.artifacts.download_artifacts(self.uri, dst_path=to))
 
     @contextmanager
     def _fetching(self) -> Iterator[None]:
-        """With the patience of MLflow's client, for weights are large."""
+        """Fetch with the patience of MLflow's client; its addresses are the whole process's, and are put back."""
+        import mlflow
         from mlflow.exceptions import MlflowException
 
+        tracking_uri, registry_uri = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+        mlflow.set_tracking_uri(self.tracking_uri)
+        mlflow.set_registry_uri(self.tracking_uri)
         try:
             yield
+        except OSError as error:
+            raise file_error(error) if error.filename is not None else error from error
         except MlflowException as error:
-            cause = f"MLflow gives no files of it ({error})"
+            cause = f"its files cannot be fetched ({error})"
             mend = (
                 f"See that MLflow at {self.tracking_uri} and its artifacts' store answer, and that the version is there"
             )
             raise DropforgeError(f"model {self.family}/{self.version}", cause, mend) from error
+        finally:
+            mlflow.set_tracking_uri(tracking_uri)
+            mlflow.set_registry_uri(registry_uri)
 
 
 def find_model(tracking_uri: str, word: str) -> Model:

@@ -11,7 +11,7 @@ from dropforge import layout, ledger, sweeps, tracking
 from dropforge.client.airflow import FINETUNE, NoSuchRunError
 from dropforge.client.comparing.find import Row, find_runs, is_active, newest_rows, of_dag_run, tags_of
 from dropforge.client.connection import Connection
-from dropforge.client.drops import wait_for_run
+from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.patience import asking_rest
 from dropforge.drop import Drop, UnfinishedError, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError
@@ -158,7 +158,7 @@ def _dag_run_of(connection: Connection, word: str) -> str | None:
     if numbered:
         return _numbered(connection, drop, number)
     dag_run = wait_for_run(connection, drop, _TAKEN)
-    _check_begun(connection, dag_run, word)
+    check_begun(connection, dag_run, word)
     return dag_run
 
 
@@ -198,15 +198,15 @@ def _failed_of(connection: Connection, drop: str) -> str | None:
     return next((str(run["dag_run_id"]) for run in runs if asked_for(connection, run)[1] == drop), None)
 
 
-def _check_begun(connection: Connection, dag_run: str, title: str) -> None:
-    """:raises DropforgeError: of the data of a sweep whose best trial is not known yet."""
+def check_begun(connection: Connection, dag_run: str, title: str) -> None:
+    """:raises NotTakenError: of the data of a sweep whose best trial is not known yet."""
     if not dag_run.startswith(sweeps.CANDIDATE_RUN):
         return
     try:
         connection.airflow.dag_run(FINETUNE, dag_run)
     except NoSuchRunError:
         sweep = dag_run.removeprefix(sweeps.CANDIDATE_RUN)
-        raise DropforgeError(
+        raise NotTakenError(
             f"drop {title}",
             f"{sweep} trains on it, and which of its trials is the best is not known yet",
             "Follow it with `dropforge sweep FILE --follow`, or name one of `dropforge runs --trials`",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -147,9 +148,12 @@ def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
     return found[0].info.run_id if found else None
 
 
-def looks(connection: Connection, dag_run: str, title: str, seconds: float = 1.0) -> Iterator[View]:
+def looks(
+    connection: Connection, dag_run: str, title: str, seconds: float = 1.0, until: float = math.inf
+) -> Iterator[View]:
     """Look at a run again and again until it has ended.
 
+    :param seconds: between looks. :param until: when the last look is due at the latest, by `time.monotonic`.
     :raises DropforgeError: if the stack is stopped meanwhile, or Airflow has not answered for `patience.LIMIT` seconds.
     """
     watcher, patience = Watcher(connection, dag_run, title), Patience(connection.stack, f"dropforge follow {title}")
@@ -158,7 +162,7 @@ def looks(connection: Connection, dag_run: str, title: str, seconds: float = 1.0
         yield view
         if view.state in ENDED:
             return
-        time.sleep(seconds)
+        time.sleep(max(0.0, min(seconds, until - time.monotonic())))
         try:
             view = watcher.look()
         except DropforgeError as error:

@@ -12,18 +12,22 @@ from dropforge.client.airflow import FINETUNE
 from dropforge.client.connection import Connection
 from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.model import Model
+from dropforge.client.named import check_begun
 from dropforge.client.patience import asking_mlflow
 from dropforge.client.progress import ENDED, View, find_mlflow_run, looks, why_failed
 from dropforge.client.s3 import asking_s3
 from dropforge.client.versions import Version, registered
 from dropforge.drop import Drop
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
 
 _TAKEN = 120.0  # seconds within which intake gives a drop its run, or says why it stands in line
+
+
+_AGAIN = "a drop of the same data with `again=True` trains on them once more"
 
 
 class RunFailedError(DropforgeError):
@@ -35,7 +39,7 @@ class StillRunningError(DropforgeError):
 
 
 class Run:
-    """A run of the fine-tune DAG. Its properties ask Airflow and MLflow anew each time."""
+    """A run of the fine-tune DAG. Its properties ask Airflow and MLflow again each time."""
 
     def __init__(
         self, connection: Connection, name: str, *, dag_run: str | None = None, drop: Drop | None = None
@@ -49,41 +53,49 @@ class Run:
 
     @property
     def dag_run(self) -> str:
-        """Its id in Airflow; waits until a run has taken the drop. :raises NotTakenError: if none does in time."""
-        return self._taken(_TAKEN, 0)
+        """Its id in Airflow; empty until a run has taken the drop."""
+        try:
+            return self._taken(0, 0)
+        except NotTakenError:
+            return ""
 
     @property
     def state(self) -> str:
         """`queued`, `running`, `success` or `failed`, as Airflow has it; `queued` for a drop without a run yet."""
-        try:
-            dag_run = self._taken(0, 0)
-        except NotTakenError:
-            return "queued"
-        return str(self._connection.airflow.dag_run(FINETUNE, dag_run)["state"])
+        dag_run = self.dag_run
+        return str(self._connection.airflow.dag_run(FINETUNE, dag_run)["state"] or "queued") if dag_run else "queued"
 
     def wait(
         self, timeout: float | None = None, on_progress: Callable[[View], None] = lambda _view: None, poll: float = 1.0
     ) -> Run:
         """Wait until it has ended; return itself.
 
-        :param timeout: seconds; None waits as long as it takes.
+        :param timeout: seconds, and what one more look takes; None waits as long as the run does.
         :param on_progress: called every `poll` seconds with stages, step and losses.
         :raises RunFailedError: with the stage that failed and its cause.
         :raises StillRunningError: after `timeout` seconds; nothing is stopped.
-        :raises NotTakenError: if no run takes the drop, and no rule of its family holds it back.
+        :raises NotTakenError: if no run takes the drop within two minutes, and no rule of its family holds it back.
         """
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        taken = min(_TAKEN, end - time.monotonic())
-        dag_run = self._taken(taken, end - time.monotonic() - taken)
-        for view in looks(self._connection, dag_run, self.name, poll):
+        if not poll > 0:
+            raise ValueError(f"poll is {poll}, and has to be more than 0 seconds")
+        given = math.inf if timeout is None else max(0.0, timeout)
+        end = time.monotonic() + given
+        try:
+            dag_run = self._taken(min(_TAKEN, given), max(0.0, given - _TAKEN))
+        except NotTakenError as error:
+            if time.monotonic() < end:
+                raise
+            cause = f"no run has taken its drop within {given:g} s"
+            raise StillRunningError(f"run {self.name}", cause, "It is not forgotten; wait for it again") from error
+        for view in looks(self._connection, dag_run, self.name, poll, end):
             on_progress(view)
             if view.state not in ENDED and time.monotonic() >= end:
                 cause = f"it has not ended within {timeout:g} s"
                 raise StillRunningError(f"run {self.name}", cause, "It goes on; wait for it again")
         if view.state != "success":
             airflow = self._connection.airflow
-            stage, cause = why_failed(airflow, dag_run, view.stages) or ("it", "no stage says why")
-            raise RunFailedError(f"run {self.name}", f"{stage} failed: {cause}", f"See {self.airflow_page}")
+            stage, cause = why_failed(airflow, dag_run, view.stages) or ("the run", "none of its stages says why")
+            raise RunFailedError(f"run {self.name}", f"{stage} failed: {cause}", f"See {self.airflow_page}; {_AGAIN}")
         return self
 
     @property
@@ -104,10 +116,12 @@ class Run:
         return self._tags().get(tracking.TAG_VERDICT, "")
 
     @property
-    def model(self) -> Model | None:
-        """The version that it registered; None if it registered none, or has not yet."""
+    def model(self) -> Model:
+        """The version that it registered. :raises DataError: if it registered none, or has not yet."""
         version = self._version()
-        return None if version is None else Model(version.family, int(version.number), self._uri)
+        if version is None:
+            raise DataError(f"run {self.name}", "it has registered no model", "Wait for it; `verdict` may say why")
+        return Model(version.family, int(version.number), self._uri)
 
     @property
     def promoted(self) -> bool:
@@ -117,8 +131,8 @@ class Run:
 
     @property
     def airflow_page(self) -> str:
-        """Address of its page in Airflow."""
-        return self._connection.airflow.page(FINETUNE, self.dag_run)
+        """Address of its page in Airflow; empty until a run has taken the drop."""
+        return self._connection.airflow.page(FINETUNE, self.dag_run) if self.dag_run else ""
 
     @property
     def mlflow_page(self) -> str:
@@ -135,12 +149,14 @@ class Run:
         if self._dag_run is None:
             assert self._drop is not None
             with asking_s3():
-                self._dag_run = wait_for_run(self._connection, self._drop, seconds, in_line)
+                dag_run = wait_for_run(self._connection, self._drop, seconds, in_line)
+            check_begun(self._connection, dag_run, self.name)
+            self._dag_run = dag_run
         return self._dag_run
 
     def _tracked(self) -> MlflowRun | None:
         with asking_mlflow(self._uri):
-            run_id = find_mlflow_run(self._connection, self.dag_run)
+            run_id = find_mlflow_run(self._connection, self.dag_run) if self.dag_run else None
             return tracking.client(self._uri).get_run(run_id) if run_id else None
 
     def _tags(self) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from dropforge.stack.secrets import secrets_path
 from dropforge.stack.services import FOLDERS, LOCAL, hosts, passwords_path, source_root
 from dropforge.stack.state import is_running, lock_path, mark_path, read_state, state_path
 from dropforge.stack.supervisor import port_trouble
-from dropforge.text import shorten
+from dropforge.text import as_line
 
 _GIB = 1 << 30
 _PACKAGES = {
@@ -92,7 +92,9 @@ def packages(_: Path) -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, Level.FAIL, "not installed", "Run `make install`")
+            yield Finding(
+                name, Level.FAIL, "not installed", "Run `make install` in a clone, else `pip install 'dropforge[all]'`"
+            )
             continue
         good = release(version) >= least
         yield Finding(name, Level.OK if good else Level.FAIL, version, "" if good else f"Install {wanted} or later")
@@ -118,26 +120,30 @@ def source(_: Path) -> Iterator[Finding]:
         yield Finding("dags", Level.FAIL, error.cause, error.mend)
 
 
+_GPU = ("name", "memory.total", "driver_version")
+
+
 def gpus(_: Path) -> Iterator[Finding]:
     """GPUs as their driver lists them, and whether the installed PyTorch could use one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         yield Finding("GPUs", Level.OK, "none: trainings run on CPUs")
         return
-    command = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    command = [program, f"--query-gpu={','.join(_GPU)}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
         told = done.stdout.strip() or done.stderr.strip()
         good = done.returncode == 0 and bool(done.stdout.strip())
     except (OSError, subprocess.TimeoutExpired) as error:
         told, good = str(error), False
-    if not good:
-        why = shorten(" ".join(told.split()), 200) or "none is listed"
-        yield Finding("GPUs", Level.WARN, f"the driver does not answer: {why}", "Load its driver, or reboot")
+    lines = Counter(told.splitlines()) if good else Counter()
+    if not lines or any(line.count(",") < len(_GPU) - 1 or "[" in line for line in lines):
+        why = as_line(told) or "none is listed"
+        yield Finding("GPUs", Level.WARN, f"the driver lists none that works: {why}", "Load its driver, or reboot")
         return
-    for line, count in Counter(told.splitlines()).items():
-        name, memory, driver = (part.strip() for part in (*line.split(","), "?", "?")[:3])
-        yield Finding("GPUs", Level.OK, shorten(f"{count} x {name}, {memory}, driver {driver}", 200))
+    for line, count in lines.items():
+        name, memory, driver = line.rsplit(",", len(_GPU) - 1)
+        yield Finding("GPUs", Level.OK, as_line(f"{count} x {name}, {memory.strip()}, driver {driver.strip()}"))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch = importlib.metadata.version("torch")
         if torch.endswith("+cpu"):

@@ -205,8 +205,9 @@ def _recipe_field(schema: Mapping[str, Any], key: str, section: str, label: str)
         field |= {"type": ["string", "null"], "enum": [None, *choices], "values_display": {"None": _EMPTY}}
         return FormField(None, description, field)
     if key in _INTERVALS:
+        least = "[1-9]" if shape["minimum"] else "[0-9]"
         # Of several types Airflow's page takes the first: a line of text, where a number's digits are text too.
-        field |= {"type": ["string", "integer", "null"], "pattern": rf"^[0-9]{{1,9}}$|{shape['pattern']}"}
+        field |= {"type": ["string", "integer", "null"], "pattern": rf"^{least}[0-9]{{0,8}}$|{shape['pattern']}"}
         return FormField(None, description, field | {"minimum": shape["minimum"], "maximum": shape["maximum"]})
     types = shape["type"] if isinstance(shape["type"], list) else [shape["type"]]
     field["type"] = [*types, "null"]

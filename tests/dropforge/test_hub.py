@@ -222,9 +222,9 @@ def test_plan_knows_the_sizes_of_any_base_of_the_hub(hub: Hub, tmp_path: Path) -
     assert "parameters      123,200" in done.stdout
     assert not done.stderr
     recipe.write_text("extends: lora\nbase: {model: org/none}\n")
-    refused = CliRunner().invoke(app, ["plan", str(recipe)])
-    assert isinstance(refused.exception, RecipeError)
-    assert "org/none" in str(refused.exception)
+    unknown = CliRunner().invoke(app, ["plan", str(recipe)])  # Airflow's machines may have another token
+    assert unknown.exit_code == 0
+    assert "Base model org/none: Its sizes stay unknown: " in unknown.stderr
 
 
 def test_plan_goes_on_where_no_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from dropforge.rest import DeniedError, RefusedError, Rest
 
 _ONE_BY_ONE: Final = 4  # names; a search takes MLflow 30 ms, and 4 ms more for each run that it finds
 _TOLD: Final = 3  # names
+_MOST: Final = 50  # runs of a comparison
 _NEAREST_OF: Final = 200  # the newest runs, among which a name that is not known is looked for
 _MANY: Final[Mapping[str, Any]] = {"max_results": 1000}
 _LIST: Final = "List the runs with `dropforge runs`"
@@ -39,6 +40,16 @@ class Found:
     def artifacts(self) -> str:
         """Address of the folder of its artifacts."""
         return str(self.row["info"].get("artifact_uri", ""))
+
+
+def check_number(runs: Sequence[str]) -> None:
+    """:raises DataError: if they are too few or too many to compare."""
+    if not 2 <= len(runs) <= _MOST:
+        raise DataError(
+            f"{len(runs)} run{'' if len(runs) == 1 else 's'}",
+            f"a comparison is of 2 to {_MOST} runs",
+            "Name them as in `dropforge compare RUN FAMILY@champion`; `dropforge runs` lists them",
+        )
 
 
 def find_runs(rest: Rest, words: Sequence[str], pool: Executor) -> list[Found]:

@@ -159,8 +159,14 @@ def test_the_doctor_tells_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Level.OK,
             "2 x NVIDIA H200, 143",
         ),
-        ("echo 'Failed to initialize NVML' >&2; exit 9", Level.WARN, "does not answer: Failed to initialize NVML"),
+        (
+            "echo 'Failed to initialize NVML' >&2; exit 9",
+            Level.WARN,
+            "lists none that works: Failed to initialize NVML",
+        ),
         ("exit 0", Level.WARN, "none is listed"),
+        ("echo 'No devices were found'", Level.WARN, "none that works: No devices were found"),
+        ("printf '\\377, a, b\\n'", Level.OK, "1 x \ufffd, a, driver b"),
     ],
 )
 def test_the_doctor_tells_of_gpus(

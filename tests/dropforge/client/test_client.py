@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from dropforge import Client, layout, ledger
-from dropforge.client import DataError, NotTakenError, RecipeError, RunFailedError, StillRunningError
+from dropforge.client import DataError, DropforgeError, NotTakenError, RecipeError, RunFailedError, StillRunningError
 from dropforge.drop import read_drop
-from dropforge.store import S3Store
+from dropforge.recipes.load import read_yaml
+from dropforge.store import S3Store, s3_client
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal, airflow, terminal
 from tests.dropforge.cli.test_result import Registry, registry
 
@@ -19,8 +21,9 @@ __all__ = ["airflow", "registry", "terminal"]
 
 
 @pytest.fixture
-def client(terminal: Terminal) -> Client:
-    return Client(terminal.state)
+def client(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> Client:
+    monkeypatch.delenv("DROPFORGE_STATE", raising=False)
+    return Client()
 
 
 @pytest.fixture
@@ -38,17 +41,25 @@ def take(store: S3Store, name: str, dag_run: str) -> None:
 
 
 def test_a_drop_gives_the_run_that_takes_it(
-    client: Client, airflow: FakeAirflow, s3_store: S3Store, rows: Path
+    client: Client, airflow: FakeAirflow, s3_store: S3Store, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dropforge.client.named._TAKEN", 0.1)
     sent: list[int] = []
     recipe = {"extends": "tiny", "train": {"max_steps": 3}}
     run = client.drop(rows, "fam", recipe=recipe, name="one", on_upload=sent.append)
     assert sum(sent) > rows.stat().st_size
-    assert b"max_steps: 3" in s3_store.get(layout.drop_prefix("fam", "one") + layout.RECIPE)
+    assert b'"max_steps": 3' in s3_store.get(layout.drop_prefix("fam", "one") + layout.RECIPE)
     assert run.name == "fam/one"
     assert run.state == "queued"
+    assert (run.dag_run, run.airflow_page, run.metrics, run.verdict, run.promoted) == ("", "", {}, "", False)
+    for waited in (run, client.run("fam/one")):
+        with pytest.raises(StillRunningError, match="no run has taken its drop within 0 s"):
+            waited.wait(timeout=0)
+    monkeypatch.setattr("dropforge.client.run._TAKEN", 0.1)
     with pytest.raises(NotTakenError, match="no run took it"):
-        run.wait(timeout=0)
+        run.wait()
+    with pytest.raises(DataError, match="it has not begun"):
+        client.compare(run, "other")
 
     take(s3_store, "one", "manual__1")
     airflow.add(DagRun("manual__1", "running", ("success", "running"), ends_at_look=3))
@@ -57,7 +68,9 @@ def test_a_drop_gives_the_run_that_takes_it(
     assert run.wait(on_progress=lambda view: seen.append(view.state), poll=0.01) is run
     assert seen == ["running", "success"]
     assert run.airflow_page.endswith("/dags/dropforge_finetune/runs/manual__1")
-    assert (run.model, run.metrics, run.verdict, run.promoted) == (None, {}, "", False)
+    assert (run.metrics, run.verdict, run.promoted) == ({}, "", False)
+    with pytest.raises(DataError, match="it has registered no model"):
+        run.model.load()
 
     again = client.drop(rows, "fam", recipe=recipe, name="two")
     assert (again.name, again.dag_run) == ("fam/one", "manual__1")
@@ -67,8 +80,11 @@ def test_a_drop_gives_the_run_that_takes_it(
 def test_what_cannot_work_uploads_nothing(client: Client, s3_store: S3Store, rows: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="learning_rate"):
         client.drop(rows, "fam", recipe={"extends": "tiny", "train": {"learning_rte": 1}})
-    with pytest.raises(RecipeError, match="YAML has no word"):
-        client.drop(rows, "fam", recipe={"extends": Path("tiny")})
+    for recipe in ({"extends": Path("tiny")}, {"extends": "tiny", "train": {"learning_rate": float("nan")}}):
+        with pytest.raises(RecipeError, match="cannot be written as YAML"):
+            client.drop(rows, "fam", recipe=recipe)
+    with pytest.raises(RecipeError, match=r"recipe nowhere.yaml: there is no such file"):
+        client.drop(rows, "fam", recipe="nowhere.yaml")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no data file"):
         client.drop(tmp_path / "empty", "fam")
@@ -89,7 +105,6 @@ def test_a_result_names_its_version_and_whether_it_was_promoted(client: Client, 
     second = client.run(registry.add_run("keep champion: worse by 54 %", promote=False))
     assert (first.promoted, second.promoted) == (True, False)
     assert second.verdict == "keep champion: worse by 54 %"
-    assert second.model is not None
     assert second.model.uri == f"models:/{registry.family}/2"
     assert client.model(f"{registry.family}@champion") == first.model
     assert client.model(f"{registry.family}/2") == second.model
@@ -100,6 +115,28 @@ def test_a_result_names_its_version_and_whether_it_was_promoted(client: Client, 
 
     comparison = client.compare(first, f"{registry.family}/2")
     assert [run.version for run in comparison.runs] == ["1", "2"]
+
+
+def test_a_stack_that_is_named_is_no_other(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(DropforgeError, match="it is not running"):  # the environment names services of its own
+        Client(tmp_path / "misspelled")
+
+
+def test_a_recipe_s_texts_stay_texts(client: Client, s3_store: S3Store, rows: Path) -> None:
+    names = ["0123e45"]
+    recipe = {"extends": "tiny", "data": {"text_column": "1e3", "keep_columns": names}, "curation": {"prefer": names}}
+    client.drop(rows, "fam", recipe=recipe, name="one")
+    assert read_yaml(s3_store.get(layout.drop_prefix("fam", "one") + layout.RECIPE)) == recipe
+
+
+def test_s3_that_does_not_answer_is_no_run_that_waits(
+    client: Client, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = client.drop(rows, "fam", name="one")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    cast(Any, client.connection.store).client = s3_client(hurried=True)
+    with pytest.raises(DropforgeError, match="S3 does not answer"):
+        assert run.state
 
 
 def test_importing_it_costs_a_rank_nothing() -> None:
