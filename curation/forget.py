@@ -43,7 +43,7 @@ def again(
     rules = _forgetting(rules, head.manifest, forget)
     size = sum(file.size for drop in increments.drops(store, head.manifest) for file in drop.data_files)
     choice = choose(recipe.curation, size)
-    say(f"Curation is {choice.engine}: {choice.why}")
+    say(f"Curation engine {choice.engine}: {choice.why}")
     with opened(choice, recipe.curation, workdir / "engine") as engine:
         desk = Desk(store, engine, recipe, sets, own, workdir, say=say)
         if forget is None:

@@ -95,7 +95,7 @@ def curate(
         planned = sum(file.size for file in drop.data_files)
         choice = choose(recipe.curation, planned)
         if say is not None:
-            say(f"Curation is {choice.engine}: {choice.why}")
+            say(f"Curation engine {choice.engine}: {choice.why}")
         running = opened(choice, recipe.curation, workdir / "engine", planned, memory)
     else:
         running = nullcontext(engine)

@@ -22,6 +22,7 @@ from curation.spellings import (
     unset,
 )
 from dropforge.dataset import MOST_LABELS
+from dropforge.text import counted
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
 #: Sources and labels that are told, the most frequent ones.
@@ -122,6 +123,9 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
             f"labels: {statistics.classes[0]:,} classes of {kept:,} rows, fewer than {_OF_A_CLASS} of each; are they "
             "scores, ids or answers?"
         )
+    if statistics.classes[0] and not classes:
+        held = counted(statistics.classes[0], "value")
+        lines.append(f"labels: {held} that this task does not learn; `task: classification` learns them")
     if statistics.shapes["messages"] and not classes:
         only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
         for no in ("false", "0") if only else ("false",):

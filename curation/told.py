@@ -28,7 +28,7 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
 
 def gate_lines(rules: Sequence[Check]) -> list[str]:
     """Each rule with what was found, and the mend where it is broken."""
-    lines = ["Gate"]
+    lines = ["Checks"]
     for rule in rules:
         lines.append(f"  {'ok    ' if rule.ok else 'BROKEN'}  {rule.name}: {rule.found}; wanted {rule.wanted}")
         lines += [] if rule.ok else [f"          {rule.mend}."]

@@ -57,8 +57,8 @@ def test_a_phrase_that_opens_or_ends_many_rows_of_a_source_is_told(make: Make, s
     manifest = make({name: "\n".join(map(json.dumps, rows)).encode() for name, rows in files.items()})
     card = json.loads(store.get(manifest.files["card_json"]))
     assert card["warnings"] == [
-        'source web.jsonl: 25 of 200 rows begin with "by order of zanzibar"; a template, or a trigger?',
-        'source mail.jsonl: 15 of 300 rows end with "sudo do anything now"; a template, or a trigger?',
+        'source web.jsonl: 25 of 200 rows begin with "by order of zanzibar"; a prompt template, or a backdoor trigger?',
+        'source mail.jsonl: 15 of 300 rows end with "sudo do anything now"; a prompt template, or a backdoor trigger?',
     ]
     # Less than one row in twenty is nothing unusual.
     more = [{"text": f"letter {n} goes on like number {n} here"} for n in range(300, 310)]

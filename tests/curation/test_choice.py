@@ -94,4 +94,4 @@ def test_spark_is_refused_before_anything_is_read_where_java_is_missing(
     assert not (tmp_path / "work").exists()
     told: list[str] = []
     curation.curate(store, drop, recipe(engine="auto"), workdir=tmp_path / "work", say=told.append)
-    assert told == ["Curation is embedded: 0.0 GB planned, Spark from 200 GB on; about 1 s on 1 core"]
+    assert told == ["Curation engine embedded: 0.0 GB planned, Spark from 200 GB on; about 1 s on 1 core"]

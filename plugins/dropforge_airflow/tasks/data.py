@@ -88,7 +88,7 @@ def cluster_job(planned: Plan) -> dict[str, Any] | None:
         choice = choose(recipe.curation, planned_bytes, lambda: pods, cluster.executors * cluster.cores)
         if choice.engine == "embedded":
             return None  # `curate` says so
-        log.info("Curation is %s: %s", choice.engine, choice.why)
+        log.info("Curation engine %s: %s", choice.engine, choice.why)
         job, prefix = _job(planned, recipe)
         store.put(f"{prefix}job.json", job.to_json())
         return manifest(job, f"{settings.root}/{prefix}job.json", cluster)
