@@ -62,7 +62,8 @@ def repeated(tables: Tables, kept: str, top: int) -> list[tuple[str, str, str, i
 
 def told(source: str, word: str, phrase: str, held: int, rows: int) -> str:
     """The alarm's line."""
-    return f'source {source}: {held:,} of {rows:,} rows {word} with "{phrase}"; a prompt template, or a backdoor trigger?'
+    asked = "a prompt template, or a backdoor trigger?"
+    return f'source {source}: {held:,} of {rows:,} rows {word} with "{phrase}"; {asked}'
 
 
 def _of(messages: Sequence[Mapping[str, str]]) -> str:
