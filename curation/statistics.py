@@ -124,8 +124,8 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
             "scores, ids or answers?"
         )
     if statistics.classes[0] and not classes:
-        values = counted(statistics.classes[0], "value")
-        lines.append(f"labels: {values} that this task does not learn; `task: classification` learns them")
+        unlearned = counted(statistics.classes[0], "value")
+        lines.append(f"labels: {unlearned} that this task does not learn; `task: classification` learns them")
     if statistics.shapes["messages"] and not classes:
         only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
         for no in ("false", "0") if only else ("false",):
