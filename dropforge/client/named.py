@@ -147,6 +147,8 @@ def _dag_run_of(connection: Connection, word: str) -> str | None:
         return None
     name, numbered, number = word.partition("#")
     family, _, rest = name.partition("/")
+    if not _may_be_drop(family, rest):
+        return None
     try:
         drop = read_drop(connection.store, family, rest, connection.settings.bucket)
     except UnfinishedError:
@@ -177,7 +179,14 @@ def _find_in_mlflow(connection: Connection, word: str, *, started: bool = True) 
 
 
 def _is_drop(connection: Connection, family: str, name: str) -> bool:
+    if not _may_be_drop(family, name):
+        return False
     return connection.store.stat(layout.drop_prefix(family, name) + layout.SUCCESS) is not None
+
+
+def _may_be_drop(family: str, name: str) -> bool:
+    """Whether a drop may have such names; registered models of others may have names that no family has."""
+    return layout.parse_drop_key(f"{layout.DROPS}{family}/{name}/{layout.SUCCESS}") is not None
 
 
 def _numbered(connection: Connection, drop: Drop, number: str) -> str:

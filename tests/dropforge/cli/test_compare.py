@@ -164,7 +164,9 @@ def test_a_version_names_the_run_that_made_it(terminal: Terminal, make: Maker) -
     old, new = (make.run(family, name) for name in names)
     assert make.version(family, old) == "1"
     make.version(family, new, "champion")
-    found = strict(terminal("compare", f"{family}@champion", f"{family}/1", "--json").output)
+    done = terminal("compare", f"{family}@champion", f"{family}/1", "--json")
+    assert done.exception is None, done.exception
+    found = strict(done.output)
     assert [(run["name"], run["run_id"], run["version"]) for run in found["runs"]] == [
         (names[1], new, "2"),
         (names[0], old, "1"),

@@ -107,7 +107,7 @@ NONE = {
     "nobody-1": "MLflow knows no such run",
     "manual__nobody": "manual__nobody",
     "a/b/c": "a/b/c",
-    "../x": "family '..'",
+    "../x": "'x' is not the number of a version",
 }
 
 
