@@ -21,6 +21,7 @@ from typing import IO, Any
 from curation.kernel import run
 from curation.task import Report, Task
 from dropforge.errors import DropforgeError
+from dropforge.signals import signal_name
 
 _TRIES = 2
 _ENDED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -112,7 +113,7 @@ def _how(code: int | None, error: BaseException) -> str:
     """How a worker ended."""
     if code is None or code >= 0:
         return f"exit code {code}, {error!r}"
-    return signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    return signal_name(-code)
 
 
 class _Worker:

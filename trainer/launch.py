@@ -26,6 +26,7 @@ from typing import Any, Final
 from dropforge.errors import DropforgeError
 from dropforge.placement.fabrics import PREFLIGHT
 from dropforge.run import ExitCode, RunSpec, termination_message
+from dropforge.signals import signal_name
 from dropforge.store import Store, open_store, split_uri, wait_for_s3
 from trainer.report.archive import EVERY, Archive
 from trainer.report.console import warn
@@ -102,7 +103,7 @@ def judge(ends: list[Ended], stopped: bool) -> Verdict:
         return Verdict(ExitCode.PREEMPTED, message, (saved or ends)[0].rank)
     if killed:
         end = killed[0]
-        name = signal.Signals(-end.code).name if -end.code in signal.valid_signals() else f"signal {-end.code}"
+        name = signal_name(-end.code)
         hint = " (out of memory, or killed from outside)" if name == "SIGKILL" else ""
         tail = f". Last line: {end.message}" if end.message else ""
         return Verdict(ExitCode.HARDWARE, f"rank {end.rank} was ended by {name}{hint}{tail}", end.rank, name)

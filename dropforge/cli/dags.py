@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dropforge.errors import DropforgeError
-from dropforge.stack.services import source_root
+from dropforge.source_root import source_root
 from dropforge.terminal import Console, Text
 from dropforge.whole_file import write_whole
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -13,10 +12,9 @@ from dropforge import layout, ledger
 from dropforge.cli.connect import StateOption
 from dropforge.cli.result import follow_to_end
 from dropforge.client.connection import Connection, connect
-from dropforge.client.drops import dropped_before, start_again, trained_by, wait_for_run
+from dropforge.client.drops import dropped_before, foresee, start_again, wait_for_run
 from dropforge.client.upload import default_name, find_files, upload
 from dropforge.drop import Drop, read_drop
-from dropforge.errors import RecipeError
 from dropforge.layout import check_family
 from dropforge.recipes.load import read_drop_recipe
 from dropforge.terminal import Console, Text
@@ -45,7 +43,11 @@ def drop_command(
     if layout.RECIPE in files:
         own = read_drop_recipe(files[layout.RECIPE])  # a broken recipe is refused here, not half an hour later
     connection = connect(state)
-    _check_recipe(connection, family, own or {})
+    trains, refuses = foresee(connection, family, own or {})
+    if trains:
+        console.print(Text(trains), soft_wrap=True)
+    if refuses:
+        Console(stderr=True).print(Text(refuses, "yellow"), soft_wrap=True)
     found = send(connection, family, name or default_name(), files)
     console.print(f"{found.family}/{found.drop} is complete: {counted(len(found.data_files), 'file')}, id {found.id}")
     known = dropped_before(connection, found)
@@ -60,18 +62,6 @@ def drop_command(
         dag_run = run or wait_for_run(connection, found)
         raise typer.Exit(follow_to_end(connection, dag_run, f"{found.family}/{found.drop}", console))
     console.print(Text(f"Follow its run with `dropforge follow {found.family}/{found.drop}`"))
-
-
-def _check_recipe(connection: Connection, family: str, own: Mapping[str, Any]) -> None:
-    """Tell what will be trained, and refuse what the run of the embedded stack would refuse; elsewhere only tell, since
-    files of families and presets lie where Airflow runs. :raises RecipeError: naming the key."""
-    try:
-        console.print(Text(trained_by(connection, family, own)), soft_wrap=True)
-    except RecipeError as error:
-        if connection.stack is not None:
-            raise
-        told = f"The run may refuse it, as far as can be told from here: {error}"
-        Console(stderr=True).print(Text(told, "yellow"), soft_wrap=True)
 
 
 def _tell_skipped(path: Path, why: str) -> None:

@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from dropforge import images, signatures
 from dropforge.errors import DropforgeError
 from dropforge.provenance import git_revision
-from dropforge.stack.services import source_root
+from dropforge.source_root import source_root
 from dropforge.terminal import Console, Text
 from dropforge.whole_file import write_whole
 

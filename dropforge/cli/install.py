@@ -18,7 +18,7 @@ from dropforge.install.logs import Logs, logs_template
 from dropforge.install.notifying import merged
 from dropforge.install.plan import text
 from dropforge.install.steps import PLACES, SIZES
-from dropforge.stack.services import source_root
+from dropforge.source_root import source_root
 from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dropforge.client.airflow import FINETUNE
 from dropforge.client.comparing.fetch import collect
 from dropforge.client.comparing.find import check_number
 from dropforge.client.connection import connect
-from dropforge.client.drops import NotTakenError, dropped_before, start_again, trained_by
+from dropforge.client.drops import NotTakenError, dropped_before, foresee, start_again
 from dropforge.client.model import Model, find_model
 from dropforge.client.named import find_dag_run, name_for_mlflow
 from dropforge.client.patience import asking_rest
@@ -84,13 +84,9 @@ class Client:
             elif recipe is not None:
                 files[layout.RECIPE] = _recipe_file(recipe)
             own = read_drop_recipe(files[layout.RECIPE]) if layout.RECIPE in files else {}
-            try:
-                trained_by(self.connection, family, own)
-            except RecipeError as error:
-                if self.connection.stack is not None:
-                    raise
-                # The files of families and presets lie where Airflow runs.
-                log.warning("The run may refuse it, as far as can be told from here: %s", error)
+            _, refuses = foresee(self.connection, family, own)
+            if refuses:
+                log.warning("%s", refuses)
             store, name = self.connection.store, name or default_name()
             upload(store, family, name, files, on_upload)
             drop = read_drop(store, family, name, self.connection.settings.bucket)
@@ -141,8 +137,9 @@ class Client:
         """
         names = [run.dag_run if isinstance(run, Run) else run for run in runs]
         check_number(names)
-        if waiting := next((run.name for run in runs if isinstance(run, Run) and not run.dag_run), None):
-            raise DataError(f"run {waiting}", "it has not begun", "Wait for it")
+        for run, found in zip(runs, names, strict=True):
+            if isinstance(run, Run) and not found:
+                raise DataError(f"run {run.name}", "it has not begun", "Wait for it")
         uri = self.connection.settings.tracking_uri
         words = [name_for_mlflow(self.connection, name) for name in names]
         with asking_rest(uri):

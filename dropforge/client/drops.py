@@ -13,24 +13,36 @@ from dropforge.client.airflow import FINETUNE
 from dropforge.client.connection import Connection
 from dropforge.client.patience import Patience
 from dropforge.drop import Drop
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import rules_of
 from dropforge.recipes.described import trained
 from dropforge.recipes.load import build_recipe, default_preset
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import families_folder
-from dropforge.stack.services import source_root
+from dropforge.source_root import source_root
 
 
 class NotTakenError(DropforgeError):
     """No run has taken a drop yet."""
 
 
-def trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> str:
-    """What a drop's run will train, in a line.
+def foresee(connection: Connection, family: str, own: Mapping[str, Any]) -> tuple[str, str]:
+    """What a drop's run will train, in a line, and else why it may refuse to; one of both is empty.
 
-    :param own: the recipe of the drop. :raises RecipeError: naming the key that the run would refuse.
+    Only of the embedded stack it is known here: elsewhere the files of families and presets are where Airflow runs.
+
+    :param own: the recipe of the drop. :raises RecipeError: naming the key, if the embedded stack's run would refuse
+        it.
     """
+    try:
+        return _trained_by(connection, family, own), ""
+    except RecipeError as error:
+        if connection.stack is not None:
+            raise
+        return "", f"The run may refuse it, as far as can be told from here: {error}"
+
+
+def _trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> str:
     file = rules_of(families_folder(source_root() / "dags"), family) if connection.stack is not None else None
     ruling = family_recipe.rule(connection.store, family, default_preset(), file)
     may = connection.settings.self_service or connection.stack is None

@@ -132,7 +132,8 @@ class Run:
     @property
     def airflow_page(self) -> str:
         """Address of its page in Airflow; empty until a run has taken the drop."""
-        return self._connection.airflow.page(FINETUNE, self.dag_run) if self.dag_run else ""
+        dag_run = self.dag_run
+        return self._connection.airflow.page(FINETUNE, dag_run) if dag_run else ""
 
     @property
     def mlflow_page(self) -> str:
@@ -155,8 +156,9 @@ class Run:
         return self._dag_run
 
     def _tracked(self) -> MlflowRun | None:
+        dag_run = self.dag_run
         with asking_mlflow(self._uri):
-            run_id = find_mlflow_run(self._connection, self.dag_run) if self.dag_run else None
+            run_id = find_mlflow_run(self._connection, dag_run) if dag_run else None
             return tracking.client(self._uri).get_run(run_id) if run_id else None
 
     def _tags(self) -> Mapping[str, str]:

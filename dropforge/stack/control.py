@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from dropforge.errors import DropforgeError, file_error
+from dropforge.source_root import source_root
 from dropforge.stack import databases, processes
 from dropforge.stack.databases import Databases
 from dropforge.stack.log_files import open_log, read_end
 from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
-from dropforge.stack.services import LOCAL, hosts, source_root
+from dropforge.stack.services import LOCAL, hosts
 from dropforge.stack.state import (
     PORTS,
     ServiceState,

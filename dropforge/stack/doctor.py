@@ -20,11 +20,12 @@ from pathlib import Path
 from dropforge.compiler import find_compiler
 from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import proxies
+from dropforge.source_root import source_root
 from dropforge.spark import find_spark
 from dropforge.stack import databases, postgres
 from dropforge.stack.databases import Databases
 from dropforge.stack.secrets import secrets_path
-from dropforge.stack.services import FOLDERS, LOCAL, hosts, passwords_path, source_root
+from dropforge.stack.services import FOLDERS, LOCAL, hosts, passwords_path
 from dropforge.stack.state import is_running, lock_path, mark_path, read_state, state_path
 from dropforge.stack.supervisor import port_trouble
 from dropforge.text import as_line

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import dropforge
-from dropforge.errors import DropforgeError
 from dropforge.proxies import spared
+from dropforge.source_root import source_root
 from dropforge.stack import health, mlflow_accounts
 from dropforge.stack.databases import Databases, data_folder
 from dropforge.stack.secrets import Secrets, read_own, write_private
@@ -254,21 +253,6 @@ def passwords_path(folder: Path) -> Path:
 def airflow_version() -> str:
     """Version of the installed Airflow: its database must be migrated once for each."""
     return importlib.metadata.version("apache-airflow-core")
-
-
-def source_root() -> Path:
-    """The folder that holds `dags/`: a clone, or what the installed package brings.
-
-    :raises DropforgeError: if they are not there.
-    """
-    package = Path(dropforge.__file__).parent
-    named = os.environ.get("DROPFORGE_ROOT")
-    for root in (Path(named),) if named else (package.parent, package):
-        if (root / "dags" / "finetune.py").is_file():
-            return root
-    raise DropforgeError(
-        f"folder {named or package}", "it holds no `dags`", "Install Dropforge again, or set DROPFORGE_ROOT to a clone"
-    )
 
 
 def base_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dropforge.cli.app import app
 from dropforge.errors import RecipeError
@@ -210,29 +210,30 @@ def test_a_login_in_an_address_is_not_told() -> None:
     assert "https://mirror.example/api?... nor of https://b.example/x@y" in str(caught.value)
 
 
+def plan_on(folder: Path, model: str) -> Result:
+    """What `dropforge plan` prints of a recipe for a base of the hub."""
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(f"extends: lora\nbase: {{model: {model}}}\n")
+    done = CliRunner().invoke(app, ["plan", str(recipe)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
 def test_plan_knows_the_sizes_of_any_base_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = {"model_type": "llama", "vocab_size": 320, "max_position_embeddings": 2048, **size}
     hub.model("org/small", {**FILES, "config.json": json.dumps(config).encode()})
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("extends: lora\nbase: {model: org/small}\n")
-    done = CliRunner().invoke(app, ["plan", str(recipe)])
-    assert done.exit_code == 0, done.output
+    done = plan_on(tmp_path, "org/small")
     assert "org/small" in done.stdout
     assert "parameters      123,200" in done.stdout
     assert not done.stderr
-    recipe.write_text("extends: lora\nbase: {model: org/none}\n")
-    unknown = CliRunner().invoke(app, ["plan", str(recipe)])  # Airflow's machines may have another token
-    assert unknown.exit_code == 0
+    unknown = plan_on(tmp_path, "org/none")  # Airflow's machines may have another token
     assert "Base model org/none: Its sizes stay unknown: " in unknown.stderr
 
 
 def test_plan_goes_on_where_no_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("extends: lora\nbase: {model: org/small}\n")
-    done = CliRunner().invoke(app, ["plan", str(recipe)])
-    assert done.exit_code == 0, done.output
+    done = plan_on(tmp_path, "org/small")
     assert "Base model org/small: Its sizes stay unknown" in done.stderr
     assert "parameters      unknown: the base model's config is not at hand" in done.stdout

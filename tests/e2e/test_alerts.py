@@ -17,7 +17,7 @@ import pytest
 from dropforge.client.airflow import FINETUNE, ROLLBACK
 from dropforge.client.drops import wait_for_run
 from dropforge.errors import DropforgeError
-from dropforge.stack.services import source_root
+from dropforge.source_root import source_root
 from dropforge.stack.state import read_state
 from tests.e2e.harness import EVALUATE, Stack, wait
 from tests.moto_server import moto_server

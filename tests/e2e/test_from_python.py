@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dropforge.stack.services import source_root
+from dropforge.source_root import source_root
 from tests.e2e.harness import Stack
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.placement.fabrics import PREFLIGHT, Preflight
+from dropforge.signals import signal_name
 from trainer.preflight.transport import DEBUG
 from trainer.preflight.verdict import Figures, PreflightError, of_child
 
@@ -91,7 +91,7 @@ def hold(
     left = _read(result)
     if "figures" not in left and "failure" not in left:
         code = child.returncode
-        how = f"by {signal.Signals(-code).name}" if -code in signal.valid_signals() else f"with code {code}"
+        how = f"by {signal_name(-code)}" if code < 0 else f"with code {code}"
         stage = left.get("stage") or "starting Python"
         raise PreflightError(
             "node", f"preflight, {held.fabric}: the process of rank {rank} was ended {how} while {stage}"

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from dropforge import tracking
 from dropforge.errors import DataError
 from dropforge.rest import DeniedError, RefusedError, Rest
+from dropforge.text import counted
 
 _ONE_BY_ONE: Final = 4  # names; a search takes MLflow 30 ms, and 4 ms more for each run that it finds
 _TOLD: Final = 3  # names
@@ -46,7 +47,7 @@ def check_number(runs: Sequence[str]) -> None:
     """:raises DataError: if they are too few or too many to compare."""
     if not 2 <= len(runs) <= _MOST:
         raise DataError(
-            f"{len(runs)} run{'' if len(runs) == 1 else 's'}",
+            counted(len(runs), "run"),
             f"a comparison is of 2 to {_MOST} runs",
             "Name them as in `dropforge compare RUN FAMILY@champion`; `dropforge runs` lists them",
         )

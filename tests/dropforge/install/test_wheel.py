@@ -37,7 +37,7 @@ def run(site: Path, *words: str) -> str:
 
 
 def test_it_brings_dags_plugin_presets_and_types(site: Path, tmp_path: Path) -> None:
-    code = "from dropforge.stack.services import source_root; print(source_root())"
+    code = "from dropforge.source_root import source_root; print(source_root())"
     assert run(site, "-c", code).strip() == str(site / "dropforge")
     assert {path.name: path.read_bytes() for path in (site / "dropforge" / "dags").glob("*.py")} == DAGS
     assert (site / "dropforge" / "py.typed").exists()
