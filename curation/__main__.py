@@ -30,7 +30,7 @@ def main(
     data: Annotated[Path, typer.Argument(help="A data file, or a folder of them.", metavar="PATH")],
     out: Annotated[Path, typer.Option(help="Folder for the dataset version.")],
     recipe: Annotated[str, typer.Option(help="A preset or a recipe file.")] = "sample",
-    family: Annotated[str, typer.Option(help="Name of the line of models.")] = "local",
+    family: Annotated[str, typer.Option(help="Name of the model family.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes; 0 takes what the machine has.")] = None,
     engine: Annotated[str | None, typer.Option(help="embedded, spark or auto, instead of the recipe's.")] = None,
 ) -> None:

@@ -129,7 +129,7 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
     if many > MOST_LABELS or chars > MOST_LABEL_CHARS:
         told["labels"] = [many, chars]
     if causes := card.get("causes"):
-        told["causes"] = [Cause(**cause).line() for cause in causes]
+        told["causes"] = [Cause(**cause).text() for cause in causes]
     if (gone := lost([item["key"] for item in card["inputs"]], card["statistics"]["by_file"])) is not None:
         told["lost"] = gone
     if (drift := card.get("drift")) is not None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from curation.formats import sniff
+from curation.increments import last_drop, step_drop
+from curation.places import bounds, has_lines
+from curation.plan import fetch
 from curation.reasons import MENDS, mend
 from dropforge.dataset import SPLITS, Manifest
+from dropforge.drop import Drop
 from dropforge.errors import DataError
 from dropforge.json_objects import UNREADABLE, parse_object
 from dropforge.store import MissingObjectError, Store
@@ -23,7 +30,8 @@ from dropforge.text import has_surrogates
 
 _KEY_DIGITS: Final = 32
 _MOST: Final = 50
-_MOST_DIGITS: Final = 18
+#: A place has no more than 64 bits.
+_PLACE: Final = re.compile(r"(.+)([@:])\s*([0-9](?:,?[0-9]){0,17})\s*", re.DOTALL)
 #: Ends of rows that go for the sake of another.
 _FOR_ANOTHER: Final = frozenset({"duplicate", "near_duplicate", "label_conflict"})
 #: Ends of rows that could be used and were wanted.
@@ -34,7 +42,8 @@ _ENDS: Final = frozenset({"train", "eval", "duplicate", "near_duplicate"})
 class Fate:
     """A row's one end.
 
-    :param position: of its first byte, or its number in a Parquet file. :param key: of its content, if it has one.
+    :param position: of its first byte, or its number in a Parquet file. :param line: that it was asked for by.
+    :param key: of its content, if it has one.
     :param kept: the row that it went for, if it went for another. :param kept_end: that one's end, which is no side if
         it went later itself: over a cap, or because it ties both sides.
     :param shared: shingles that both have, of those that `either` has. :param copies: how many rows went for it.
@@ -52,6 +61,7 @@ class Fate:
     copies: int = 0
     detail: str = ""
     head: str = ""
+    line: int | None = None
 
     @property
     def why(self) -> str:
@@ -79,16 +89,18 @@ class Fate:
         return f"{kind}: {self.detail or self.end}. {mend(self.end)}."
 
 
-def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
+def explain(store: Store, manifest: Manifest, row: str, prefix: str | None = None) -> list[Fate]:
     """The ends of a row, or of all rows with the same content.
 
-    :param row: `FILE@POSITION`, as card, ledger and quarantine have it, or a content key (32 hexadecimal digits). In a
-        version of several drops FILE is looked for in all of them, or is the object key of one.
+    :param row: `FILE:LINE`, as the card has it, `FILE@POSITION`, as ledger and quarantine have it, or a content key (32
+        hexadecimal digits). In a version of several drops FILE is looked for in all of them, or is the object key of
+        one.
+    :param prefix: where the files of a version of one drop lie, if that is known: a line is looked for in them.
     :raises DataError: if there is no such row, or it is not named so.
     """
     named = named_row(row)
-    file, position = ("", 0) if isinstance(named, bytes) else (named[0].strip(), named[1])
-    parts = _parts(manifest)
+    file = "" if isinstance(named, bytes) else named.file
+    parts = _parts(store, manifest, prefix)
     fates: list[Fate] = []
     with tempfile.TemporaryDirectory(prefix="explain-") as folder:
         ledgers = _Ledgers(store, Path(folder))
@@ -98,42 +110,57 @@ def explain(store: Store, manifest: Manifest, row: str) -> list[Fate]:
             elif part.prefix and part.local(file) not in part.inputs:
                 continue
             else:
-                wanted = (pc.field("file") == part.local(file)) & (pc.field("position") == position)
+                places = ledgers.places(part, named)
+                wanted = (pc.field("file") == part.local(file)) & pc.field("position").isin(places)
             found = ledgers.rows(part, wanted).slice(0, _MOST).to_pylist()
-            told = [_fate(entry, part) for entry in found]
+            line = None if isinstance(named, bytes) else named.line
+            told = [replace(_fate(entry, part), line=line) for entry in found]
             fates += _with_details(told, store, part) if any(fate.end not in _ENDS for fate in told) else told
         if not fates:
             raise _unknown(manifest, row, file)
         return [_with_kept(_with_copies(fate, ledgers, parts), ledgers, parts) for fate in fates[:_MOST]]
 
 
-def named_row(row: str) -> bytes | tuple[str, int]:
+class Place(NamedTuple):
+    """A row's file, and its place there: one of both. :param line: from 1, of a text file."""
+
+    file: str
+    position: int | None
+    line: int | None
+
+
+def named_row(row: str) -> bytes | Place:
     """What a person names a row by: its content key, or its file and the place in it, of no more than 64 bits.
 
     :raises DataError: if the text is neither.
     """
-    file, at, position = row.rpartition("@")
-    if not at and len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
+    if len(row) == _KEY_DIGITS and set(row.lower()) <= set("0123456789abcdef"):
         return bytes.fromhex(row)
-    digits = position.replace(",", "").strip()
-    if not (
-        file and not has_surrogates(file) and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
-    ):
-        raise DataError(f"row {row!r}", "this names no row", "Give FILE@POSITION as on the card, or a content key")
-    return file, int(digits)
+    if (match := _PLACE.fullmatch(row)) is None or has_surrogates(row):
+        raise DataError(f"row {row!r}", "this names no row", "Give FILE:LINE, FILE@POSITION or a content key")
+    file, mark, digits = match.groups()
+    number = int(digits.replace(",", ""))
+    if mark == "@":
+        return Place(file.strip(), number, None)
+    if not number:
+        raise DataError(f"row {row!r}", "lines are counted from 1", "Give another line")
+    return Place(file.strip(), None, number)
 
 
 @dataclass(frozen=True)
 class _Part:
     """A drop of a version.
 
-    :param files: object keys of its ledger and quarantine. :param prefix: in a version of several drops, that of the
-        object keys of its files, `inputs`, which are then named by them.
+    :param files: object keys of its ledger and quarantine. :param drop: its files, if it is known where they lie.
+    :param prefix: in a version of several drops, that of the object keys of its files, `inputs`, which are then named
+        by them. :param encoding: `data.encoding` of the recipe.
     """
 
     files: Mapping[str, str]
+    drop: Callable[[], Drop] | None
     prefix: str = ""
     inputs: frozenset[str] = frozenset()
+    encoding: str = "utf-8"
 
     def local(self, file: str) -> str:
         """A file's name in the ledger."""
@@ -144,10 +171,15 @@ class _Part:
         return self.prefix + file if file in self.inputs else file
 
 
-def _parts(manifest: Manifest) -> list[_Part]:
+def _parts(store: Store, manifest: Manifest, prefix: str | None) -> list[_Part]:
+    encoding = manifest.rules.get("encoding", "utf-8")
     if not manifest.steps:
-        return [_Part(manifest.files)]
-    return [_Part(step.files, step.prefix, frozenset(step.inputs)) for step in manifest.steps]
+        drop = None if prefix is None else partial(last_drop, manifest, prefix)
+        return [_Part(manifest.files, drop, encoding=encoding)]
+    return [
+        _Part(one.files, partial(step_drop, store, manifest.family, one), one.prefix, frozenset(one.inputs), encoding)
+        for one in manifest.steps
+    ]
 
 
 @contextmanager
@@ -179,6 +211,34 @@ class _Ledgers:
         """Rows of a drop's ledger. :raises DataError: if it cannot be read."""
         with _readable("ledger", part):
             return pq.read_table(self.of(part), columns=columns, filters=wanted)
+
+    def places(self, part: _Part, named: Place) -> list[int]:
+        """Where a row may begin that is named so. :raises DataError: if its line cannot be found."""
+        if named.line is None:
+            return [] if named.position is None else [named.position]
+        file = part.local(named.file)
+        thing = f"row '{named.file}:{named.line}'"
+        if part.drop is None:
+            cause = "a dataset version does not say where its drop's files lie, and lines are counted in them"
+            raise DataError(thing, cause, "Name it by its run instead of the digest, or as FILE@POSITION")
+        drop = part.drop()
+        found = [each for each in drop.files if each.key == file]
+        if not found:
+            return []
+        (path,) = fetch(self.store, drop, found, self.folder, lambda *_: None)
+        format = sniff(path, file, part.encoding)
+        if not has_lines(format):
+            raise DataError(thing, "the file has no lines", "Name the row by its number, from 0: FILE@NUMBER")
+        if (found_line := bounds(path, format, named.line)) is None:
+            raise DataError(thing, "the file has fewer lines", "Count them from 1")
+        begin, end = found_line
+        within = (pc.field("file") == file) & (pc.field("position") < end)
+        if format.kind == "jsonl":  # no row goes over several lines
+            within &= pc.field("position") >= begin
+        last = pc.max(self.rows(part, within, ["position"])["position"]).as_py()
+        if last is None:
+            raise DataError(thing, "no row lies there", "A blank line and names of columns are none")
+        return [last]
 
 
 def _fate(entry: dict[str, Any], part: _Part) -> Fate:
@@ -240,4 +300,4 @@ def _unknown(manifest: Manifest, row: str, file: str) -> DataError:
     cause = f"dataset {manifest.digest[:12]} has no such row"
     if file and file not in names and not any(file in step.inputs for step in manifest.steps):
         cause += f", and no file {file!r}: it was made of {shown}"
-    return DataError(f"row {row!r}", cause, "Name it by the byte at which its line begins, as card and quarantine do")
+    return DataError(f"row {row!r}", cause, "Name it by its line, or as card and quarantine do")

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from curation import increments
 from curation.engines.choice import choose, opened
-from curation.explain import named_row
+from curation.explain import explain, named_row
 from curation.forgotten import group_names
-from curation.holders import Held, groups, held, read_column
+from curation.holders import Held, groups, held
 from curation.pipeline import Desk, follow, prepared, step
 from curation.plan import make_rules
 from curation.task import Rules
@@ -95,26 +93,19 @@ def name_of(store: Store, family: str, group: str) -> bytes:
 def key_of(store: Store, family: str, row: str) -> bytes:
     """The content key (16 bytes) of a row of the newest version's drops.
 
-    :param row: `FILE@POSITION`, where FILE is the object's key or its name in the drop, or a content key.
+    :param row: as of `explain`.
     :raises DataError: if there is no such row, or there are several.
     """
     named = named_row(row)
     if isinstance(named, bytes):
         return named
-    file, position = named
-    found: dict[bytes, str] = {}
-    for one in newest(store, family).manifest.steps:
-        for name in one.inputs:
-            if file in {name, one.prefix + name}:
-                wanted = (pc.field("file") == name) & (pc.field("position") == position)
-                keys = read_column(store, one.files["ledger"], wanted, "key")
-                found |= {key: f"{one.name} ({one.drop[:12]})" for key in keys if key}
+    found = {fate.key: fate.file for fate in explain(store, newest(store, family).manifest, row) if fate.key}
     if len(found) != 1:
-        cause = "no drop of the family has such a row with content" if not found else "several drops have such a row"
-        told = "".join(f"; {key.hex()} in drop {name}" for key, name in [*found.items()][:5])
-        mend = f"Name it as `drops/{family}/DROP/FILE@POSITION`, or by its content key{told}"
+        cause = "the row has no content" if not found else "several drops have such a row"
+        told = "".join(f"; {key} in {file}" for key, file in [*found.items()][:5])
+        mend = f"Name it as `drops/{family}/DROP/FILE:LINE`, or by its content key{told}"
         raise DataError(f"row {row!r}", cause, mend)
-    return next(iter(found))
+    return bytes.fromhex(next(iter(found)))
 
 
 __all__ = ["Held", "again", "groups", "held", "key_of", "name_of", "newest"]

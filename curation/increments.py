@@ -141,21 +141,26 @@ def _names(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
 
 def drops(store: Store, manifest: Manifest) -> tuple[Drop, ...]:
     """The drops of a version, as they were read."""
-    return tuple(_drop(store, manifest.family, step) for step in manifest.steps)
+    return tuple(step_drop(store, manifest.family, step) for step in manifest.steps)
 
 
-def _drop(store: Store, family: str, step: Step) -> Drop:
+def step_drop(store: Store, family: str, step: Step) -> Drop:
+    """The drop that a version adds to its parent."""
     # Of a drop that was read under a limit the version names only the files that were within it.
     with suppress(MissingObjectError):
         known = ledger.read(store, family, step.drop)
         if known.prefix == step.prefix:
             return known
-    inputs = read(store, family, step.digest).inputs
+    return last_drop(read(store, family, step.digest), step.prefix, step.name, step.drop)
+
+
+def last_drop(manifest: Manifest, prefix: str, name: str = "", drop_id: str = "") -> Drop:
+    """The last drop of a version, as it was read. :param prefix: where its files lie."""
     files = tuple(
         DropFile(**{field: item[field] for field in ("key", "size", "content", "etag", "version_id")})
-        for item in inputs
+        for item in manifest.inputs
     )
-    return Drop(family=family, drop=step.name, id=step.drop, bucket="", files=files, root=step.prefix)
+    return Drop(family=manifest.family, drop=name, id=drop_id, bucket="", files=files, root=prefix)
 
 
 def sums(parent: Manifest | None, ends: Mapping[str, int]) -> dict[str, int]:

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from curation.dialect import SEEN
 from curation.folders import said
-from curation.page import first_of
+from curation.page import first_of, place_text
+from curation.places import line_numbers
 from curation.reasons import Filtered, Reason, filtered, mend, quarantined
 from curation.task import Report, Rules, Task
 from dropforge.dataset import Manifest
@@ -215,22 +216,26 @@ def faults(work: Sequence[Task]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why rows could not be read. :param rows: how many ended so. :param file: and :param position: the first one's."""
+    """Why rows could not be read.
+
+    :param rows: how many ended so. :param file, position, line: the first one's; a table has no lines.
+    """
 
     reason: str
     detail: str
     rows: int
     file: str
     position: int
+    line: int | None = None
 
-    def line(self) -> str:
+    def text(self) -> str:
         told = f"{self.reason}: {self.detail}" if self.detail else self.reason
-        return f"{told} ({self.rows:,} rows, the first at {self.file} @ {self.position:,})"
+        return f"{told} ({self.rows:,} rows, the first at {place_text(self.file, self.position, self.line)})"
 
 
 def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:
     """The most frequent causes for which readers and kernels took rows; details that differ in numbers count as one."""
-    found: dict[tuple[str, str], Cause] = {}
+    found: dict[tuple[str, str], tuple[Cause, Task]] = {}
     rows: Counter[tuple[str, str]] = Counter()
     for task in work:
         for batch in pq.ParquetFile(task.faults).iter_batches(columns=["position", "reason", "detail"]):
@@ -239,9 +244,14 @@ def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:
                     continue  # a rule of the recipe's took it
                 like = row["reason"], _NUMBER.sub("0", row["detail"])
                 if like not in found and len(found) < _DIFFERENT:
-                    found[like] = Cause(row["reason"], row["detail"], 0, task.name, row["position"])
+                    found[like] = Cause(row["reason"], row["detail"], 0, task.name, row["position"]), task
                 rows[like if like in found else _OTHERS] += 1
-    return [replace(found[like], rows=count) for like, count in rows.most_common(most + 1) if like != _OTHERS][:most]
+    worst = [(*found[like], count) for like, count in rows.most_common(most + 1) if like != _OTHERS]
+    return [replace(cause, rows=count, line=_line(task, cause.position)) for cause, task, count in worst[:most]]
+
+
+def _line(task: Task, position: int) -> int | None:
+    return line_numbers(task.split.path, task.split.format, [position], task.limits).get(position)
 
 
 #: Causes that are told apart: details come from outside.
@@ -271,7 +281,7 @@ def nothing(drop: Drop, names: Sequence[str], counts: Mapping[str, int], why: Se
     total = sum(counts.values())
     aside = "copies aside, " if _COPIES & counts.keys() else ""  # these went for the sake of another row
     cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({rows:,} rows)"
-    details = "".join(f". {one.line()}" for one in why)
+    details = "".join(f". {one.text()}" for one in why)
     return NoUsableRowError(thing, f"{cause}{details}. Step by step: {', '.join(funnel(counts))}", mend(worst))
 
 

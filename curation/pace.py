@@ -64,7 +64,7 @@ class Pace:
 
 
 class Lines:
-    """Says a line when a stage begins and ends, and every few seconds within it; called as the `progress` of curation.
+    """Says a line when a stage ends, and every few seconds within it; called as the `progress` of curation.
 
     :param say: takes a line.
     """
@@ -78,7 +78,9 @@ class Lines:
     def __call__(self, stage: str, done: int, total: int, rows: int = 0) -> None:
         now, new = self._clock(), stage != self._pace.stage
         self._pace(stage, done, total, rows)
-        if new or done == total or now - self._said >= self._every:
+        if new:
+            self._said = now
+        if done == total or now - self._said >= self._every:
             self._said = now
             self._say(self._pace.line())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
 
 
 def section(title: str, body: str, lead: str = "") -> str:
@@ -43,3 +45,16 @@ def size_text(size: int) -> str:
         if size >= limit:
             return f"{size / limit:.1f} {unit}"
     return f"{size} B"
+
+
+def place_text(file: str, position: int, line: int | None) -> str:
+    """Where a row begins: a text file's line with the byte beside it, or a table's row."""
+    return f"{file} @ {position:,}" if line is None else f"{file}:{line}, byte {position:,}"
+
+
+def place_cell(item: Mapping[str, Any]) -> str:
+    """A row's `file`, `position` and `line`, if it has one, as `place_text` has them."""
+    file, line = escape(item["file"]), item.get("line")
+    if line is None:
+        return f"<code>{file}</code> @ {item['position']:,}"
+    return f"<code>{file}:{line}</code>, byte {item['position']:,}"

@@ -33,6 +33,7 @@ from curation.gate import check_names, fit
 from curation.limit import first, limited
 from curation.notes import NoUsableRowError, causes, faults, nothing, unknown_keys, warnings
 from curation.own import prepare_own
+from curation.places import add_lines
 from curation.plan import make_rules, readable, small, tasks
 from curation.sample import Told, choose_sample
 from curation.schema import Columns, by_format, changes, joined, known, retyped
@@ -78,8 +79,8 @@ def curate(
     :param workdir: local folder for the drop's files and everything unfinished; about three times the drop's size
         (decompressed), with near duplicates by words about five times, by characters about twelve. A second try in
         the same folder goes on where the first one ended.
-    :param progress: called with (stage, done, total, input rows read); stages are fetch and read, in bytes, settle,
-        write and publish. `Pace` is one.
+    :param progress: called with (stage, done, total, input rows read); stages are fetch and read, in bytes,
+        deduplicate, write and publish. `Pace` is one.
     :param memory: what the embedded engine may hold.
     :param engine: one that runs already; else that of the recipe is started and ended.
     :param say: told in a sentence which engine is taken, why, and about how long it takes, and which statement of
@@ -248,7 +249,7 @@ def step(
         refusal = nothing(drop, names, faults(work), why)
     if not sum(report.records for _, report in reports) and refusal is not None:
         raise refusal  # there is nothing to show
-    tell("settle", 0, planned(rules).total(), 0)
+    tell("deduplicate", 0, planned(rules).total(), 0)
     give_back()
     before = _before(desk, drop.family, earlier, rules)
     with desk.engine.tables(workdir / "tables") as tables:
@@ -256,7 +257,9 @@ def step(
         capped = caps.write(most_rows, workdir / "caps.parquet") if most_rows else None
         exchange.load(tables, work, rules, before, capped)
         sides = {"trained": _any(parent, "train"), "evaluated": _any(parent, "eval")}
-        made = settle(tables, rules, **sides, tell=lambda done, total: tell("settle", done, total, 0), say=desk.say)
+        made = settle(
+            tables, rules, **sides, tell=lambda done, total: tell("deduplicate", done, total, 0), say=desk.say
+        )
         give_back()
         ends = exchange.counts(tables)
         if refusal is None and not (parent or repair or bare or rules.forgotten or ends["train"] + ends["eval"]):
@@ -267,7 +270,7 @@ def step(
         facts |= {"drop": drop.id} if family else {}
         facts |= {"parent": parent.digest} if parent else {}
         digest = dataset.digest({split: keys(tables, split) for split in SPLITS}, counts, facts)
-        tell("settle", made, made, 0)
+        tell("deduplicate", made, made, 0)
         out = workdir / "out" / (drop.id if family else "")
         found = find(store, drop.family, digest)
         if found is not None and not repair:
@@ -318,6 +321,7 @@ def step(
     card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
     if told is not None:
         card["sample"] = asdict(told)
+    add_lines(card["statistics"], dict(held), rules.encoding, desk.limits)
     card["unknown_keys"] = unread
     card["causes"] = [asdict(one) for one in why]
     if desk.sets is not None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from curation.arrow import read_arrow
 from curation.canonical import FIELDS
 from curation.csv_rows import csv_rows
 from curation.dialect import Quotes
 from curation.encodings import Fallback, narrowed
+from curation.formats import Format
 from curation.lines import lines
 from curation.nesting import check_depth, too_deep, unique
 from curation.parquet import read_parquet
@@ -82,9 +83,7 @@ def _read(
             start = _next_line(stream, start, split.end if split.end is not None else size)
             if split.end is not None and start >= split.end:
                 return
-        pieces = chunks(stream, split.format.compression, size, limits)
-        if split.format.wide is not None:
-            pieces = narrowed(pieces, split.format.wide)
+        pieces = text_pieces(stream, split.format, size, limits)
         if kind in {"array", "values"}:
             found = values(pieces, max_row_bytes, array=kind == "array")
         else:
@@ -98,6 +97,15 @@ def _read(
         else:
             records = _json_rows(found)
         yield from records if split.format.compression == "none" else _bounded(records, size, limits)
+
+
+def text_pieces(stream: BinaryIO, format: Format, size: int, limits: Limits) -> Iterator[bytes]:
+    """Bytes of a file that is no table, decompressed and as UTF-8, by whose offsets its rows are named.
+
+    :param size: the file's compressed size in bytes. :raises TornError: where it cannot be followed any more.
+    """
+    pieces = chunks(stream, format.compression, size, limits)
+    return pieces if format.wide is None else narrowed(pieces, format.wide)
 
 
 def _bounded(records: Iterator[Record], size: int, limits: Limits) -> Iterator[Record]:

@@ -117,6 +117,6 @@ def whole_seconds(told: Told, stages: Mapping[str, float]) -> tuple[float, float
     read = stages.get("read", 0.0)
     # What the processes did at the same time, they will do at the same time.
     rules = read * (1 - told.reading / told.working) if told.working else 0.0
-    rest = sum(stages.get(name, 0.0) for name in ("settle", "write"))
+    rest = sum(stages.get(name, 0.0) for name in ("deduplicate", "write"))
     least = stages.get("fetch", 0.0) + read + rest + rules * more
     return least, least + rest * more

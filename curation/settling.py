@@ -60,7 +60,7 @@ class Watched:
         if (took := self.clock() - began) >= _SLOW:
             [table] = re.findall(r"create table (\w+)", statement)
             rows = self.tables.one(f"select count(*) from {table}")[0]  # noqa: S608
-            self.say(f"settle: {self.done} of {self._total}, {name}: {rows:,} rows in {duration(took)}")
+            self.say(f"deduplicate: {self.done} of {self._total}, {name}: {rows:,} rows in {duration(took)}")
 
     def one(self, statement: str) -> tuple[Any, ...]:
         return self.tables.one(statement)

@@ -15,6 +15,8 @@ from dropforge.recipe_data import found
 
 #: Warnings, and changes of columns: names of files and columns come from outside.
 _LINES: Final = 20
+#: Files that are named with what went of each.
+_FILES: Final = 5
 
 
 def card_lines(card: Mapping[str, Any]) -> list[str]:
@@ -23,7 +25,8 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
     # Warnings name files and columns, whose names are whatever somebody made them.
     told = first_of(card["warnings"], _LINES, "warnings (the card has them)")
     told += first_of(card["columns"]["changed"], _LINES, "changes of columns (the card has them)")
-    return [*map(visible, told), *_funnel(card), *_reasons(card), *_pii(card), *_near(card), *_drift(card)]
+    rows = [*_funnel(card), *_copies(card), *_reasons(card)]
+    return [*map(visible, told), *rows, *_pii(card), *_near(card), *_drift(card)]
 
 
 def gate_lines(rules: Sequence[Check]) -> list[str]:
@@ -56,11 +59,27 @@ def _funnel(card: Mapping[str, Any]) -> list[str]:
     return ["Rows", *lines]
 
 
+def _copies(card: Mapping[str, Any]) -> list[str]:
+    """How many copies went, by file, the most first."""
+    lines = []
+    for end, name in (("duplicate", "duplicates"), ("near_duplicate", "near duplicates")):
+        files = [
+            (counts[end], visible(item["key"]))
+            for item, counts in zip(card["inputs"], card["statistics"]["by_file"], strict=True)
+            if counts.get(end)
+        ]
+        worst = [f"{rows:,} in {file}" for rows, file in sorted(files, key=lambda one: -one[0])[:_FILES]]
+        more = [f"and {len(files) - _FILES:,} more files"] if len(files) > _FILES else []
+        if files:
+            lines.append(f"  {name:26}{sum(rows for rows, _ in files):>12,}: {', '.join([*worst, *more])}")
+    return ["Copies", *lines] if lines else []
+
+
 def _reasons(card: Mapping[str, Any]) -> list[str]:
     counts = card["counts"]
     gone = {**quarantined(counts), **filtered(counts)}
     lines = [f"{_row(reason, rows, counts['input'])}  {mend(reason)}." for reason, rows in gone.items()]
-    lines += [f"  {visible(Cause(**cause).line())}" for cause in card.get("causes", ())]
+    lines += [f"  {visible(Cause(**cause).text())}" for cause in card.get("causes", ())]
     return ["Reasons", *lines] if lines else []
 
 

@@ -1,7 +1,7 @@
 """A family's alias goes back to the version that held it before, or to the one that is named.
 
 The same as `dropforge rollback FAMILY`. Nothing is trained or deleted; the version that is left is marked with the
-reason and is not promoted again, unless somebody names it here.
+reason and is not promoted again, unless it is named here.
 """
 
 from __future__ import annotations
@@ -22,19 +22,27 @@ with DAG(
     catchup=False,
     params={
         "family": Param(
-            type="string", title="Family", description="Name of the line of models.", minLength=1, maxLength=40
+            type="string",
+            title="Family",
+            description="The model family, as its drops and its registered model are called.",
+            minLength=1,
+            maxLength=40,
         ),
         "version": Param(
             None,
-            "Number of the version; empty for the one that held the alias before.",
+            "Number of the version that gets the alias; empty for the one that held it before.",
             type=["string", "null"],
             title="Version",
             pattern="^[0-9]*$",
         ),
         "reason": Param(
-            type="string", title="Reason", description="Stands on the version that is left.", minLength=1, maxLength=500
+            type="string",
+            title="Reason",
+            description="Why. It is shown on the version that loses the alias.",
+            minLength=1,
+            maxLength=500,
         ),
-        "alias": Param("champion", "The alias that moves.", type="string", title="Alias", minLength=1, maxLength=100),
+        "alias": Param("champion", "The alias to move.", type="string", title="Alias", minLength=1, maxLength=100),
     },
     tags=["dropforge", "release"],
     doc_md=__doc__,

@@ -15,7 +15,7 @@ from dropforge.json_objects import typed
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
 from dropforge.shape import Shape
-from dropforge.text import as_cell, as_line, counted
+from dropforge.text import as_cell, as_line, counted, markdown_table
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class Forecast:
 
     def as_markdown(self) -> str:
         """The rows as a table."""
-        rows = "\n".join(f"| {name} | {as_cell(value)} |" for name, value in self.rows())
-        return f"| the plan | |\n|---|---|\n{rows}"
+        return markdown_table(("the plan", ""), [(name, as_cell(value)) for name, value in self.rows()])
 
     def __str__(self) -> str:
         return "; ".join(f"{name}: {value}" for name, value in self.rows())

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from dropforge import holdout
 from dropforge.slices import named
-from dropforge.text import as_cell, as_line
+from dropforge.text import as_cell, as_line, markdown_table
 
 Direction = Literal["lower", "higher"]
 
@@ -136,12 +136,10 @@ class Verdict:
 
     def as_markdown(self) -> str:
         rows = [
-            f"| {check.name} | {_show(check.candidate)} | {_show(check.reference)} |"
-            f" {'yes' if check.passed else 'no'} | {as_cell(check.reason)} |"
-            for check in self.checks
+            (one.name, _show(one.candidate), _show(one.reference), "yes" if one.passed else "no", as_cell(one.reason))
+            for one in self.checks
         ]
-        head = "| check | candidate | reference | passed | reason |\n|---|---|---|---|---|"
-        return "\n".join([head, *rows])
+        return markdown_table(("check", "candidate", "reference", "passed", "reason"), rows, {"candidate", "reference"})
 
 
 def policy_of(

@@ -16,6 +16,7 @@ from dropforge.errors import DataError
 from dropforge.json_objects import UNREADABLE, read_as, read_object, typed
 from dropforge.promotion import Direction
 from dropforge.store import MissingObjectError, Store
+from dropforge.text import as_cell, markdown_table
 
 CANDIDATE_RUN: Final = "candidate__"  # how DAG runs that judge the best trial's model begin
 _DAG_RUN: Final = 240  # characters of a DAG run's id, of Airflow's 250
@@ -194,18 +195,16 @@ def best(found: Sequence[Outcome], direction: Direction) -> Outcome | None:
 
 def table(found: Sequence[Outcome], told: Mapping[int, str], metric: str, winner: int | None) -> str:
     """All trials in Markdown."""
-    lines = [f"| trial | values | {metric} | steps | seconds | state |", "|---:|---|---:|---:|---:|---|"]
+    head = ("trial", "values", metric, "steps", "seconds", "state")
+    rows = []
     for one in found:
         value = "-" if one.value is None else f"{one.value:.4f}"
         state = "best" if one.number == winner else one.state
-        said = " ".join(one.told.split()).replace("|", "\\|")
-        values = told.get(one.number, "").replace("|", "\\|")
         seconds = "-" if one.seconds is None else f"{one.seconds:.0f}"
-        lines.append(
-            f"| {one.number} | {values} | {value} | {'-' if one.steps is None else one.steps} | {seconds} |"
-            f" {state}{f': {said}' if said else ''} |"
-        )
-    return "\n".join(lines)
+        steps = "-" if one.steps is None else str(one.steps)
+        said = as_cell(f"{state}: {one.told}" if one.told else state)
+        rows.append((str(one.number), as_cell(told.get(one.number, "")), value, steps, seconds, said))
+    return markdown_table(head, rows, {*head} - {"values", "state"})
 
 
 def keep_result(store: Store, family: str, by: str, found: Sequence[Outcome], winner: int) -> None:

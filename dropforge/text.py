@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 _HARMLESS: Final = frozenset("\n\t\u200c\u200d")  # the joiners make letters of many scripts
 #: What means something in a cell of a Markdown table, as a class of a regular expression.
 _MARKUP: Final = r"\\|<\["
+#: Characters to which cells of a table are filled up at most.
+_WIDEST: Final = 48
 
 
 def escape(text: str) -> str:
@@ -56,6 +59,27 @@ def as_line(value: object, most: int = 200) -> str:
 def as_cell(text: str) -> str:
     """Return a text as one cell of a Markdown table, where it stays a text; `from_cell` takes it back."""
     return re.sub(rf"([{_MARKUP}])", r"\\\1", " ".join(text.split()))
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[str] = ()) -> str:
+    """A table in Markdown whose columns stand under each other, so that a log shows it as well as a page.
+
+    :param rows: cells as `as_cell` gives them. :param right: headings of the columns that hold numbers.
+    """
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [min(max(3, *map(len, column)), _WIDEST) for column in zip(*lines, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, cells, widths, strict=True)
+        ]
+        return f"| {' | '.join([*padded[:-1], cells[-1]])} |"
+
+    rule = "|".join(
+        "-" * (width + 1) + (":" if name in right else "-") for name, width in zip(head, widths, strict=True)
+    )
+    return "\n".join([line(lines[0]), f"|{rule}|", *map(line, lines[1:])])
 
 
 def from_cell(cell: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from curation.card.facts import filters
 from curation.near import HEADS
-from curation.page import size_text, visible
+from curation.page import place_cell, size_text, visible
 from curation.plots import Bar, bars
 from curation.reasons import filtered, mend, quarantined
 from dropforge.recipe_data import found
@@ -35,7 +35,7 @@ def examples(card: Mapping[str, Any], ended: Callable[[Mapping[str, int]], dict[
     parts = []
     for reason, rows in ended(card["counts"]).items():
         found = "".join(
-            f"<tr><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
+            f"<tr><td>{place_cell(item)}</td>"
             f"<td>{escape(visible(item['detail']))}</td>"
             f"<td><code>{escape(visible(item['head']))}</code></td></tr>"
             for item in examples
@@ -54,7 +54,7 @@ def copies(card: Mapping[str, Any]) -> str:
     if not card["counts"].get("duplicate"):
         return ""
     rows = "".join(
-        f"<tr><td class=n>{item['copies']:,}</td><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td>"
+        f"<tr><td class=n>{item['copies']:,}</td><td>{place_cell(item)}</td>"
         f"<td>{escape(visible(item['excerpt']))}</td></tr>"
         for item in card["statistics"]["clusters"]
     )
@@ -86,8 +86,7 @@ def near(card: Mapping[str, Any]) -> str:
     examples = "".join(
         f"<tr><td class=n>{item['shared'] / item['either']:.2f}</td>"
         + "".join(
-            f"<td><code>{escape(row['file'])}</code> @ {row['position']:,}<br>{escape(visible(row['excerpt']))}</td>"
-            for row in (item["gone"], item["kept"])
+            f"<td>{place_cell(row)}<br>{escape(visible(row['excerpt']))}</td>" for row in (item["gone"], item["kept"])
         )
         + "</tr>"
         for item in card["statistics"]["near"]
@@ -108,7 +107,7 @@ def conflicts(card: Mapping[str, Any]) -> str:
         return ""
     rows = "".join(
         f"<tr><td>{escape(visible(item['input']))}</td><td>{escape(visible(item['answer']))}</td>"
-        f"<td>{escape(item['end'])}</td><td><code>{escape(item['file'])}</code> @ {item['position']:,}</td></tr>"
+        f"<td>{escape(item['end'])}</td><td>{place_cell(item)}</td></tr>"
         for item in told["examples"]
     )
     return (

@@ -25,7 +25,7 @@ console = Console()
 
 def drop_command(
     paths: Annotated[list[Path], typer.Argument(help="Files or a folder with rows.", metavar="PATH...", exists=True)],
-    family: Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")],
+    family: Annotated[str, typer.Option("--family", "-f", help="Name of the model family.")],
     name: Annotated[str | None, typer.Option(help="Name of the drop.", show_default="the time")] = None,
     recipe: Annotated[Path | None, typer.Option(help="recipe.yaml of the drop.", exists=True)] = None,
     watch: Annotated[bool, typer.Option("--follow", help="Follow the run that takes it, or took it.")] = False,

@@ -24,7 +24,7 @@ console = Console(soft_wrap=True)
 
 def explain(
     dataset: Annotated[str, typer.Argument(help=f"{RUN_HELP} Or a dataset: FAMILY/DIGEST; its first digits do.")],
-    row: Annotated[str, typer.Argument(help="FILE@POSITION, as the card names it, or a content key.")],
+    row: Annotated[str, typer.Argument(help="FILE:LINE, FILE@POSITION of the ledger, or a content key.")],
     store: Annotated[str | None, typer.Option(help="Where datasets lie.", show_default="the stack's bucket")] = None,
     state: StateOption = None,
 ) -> None:
@@ -36,12 +36,15 @@ def explain(
     if store is None:
         connection = connect(state)
         place = connection.store
-        manifest = _of_digest(place, dataset) or _of_run(place, find_name(connection, dataset))
+        manifest, prefix = _of_digest(place, dataset), None
+        if manifest is None:
+            manifest, prefix = _of_run(place, find_name(connection, dataset))
     else:
         place = open_store(store)
-        manifest = find(place, dataset)
-    for fate in ends_of(place, manifest, row):
-        console.print(Text.assemble((f"{fate.file}@{fate.position}", "bold"), f"  {fate.end}"))
+        manifest, prefix = find(place, dataset)
+    for fate in ends_of(place, manifest, row, prefix):
+        line = "" if fate.line is None else f" (line {fate.line:,})"
+        console.print(Text.assemble((f"{fate.file}@{fate.position}", "bold"), f"{line}  {fate.end}"))
         console.print(Text(fate.why))
         if fate.key:
             console.print(Text(f"content key {fate.key}", "dim"))
@@ -49,12 +52,14 @@ def explain(
             console.print(Text(fate.head, "dim"))
 
 
-def find(store: Store, dataset: str) -> Manifest:
-    """The dataset version of a run, by the run's own name, or of a family by the first digits of its digest.
+def find(store: Store, dataset: str) -> tuple[Manifest, str | None]:
+    """The dataset version of a run, by the run's own name, and where its drop lies; or of a family by the first digits
+    of its digest.
 
     :raises DataError: if there is none, or several begin so.
     """
-    return _of_digest(store, dataset) or _of_run(store, dataset)
+    found = _of_digest(store, dataset)
+    return _of_run(store, dataset) if found is None else (found, None)
 
 
 def _of_digest(store: Store, dataset: str) -> Manifest | None:
@@ -73,10 +78,11 @@ def _of_digest(store: Store, dataset: str) -> Manifest | None:
     return Manifest.from_json(store.get(found[0])) if found else None
 
 
-def _of_run(store: Store, run: str) -> Manifest:
-    """The dataset version that a run reads. :raises DataError: if there is no such run."""
+def _of_run(store: Store, run: str) -> tuple[Manifest, str | None]:
+    """The dataset version that a run reads, and where its drop lies. :raises DataError: if there is no such run."""
     if not layout.is_run(run) or store.stat(layout.run_key(run)) is None:
         mend = "List runs with `dropforge runs`, or give FAMILY/DIGEST as on the card"
         raise DataError(f"run {run!r}", "there is no such run", mend)
     spec = RunSpec.read(store, layout.run_key(run))
-    return Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
+    manifest = Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
+    return manifest, spec.drop.get("prefix")

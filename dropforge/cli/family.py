@@ -26,7 +26,7 @@ from dropforge.terminal import Console, Text
 _SHOWN = 40  # changed keys
 app = typer.Typer(help="The recipe of a family, which its drops are trained with.", no_args_is_help=True)
 console = Console(soft_wrap=True)
-FamilyArgument = Annotated[str, typer.Argument(help="Name of the line of models.", metavar="FAMILY")]
+FamilyArgument = Annotated[str, typer.Argument(help="Name of the model family.", metavar="FAMILY")]
 
 
 @app.command("show")

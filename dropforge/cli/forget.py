@@ -27,8 +27,8 @@ console = Console(soft_wrap=True)
 
 
 def forget(
-    family: Annotated[str, typer.Argument(help="Name of the line of models.")],
-    row: Annotated[str | None, typer.Argument(help="FILE@POSITION, as the card names it, or a content key.")] = None,
+    family: Annotated[str, typer.Argument(help="Name of the model family.")],
+    row: Annotated[str | None, typer.Argument(help="FILE:LINE, FILE@POSITION of the ledger, or a content key.")] = None,
     group: Annotated[str | None, typer.Option(help="Forget all rows of this group instead.")] = None,
     state: StateOption = None,
 ) -> None:
@@ -100,7 +100,7 @@ def _say(line: str) -> None:
 
 
 def rebuild(
-    family: Annotated[str, typer.Argument(help="Name of the line of models.")],
+    family: Annotated[str, typer.Argument(help="Name of the model family.")],
     state: StateOption = None,
 ) -> None:
     """Curate all drops of a family again: the same versions come out, and what is missing of their state is restored.

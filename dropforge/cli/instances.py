@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 from rich.table import Table
 
+from dropforge.cli.listing import Cell, Output, OutputOption, print_values
 from dropforge.errors import DropforgeError
-from dropforge.placement.catalogue import Instance, Needs, find, pod_room, read, suited
+from dropforge.placement.catalogue import Instance, Needs, Room, find, pod_room, read, suited
 from dropforge.terminal import Console
 
 console = Console(width=200)  # a row is a line, for `grep` too: in a narrow terminal it goes on in the next one
@@ -27,7 +27,8 @@ def instances(
     fabric: Annotated[str | None, typer.Option(help="`efa`, `infiniband` or `tcp`.")] = None,
     link: Annotated[str | None, typer.Option(help="Between GPUs: `nvlink` or `pcie`.")] = None,
     amx: Annotated[bool, typer.Option("--amx", help="With Intel AMX, to train on CPUs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="As `-o json`.", hidden=True)] = False,
 ) -> None:
     """List instances with room for such a pod, the smallest first, and what one pod on each may ask for."""
     among = read()
@@ -42,8 +43,9 @@ def instances(
             option = {"gpu_link": "link"}.get(str(first["loc"][0]), str(first["loc"][0]))
             raise DropforgeError(f"--{option}", str(first["msg"]), "See `dropforge instances --help`") from error
         found = suited(needs, among.values())
-    if as_json:
-        typer.echo(json.dumps([{**one.model_dump(), "pod": pod_room(one).model_dump()} for one in found], indent=1))
+    if as_json or output is not Output.TABLE:
+        names = [*Instance.model_fields, *(f"pod_{name}" for name in Room.model_fields)]
+        print_values([_values(one) for one in found], names, Output.JSON if as_json else output)
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("instance", "cloud", "arch", "GPUs", "link", "fabric", "Gbit/s", "NVMe, GB", "pod: cores", "GiB"):
@@ -51,6 +53,11 @@ def instances(
     for one in found:
         table.add_row(*_cells(one))
     console.print(table)
+
+
+def _values(one: Instance) -> dict[str, Cell]:
+    pod = {f"pod_{name}": value for name, value in pod_room(one).model_dump().items()}
+    return {**one.model_dump(), **pod}
 
 
 def _cells(one: Instance) -> list[str]:

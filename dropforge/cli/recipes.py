@@ -52,7 +52,7 @@ RecipeOption = Annotated[
         show_default="the data's own",
     ),
 ]
-FamilyOption = Annotated[str, typer.Option("--family", "-f", help="Name that a line of models shares.")]
+FamilyOption = Annotated[str, typer.Option("--family", "-f", help="Name of the model family.")]
 
 
 def render(

@@ -19,7 +19,7 @@ console = Console(soft_wrap=True)
 
 
 def rollback(
-    family: Annotated[str, typer.Argument(help="Name of the line of models.")],
+    family: Annotated[str, typer.Argument(help="Name of the model family.")],
     to: Annotated[
         str | None,
         typer.Option(help="Number of the version.", show_default="the one that held the alias before"),

@@ -101,7 +101,7 @@ class PyTorchJobSensor(ClusterArguments, ResumableTask, BaseSensorOperator):
             self.log.info("job %s/%s does not exist yet", self.namespace, self.name)
             return False
         self._uid = snapshot.uid if snapshot else self._uid
-        self.log.info("job %s/%s is %s: %s", self.namespace, self.name, observation.phase, observation.message)
+        self.log.info("job %s/%s: %s. %s", self.namespace, self.name, observation.phase, observation.message)
         if observation.ended:
             self._result = self._finish(observation, snapshot)
         return observation.ended

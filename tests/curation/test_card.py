@@ -12,6 +12,7 @@ import pytest
 
 from curation.card import render
 from curation.plots import Bar, bars, histogram, outline, pairs, short
+from curation.told import card_lines
 from dropforge.dataset import Manifest
 from dropforge.store import FolderStore
 
@@ -122,3 +123,14 @@ def test_plots_of_extremes() -> None:
     assert "100.0% before, 0.0% now" in outline([5, 0], [0, 0], [10], "t")
     assert "1.5" in bars([Bar("a", [("--x", 1_000_000, "")]), Bar("b", [("--x", 1, "")])], "t")
     assert [short(n) for n in (7, 1_000, 1_250, 2_000_000, 3_100_000_000)] == ["7", "1k", "1.2k", "2M", "3.1G"]
+
+
+def test_the_terminal_counts_copies_by_file(
+    make: Callable[..., Manifest], texts: Callable[..., list[bytes]], store: FolderStore
+) -> None:
+    every = texts(60)
+    manifest = make({"a.jsonl": b"\n".join([*every, every[0]]), "dup.jsonl": b"\n".join(every[:40])})
+    lines = card_lines(json.loads(store.get(manifest.files["card_json"])))
+    [copies] = [" ".join(line.split()) for line in lines if line.startswith("  duplicates")]
+    assert sorted(copies.partition(": ")[2].split(", ")) == ["1 in a.jsonl", "40 in dup.jsonl"]
+    assert copies.startswith("duplicates 41: 40 in dup.jsonl")

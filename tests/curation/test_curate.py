@@ -440,7 +440,7 @@ def test_progress_reaches_the_end_of_every_stage(
         workdir=tmp_path / "w",
         progress=lambda stage, done, total, rows: last.update({stage: (done, total)}),
     )
-    assert list(last) == ["fetch", "read", "settle", "write", "publish"]
+    assert list(last) == ["fetch", "read", "deduplicate", "write", "publish"]
     assert all(done == total for done, total in last.values())
 
 

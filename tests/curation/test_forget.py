@@ -64,7 +64,7 @@ def test_what_a_job_keeps_below_a_version_is_no_version(tmp_path: Path, recipe: 
     key = forget.key_of(store, "fam", "a.jsonl@0")
     store.put(f"datasets/fam/{made.digest}/tokens/x/manifest.json", b"{}")
     assert [one.digest for one in forget.held(store, "fam", key=key).holding] == [made.digest]
-    assert find(store, f"fam/{made.digest[:12]}").digest == made.digest
+    assert find(store, f"fam/{made.digest[:12]}")[0].digest == made.digest
 
 
 def test_two_forgettings_at_a_time_forget_both(

@@ -34,8 +34,8 @@ def test_a_new_stage_forgets_the_last_ones_rate(clock: Clock) -> None:
     clock.now = 10.0
     pace("read", 100, 100, 7)
     assert pace.line() == "read: 100 of 100 B, 7 rows, 10.0 B/s"
-    pace("settle", 0, 1)
-    assert (pace.line(), pace.rate) == ("settle: 0 of 1", None)
+    pace("deduplicate", 0, 1)
+    assert (pace.line(), pace.rate) == ("deduplicate: 0 of 1", None)
 
 
 def test_splits_that_an_earlier_try_finished_are_forgotten(clock: Clock) -> None:

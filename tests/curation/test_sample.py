@@ -81,21 +81,20 @@ def test_rows_are_guessed_by_the_head_of_a_file(tmp_path: Path) -> None:
 
 
 def test_the_time_of_the_whole_grows_with_what_was_left_out() -> None:
-    stages = {"fetch": 1.0, "read": 10.0, "settle": 2.0, "write": 3.0}
+    stages = {"fetch": 1.0, "read": 10.0, "deduplicate": 2.0, "write": 3.0}
     # A tenth of the rows; of the ten seconds four went into reading all of them.
     least, most = whole_seconds(Told(taken=100, seen=1000, reading=8, working=20), stages)
     assert least == pytest.approx(1 + 10 + 5 + 6 * 9)
     assert most == pytest.approx(least + 5 * 9)
 
 
-def test_lines_say_when_a_stage_begins_and_ends_and_now_and_then_between() -> None:
+def test_lines_say_when_a_stage_ends_and_now_and_then_before() -> None:
     now, said = [0.0], list[str]()
     told = Lines(said.append, every=5, clock=lambda: now[0])
     for second, done in enumerate((0, 10, 20, 30, 40, 50, 60, 100)):
         now[0] = float(second)
         told("read", done * 1000, 100_000)
     assert [line.split(",")[0] for line in said] == [
-        "read: 0.0 of 100.0 kB",
         "read: 50.0 of 100.0 kB",
         "read: 100.0 of 100.0 kB",
     ]
@@ -118,7 +117,7 @@ def test_a_sample_is_told_and_nothing_is_published(folder: Path, tmp_path: Path)
     assert "A sample of" in card.read_text()
     assert sorted(path for path in tmp_path.rglob("*") if path != card) == before
     # Not a terminal: whole lines, no bars.
-    assert "read: 0.0 of" in done.stderr
+    assert "\nread: " in done.stderr
     assert "\x1b" not in done.output
 
 

@@ -40,7 +40,7 @@ def test_each_statement_is_counted_up_to_all(
     told, asked = list[tuple[int, int]](), recipe(**ASKED[way])
 
     def progress(stage: str, done: int, total: int, _rows: int) -> None:
-        if stage == "settle":
+        if stage == "deduplicate":
             told.append((done, total))
 
     said = list[str]()
@@ -52,7 +52,7 @@ def test_each_statement_is_counted_up_to_all(
     assert totals == sorted(totals)
     assert totals[0] == planned(make_rules(asked)).total() > 10
     assert totals[-1] == dones[-1] >= totals[0]
-    assert not any(line.startswith("settle") for line in said), "fast ones have no line"
+    assert not any(line.startswith("deduplicate") for line in said), "fast ones have no line"
 
 
 def test_a_slow_statement_has_a_line_with_its_rows_and_time(
@@ -73,7 +73,7 @@ def test_a_slow_statement_has_a_line_with_its_rows_and_time(
         progress=Lines(said.append, clock=clock.__next__),
         say=said.append,
     )
-    slow = [line for line in said if " rows in " in line and line.startswith("settle")]
-    assert slow[1].startswith("settle: 2 of ")
+    slow = [line for line in said if " rows in " in line and line.startswith("deduplicate")]
+    assert slow[1].startswith("deduplicate: 2 of ")
     assert slow[1].endswith(", winners: 41 rows in 1 min 5 s")
     assert len(slow) == len({line.partition(",")[0] for line in slow})

@@ -12,6 +12,7 @@ from dropforge.install.access import COMPONENTS
 from dropforge.json_objects import UnreadableError
 from dropforge.promotion import Policy, decide
 from dropforge.store import Store
+from tests.markdown import narrow
 
 AT = "2026-11-24T05:00:00Z"
 PASSED = decide({"eval/loss": 1.0}, None, {"eval/loss": 5.0}, Policy())
@@ -33,7 +34,7 @@ def test_the_word_is_the_last_check(answer: Answer | None, promote: bool, reason
     assert verdict.promote is promote
     assert verdict.checks[:-1] == PASSED.checks
     assert reason in verdict.reason
-    assert f"| approved | - | - | {'yes' if promote else 'no'} | {reason} |" in verdict.as_markdown()
+    assert f"| approved | - | - | {'yes' if promote else 'no'} | {reason} |" in narrow(verdict.as_markdown())
 
 
 def test_a_person_s_word_lies_where_no_pod_writes(store: Store) -> None:

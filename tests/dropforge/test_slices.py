@@ -16,6 +16,7 @@ from dropforge.recipes.drop_rules import Authority
 from dropforge.recipes.load import build_recipe, merge, put_drop_over, read_yaml, resolve
 from dropforge.run import RunSpec
 from dropforge.slices import NONE, REST, Cut, cut, kept_value, metric_name, named
+from tests.markdown import narrow
 
 HOSTILE = [
     "../../etc/passwd", "a|b|c", "<script>alert(1)</script>", "`x`\n| forged | row |", "..", ".", "", " ", "a b", "a_b",
@@ -96,7 +97,7 @@ def test_slices_without_guards_are_told_and_judge_nothing() -> None:
     verdict = judged([])
     assert verdict.promote
     table = verdict.as_markdown()
-    assert "| slice | 2.2000 | 2.0000 | yes | eval/loss of source b.jsonl (40 rows) |" in table
+    assert "| slice | 2.2000 | 2.0000 | yes | eval/loss of source b.jsonl (40 rows) |" in narrow(table)
     assert "source (rest) (3 rows): too few to measure, 20 are needed" in table
     assert "b.jsonl" not in verdict.reason
 

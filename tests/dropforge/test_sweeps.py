@@ -14,6 +14,7 @@ from dropforge import sweep_tracking, sweeps, tracking
 from dropforge.errors import DataError
 from dropforge.store import Store, open_store
 from dropforge.sweeps import Member, Outcome, Stop
+from tests.markdown import narrow
 
 BY = "sweep__fam__1"
 
@@ -43,9 +44,9 @@ def test_what_came_of_each_trial(store: Store) -> None:
     assert found[0] == Outcome(0, "done", "fam-0", 2.5, 20, 3.0)
     assert found[1].value is None
     assert sweeps.best(found, "lower") == found[0]
-    text = sweeps.table(found, {0: "a | b"}, "eval/loss", 0)
+    text = narrow(sweeps.table(found, {0: "a | b"}, "eval/loss", 0))
     assert "| 0 | a \\| b | 2.5000 | 20 | 3 | best |" in text
-    assert "| 2 |  | - | - | - | stopped early: it is \\| worse |" in text
+    assert "| 2 | | - | - | - | stopped early: it is \\| worse |" in text
 
 
 def test_the_best_is_the_first_of_equal_ones_in_the_metrics_direction() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dropforge.text import as_cell, as_line
+from dropforge.text import as_cell, as_line, markdown_table
 
 _OWN: Final = ("began", "seconds")  # of the trainer's record: no phases
 
@@ -39,8 +39,8 @@ def wall_lines(wall: Mapping[str, float]) -> list[str]:
     if not wall:
         return []
     rows = [
-        f"| {as_cell(as_line(name))} | {value:.1f} | {value / max(1e-9, wall['seconds']):.0%} |"
+        (as_cell(as_line(name)), f"{value:.1f}", f"{value / max(1e-9, wall['seconds']):.0%}")
         for name, value in wall.items()
     ]
-    rows[0] = f"| **in all** | {wall['seconds']:.1f} | |"
-    return ["| wall time | seconds | share |", "|---|---:|---:|", *rows[1:], rows[0]]
+    whole = ("**in all**", f"{wall['seconds']:.1f}", "")
+    return markdown_table(("wall time", "seconds", "share"), [*rows[1:], whole], {"seconds", "share"}).split("\n")

@@ -123,8 +123,10 @@ def test_the_command_lists_what_fits_and_its_pods() -> None:
             raise done.exception
         return done.stdout
 
-    found = json.loads(typed("--gpus", "8", "--gpu-memory", "100", "--cloud", "nebius", "--json"))
-    assert [(one["gpu"], one["pod"]["cpus"]) for one in found] == [("H200", 127.1), ("B200", 159.0)]
+    found = json.loads(typed("--gpus", "8", "--gpu-memory", "100", "--cloud", "nebius", "-o", "json"))
+    assert [(one["gpu"], one["pod_cpus"]) for one in found] == [("H200", 127.1), ("B200", 159.0)]
+    names, *values = (line.split("\t") for line in typed("p5.48xlarge", "-o", "tsv").splitlines())
+    assert [dict(zip(names, one, strict=True))["pod_memory_gib"] for one in values] == ["1994.4"]
     head, row = typed("p5.48xlarge").splitlines()  # on one line each, however narrow the terminal is
     assert head.startswith("instance")
     assert row.startswith("p5.48xlarge")

@@ -67,7 +67,7 @@ def test_a_gang_loses_a_rank_goes_on_regrows_and_survives_the_loss_of_its_meetin
     assert not job.observe().ended
     (folder / "finish").touch()
     seen = job.wait(Phase.SUCCEEDED)
-    assert (seen.reason, seen.message) == (None, "All is done")
+    assert (seen.reason, seen.message) == (None, "The job is done")
     assert saved(folder)[0] > after + 30
 
 

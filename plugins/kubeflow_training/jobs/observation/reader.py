@@ -224,7 +224,7 @@ def _observe_gone(events: list[Mapping[str, Any]], progress: Progress | None) ->
         word = str(event.get("reason") or "")
         when = moment(event.get("lastTimestamp") or event.get("eventTime"))
         if word in _SUCCESS_EVENTS:
-            message = "All is done; the finished job was removed since"
+            message = "The job is done, and was removed since"
             return Observation(Phase.SUCCEEDED, None, message, progress=progress, finished=when)
         if word in _FAILURE_EVENTS:
             said = str(event.get("message") or "").strip() or "the job failed"
@@ -252,13 +252,13 @@ def _observe_end(seen: _Seen) -> Observation | None:
         if doubt := unproven(seen.job, seen.pods):
             if not seen.pods_listed:
                 message = (
-                    "All is done, as the cluster tells; whether rank 0 reported it cannot be seen without its pods"
+                    "The job is done, as the cluster tells; whether rank 0 reported it cannot be seen without its pods"
                 )
                 return seen.observation(Phase.SUCCEEDED, message, finished=finished)
             if seen.running and finished and seen.now - finished < REPORT_TIME:
                 return seen.observation(Phase.RUNNING, f"{doubt}; pods that still run: {seen.running}")
             return seen.observation(Phase.FAILED, doubt, Reason.UNKNOWN, finished=finished)
-        return seen.observation(Phase.SUCCEEDED, "All is done", finished=finished)
+        return seen.observation(Phase.SUCCEEDED, "The job is done", finished=finished)
     if mapping(seen.job.get("metadata")).get("deletionTimestamp"):
         return seen.observation(Phase.CANCELLED, "The job is being deleted", Reason.DELETED)
     return None

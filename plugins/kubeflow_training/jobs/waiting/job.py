@@ -252,7 +252,7 @@ class Waiting:
     def _say(self, phase: Phase, message: str) -> None:
         if self._said != (phase, message):
             self._said = (phase, message)
-            self._log.say(f"job {self._job} is {phase}: {message}")
+            self._log.say(f"job {self._job}: {phase}. {message}")
 
     def _complain(self, trouble: JobError | None) -> None:
         """Say so the first time, and then ever more rarely; a refusal that lasts is an error."""
