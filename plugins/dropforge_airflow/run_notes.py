@@ -14,7 +14,9 @@ from airflow.listeners import hookimpl
 _DAG: Final = "dropforge_finetune"
 _RUN, _RESULT = "Run: ", "Result: "
 _LONGEST: Final = 1000  # characters, which Airflow's database takes
-_PART: Final = 200  # characters of a name or a reason
+_PART: Final = 300  # characters of a name or a reason
+#: XCom of a task that failed for a cause that a person can mend: the error's text.
+FAILURE: Final = "failure"
 _TASKS: Final = ("plan", "decide", "register")
 
 
@@ -23,11 +25,13 @@ class Ended:
     """A run as Airflow's database has it.
 
     :param made: what its tasks returned, by their names. :param states: of its tasks. :param mlflow: its page there.
+    :param failures: of tasks that failed, why they did, as far as it is known.
     """
 
     made: Mapping[str, Any] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     mlflow: str = ""
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 def of_drop(key: str | None, conf: Mapping[str, Any]) -> str:
@@ -66,7 +70,8 @@ def result(state: str, ended: Ended) -> str:
         reason = f": {_text(decided['reason'])}" if isinstance(decided, Mapping) and decided.get("reason") else ""
         return f"version {listed.get('version')}, {word}{reason}"
     if failed:
-        return f"failed in `{failed[0]}`"
+        reason = f": {_text(ended.failures[failed[0]])}" if failed[0] in ended.failures else ""
+        return f"failed in `{failed[0]}`{reason}"
     if "plan" in skipped:
         return "nothing to do: the log of `plan` says why"
     return f"ended in `{skipped[0]}`" if skipped else state
@@ -128,7 +133,13 @@ def _look(dag_run: Any) -> Ended:
     states = session.execute(select(*columns).where(TaskInstance.dag_id == place[0], TaskInstance.run_id == place[1]))
     made = {task: xcoms(session, *place, task, -1, ("return_value",)).get("return_value") for task in _TASKS}
     opened = xcoms(session, *place, "open_run", -1, ("mlflow_url",))
-    return Ended(made, {task: str(state) for task, state in states}, str(opened.get("mlflow_url") or ""))
+    ended = {task: str(state) for task, state in states}
+    failures = {
+        task: xcoms(session, *place, task, -1, (FAILURE,)).get(FAILURE)
+        for task, state in ended.items()
+        if state == "failed"
+    }
+    return Ended(made, ended, str(opened.get("mlflow_url") or ""), {task: why for task, why in failures.items() if why})
 
 
 def _text(value: Any) -> str:

@@ -34,8 +34,12 @@ class TaskFailed(BaseNotifier):
         try:
             from kubeflow_training.exceptions import TaskStopped
 
+            from dropforge.errors import DropforgeError
+
             error: Any = context.get("exception")
             ti = context["ti"]
+            if isinstance(getattr(error, "error", None), DropforgeError):
+                log.error("%s", error)  # once more, below what Airflow shows of its own code
             if isinstance(error, TaskStopped):
                 return  # by a person, of which nobody is told, or with its worker: the run's end will show
             if ended_by_sweep(context.get("dag_run")):

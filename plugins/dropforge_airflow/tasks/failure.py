@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from dropforge.errors import DropforgeError
 from dropforge.hub import UnreachableError
+from dropforge.text import as_line
+from dropforge_airflow.run_notes import FAILURE
 
 log = logging.getLogger(__name__)
 
@@ -31,4 +34,6 @@ def no_retry() -> Iterator[None]:
         log.error("%s", error)
         if isinstance(error, UnreachableError):
             raise
+        with suppress(Exception):  # without it the log alone says why
+            get_current_context()["ti"].xcom_push(FAILURE, as_line(error, 500))
         raise MendableError(error) from None

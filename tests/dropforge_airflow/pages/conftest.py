@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dropforge_airflow import run_notes
 from dropforge_airflow.assets import FINETUNE_DAG
 from dropforge_airflow.pages import look
 from starlette.testclient import TestClient
@@ -59,10 +60,12 @@ class Server:
         state: str = "running",
         opened: dict[str, Any] | None = None,
         job: dict[str, Any] | None = None,
+        failure: str | None = None,
     ) -> str:
         """Put a run into Airflow's database.
 
         :param tasks: their states. :param opened: what `open_run` returned. :param job: what `train` has published.
+        :param failure: why it failed.
         """
         from airflow.models.dag import DagModel
         from airflow.models.dagrun import DagRun
@@ -94,6 +97,7 @@ class Server:
                 )  # fmt: skip
             told = [("open_run", key, value) for key, value in (opened or {}).items()]
             told += [("train", "pytorch_job", job)] if job else []
+            told += [("train", run_notes.FAILURE, failure)] if failure else []
             for task, key, value in told:
                 session.execute(
                     insert(XComModel).values(

@@ -40,6 +40,11 @@ def test_its_plan_says_what_it_trains() -> None:
             "version 3, not promoted: worse by 54%",
         ),
         ("failed", Ended({}, {"train": "failed", "report": "skipped", "close_run": "failed"}), "failed in `train`"),
+        (
+            "failed",
+            Ended({}, {"plan": "failed"}, failures={"plan": "drop a/b: there is *none*. Upload it"}),
+            r"failed in `plan`: drop a/b: there is \*none\*. Upload it",
+        ),
         ("success", Ended({}, {"plan": "skipped", "curate": "skipped"}), "nothing to do: the log of `plan` says why"),
         ("failed", Ended({}, {"train": "skipped", "close_run": "failed"}), "ended in `train`"),
         ("failed", Ended(), "failed"),
@@ -59,8 +64,9 @@ def test_what_a_person_wrote_stays() -> None:
 
 def test_airflow_keeps_it_with_the_run(server: Server) -> None:
     assert run_notes._DAG == FINETUNE_DAG
+    states = {"open_run": "success", "train": "failed"}
     dag_run = server.run(
-        f"manual__{uuid.uuid4().hex}", {"open_run": "success", "train": "failed"}, opened={"mlflow_url": "http://m"}
+        f"manual__{uuid.uuid4().hex}", states, opened={"mlflow_url": "http://m"}, failure="no room. Give it more"
     )
 
     def called(name: str, **changed: Any) -> str:
@@ -77,4 +83,4 @@ def test_airflow_keeps_it_with_the_run(server: Server) -> None:
             return str(session.scalars(select(DagRun).where(DagRun.run_id == dag_run)).one().note)
 
     assert called("running", partition_key="b/support/first/0") == "Run: support/first"
-    assert called("failed", state="failed") == "Run: support/first\n\nResult: failed in `train`"
+    assert called("failed", state="failed") == "Run: support/first\n\nResult: failed in `train`: no room. Give it more"
