@@ -22,6 +22,7 @@ from dropforge import layout
 from dropforge.errors import DataError
 from dropforge.json_objects import brackets
 from dropforge.store import ObjectInfo, Store, TooLargeError, check_not_archived, read_bounded, written_by_others
+from dropforge.validation_errors import cause
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 MAX_FILES: Final = 100_000
@@ -235,7 +236,7 @@ def _fault(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     one = error.errors(include_url=False, include_context=False)[0]
-    return f"{'.'.join(map(str, one['loc']))[:80] or 'it'}: {one['msg']}, not {one['input']!r:.80}"
+    return f"{'.'.join(map(str, one['loc']))[:80] or 'it'}: {cause(one)}"
 
 
 def _no_list(why: str) -> DataError:

@@ -25,6 +25,7 @@ from dropforge.recipe import START, Recipe
 from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, extended, merge, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.section import Section, help_of
+from dropforge.validation_errors import cause
 
 ENDING: Final = ".yaml"
 _LAST: Final = re.compile(r"last ([1-9][0-9]{0,2}) drops?")
@@ -192,8 +193,7 @@ def build_family(values: Mapping[str, Any]) -> Family:
         key = ".".join(str(part) for part in first["loc"])
         section, _, inner_key = key.partition(".")
         about = help_of(_SECTIONS.get(section, Family), inner_key) or help_of(Family, section)
-        cause = "it is missing" if first["type"] == "missing" else f"{_said(first['msg'])}, not {first['input']!r:.60}"
-        raise RecipeError(f"key `{key}`", cause, f"Meaning: {about or key}") from None
+        raise RecipeError(f"key `{key}`", cause(first), f"Meaning: {about or key}") from None
     _check_used(family)
     if not family.starts and not family.governs:
         return family
@@ -240,11 +240,6 @@ def _read(path: Path) -> bytes:
             return stream.read(RECIPE_LIMIT + 1)
     except OSError as error:
         raise RecipeError("its text", f"it cannot be read ({error})", "Write it anew, or take it away") from None
-
-
-def _said(message: str) -> str:
-    text = message.removeprefix("Value error, ")
-    return f"{text[:1].lower()}{text[1:]}"
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:

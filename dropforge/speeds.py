@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from dropforge import tracking
 from dropforge.forecast import Speed
 from dropforge.recipe import Recipe
+from dropforge.recipe_params import with_defaults
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -75,7 +76,7 @@ def measured(tracking_uri: str, family: str, recipe: Recipe) -> Speed | None:
         order_by=["attributes.start_time DESC"],
     )
     wanted = alike(recipe.flat())
-    same: list[Run] = [run for run in runs if alike(run.data.params) == wanted][:_MOST]
+    same: list[Run] = [run for run in runs if alike(with_defaults(run.data.params)) == wanted][:_MOST]
     if not same:
         return None
     name = same[0].data.tags.get(tracking.TAG_RUN, same[0].info.run_id)

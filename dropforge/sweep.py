@@ -22,6 +22,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipes.load import RECIPE_LIMIT, build_recipe, extended, key_names, merge, read_yaml, resolve
 from dropforge.recipes.rules import check_startable
 from dropforge.section import Section, help_of
+from dropforge.validation_errors import cause
 
 MOST_TRIALS: Final = 100
 _MOST_VALUES: Final = 100  # of one key
@@ -347,14 +348,12 @@ def _validated(model: type[Model], values: Mapping[str, Any], path: str) -> Mode
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        said = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # our own words: the cause, and the mend
-            cause, _, mend = said.partition(": ")
-            raise RecipeError(f"sweep key `{path.rstrip('.')}`", cause, mend[:1].upper() + mend[1:]) from None
-        cause = "it is missing" if first["type"] == "missing" else f"{said[:1].lower()}{said[1:]}"
+            said, _, mend = cause(first).partition(": ")
+            raise RecipeError(f"sweep key `{path.rstrip('.')}`", said, mend[:1].upper() + mend[1:]) from None
         name = {info.alias or name: name for name, info in model.model_fields.items()}[str(first["loc"][0])]
         key = path + ".".join(str(part) for part in first["loc"])
-        raise RecipeError(f"sweep key `{key}`", cause, f"Meaning: {help_of(model, name)}") from None
+        raise RecipeError(f"sweep key `{key}`", cause(first), f"Meaning: {help_of(model, name)}") from None
 
 
 def _shown(value: Any) -> str:

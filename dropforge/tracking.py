@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from dropforge import descriptions, mlflow_pages, registered_name, slices
+import yaml
+
+from dropforge import descriptions, layout, mlflow_pages, registered_name, slices
 from dropforge.errors import DataError, DropforgeError
 from dropforge.promotion import Verdict
 from dropforge.run import DATASET_DIGEST, RunSpec, Tracking
@@ -120,7 +122,7 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
 
     A run that cannot be opened whole is ended as failed.
 
-    :param params: the flat recipe.
+    :param params: of the recipe (`dropforge.recipe_params`).
     :param tags: provenance known to the caller, such as `dropforge.dag_run`.
     """
     from mlflow.entities import Param, RunTag
@@ -155,6 +157,12 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
 def log_drop(tracking_uri: str, run_id: str, entry: bytes) -> None:
     """Keep with the run what the ledger says of its data: each file's bucket, key, size, digest and S3 version."""
     client(tracking_uri).log_text(run_id, entry.decode(), "drop.json")
+
+
+def log_recipe(tracking_uri: str, run_id: str, recipe: Mapping[str, Any]) -> None:
+    """Keep the whole recipe with the run, of which its params are what differs from the defaults."""
+    text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, width=120)
+    client(tracking_uri).log_text(run_id, text, layout.RECIPE)
 
 
 def close_run(tracking_uri: str, run_id: str, status: Status, tags: Mapping[str, str] | None = None) -> None:

@@ -12,6 +12,7 @@ from dropforge.cli.listing import Cell, Output, OutputOption, print_values
 from dropforge.errors import DropforgeError
 from dropforge.placement.catalogue import Instance, Needs, Room, find, pod_room, read, suited
 from dropforge.terminal import Console
+from dropforge.validation_errors import cause
 
 console = Console(width=200)  # a row is a line, for `grep` too: in a narrow terminal it goes on in the next one
 
@@ -41,7 +42,7 @@ def instances(
         except ValidationError as error:
             first = error.errors()[0]
             option = {"gpu_link": "link"}.get(str(first["loc"][0]), str(first["loc"][0]))
-            raise DropforgeError(f"--{option}", str(first["msg"]), "See `dropforge instances --help`") from error
+            raise DropforgeError(f"--{option}", cause(first), "See `dropforge instances --help`") from error
         found = suited(needs, among.values())
     if as_json or output is not Output.TABLE:
         names = [*Instance.model_fields, *(f"pod_{name}" for name in Room.model_fields)]

@@ -16,6 +16,7 @@ from dropforge.client.patience import asking_rest
 from dropforge.drop import Drop, UnfinishedError, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
+from dropforge.recipe_params import with_defaults
 from dropforge.rest import Rest
 from dropforge.store import MissingObjectError
 from dropforge.text import read_count
@@ -42,9 +43,10 @@ class Named:
 
     @property
     def params(self) -> Mapping[str, str]:
-        """The flat recipe, as its text in MLflow."""
-        rows = self.row["data"].get("params", []) if self.row else []
-        return {str(item["key"]): str(item["value"]) for item in rows}
+        """The flat recipe; empty before the run was opened in MLflow."""
+        if self.row is None:
+            return {}
+        return with_defaults({str(item["key"]): str(item["value"]) for item in self.row["data"].get("params", [])})
 
     @property
     def run(self) -> str:

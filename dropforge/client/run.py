@@ -20,6 +20,7 @@ from dropforge.client.versions import Version, registered
 from dropforge.drop import Drop
 from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
+from dropforge.recipe_params import with_defaults
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
@@ -106,9 +107,9 @@ class Run:
 
     @property
     def params(self) -> dict[str, str]:
-        """The recipe, flat, as its text in MLflow; empty before the run is opened there."""
+        """The recipe, flat, as text; empty before the run is opened in MLflow."""
         run = self._tracked()
-        return {} if run is None else dict(run.data.params)
+        return {} if run is None else with_defaults(run.data.params)
 
     @property
     def verdict(self) -> str:

@@ -17,6 +17,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dropforge.errors import DropforgeError
+from dropforge.validation_errors import cause
 
 VARIABLE: Final = "DROPFORGE_INSTANCES"
 """Names a file of one's own."""
@@ -217,7 +218,7 @@ def _rows(path: Path) -> dict[str, Instance]:
             where = f" column {first['loc'][0]!r}:" if first["loc"] else ""
             raise DropforgeError(
                 f"file {path}, line {number}",
-                f"{where} {first['msg']}".strip(),
+                f"{where} {cause(first)}".strip(),
                 f"Its columns are {', '.join(Instance.model_fields)}",
             ) from error
         if one.name in found:

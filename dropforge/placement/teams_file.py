@@ -16,6 +16,7 @@ from dropforge.placement.team_rules import check_teams
 from dropforge.placement.teams import Teams, wrong
 from dropforge.recipes.load import RECIPE_LIMIT, UnfitValueError, read_yaml
 from dropforge.section import help_of
+from dropforge.validation_errors import cause
 
 
 def read_teams(path: Path) -> Teams:
@@ -56,12 +57,11 @@ def _first(error: ValidationError) -> DropforgeError:
         known = list(model.model_fields)
         near = difflib.get_close_matches(name, known, 1, 0.5)
         return wrong(key, "it is unknown", f"Did you mean `{near[0]}`?" if near else f"Known here: {', '.join(known)}")
-    if found["type"] == "missing":
-        return wrong(key, "it is missing", f"Meaning: {about}")
-    said = found["msg"][:1].lower() + found["msg"][1:]
+    said = cause(found)
     if found["type"] == "string_pattern_mismatch":
-        said = "it is no name that Kubernetes takes: lower-case letters, digits and hyphens, 63 at the most"
-    return wrong(key, f"{said}, not {found['input']!r:.60}", f"Meaning: {about}" if about else "Mend the value")
+        name_rule = "it is no name that Kubernetes takes: lower-case letters, digits and hyphens, 63 at the most"
+        said = f"{name_rule}, not {found['input']!r:.60}"
+    return wrong(key, said, f"Meaning: {about}" if about else "Mend the value")
 
 
 def _place(parts: list[str]) -> tuple[type[BaseModel], str]:

@@ -31,6 +31,7 @@ from dropforge.recipes.unknown_keys import Fault, find_unknown, inner_model, pat
 from dropforge.section import help_of
 from dropforge.strict_yaml import DIGITS, UNFIT, load_strict
 from dropforge.text import escape, why_unstorable
+from dropforge.validation_errors import cause
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
@@ -147,10 +148,9 @@ def _faults(error: ValidationError) -> Iterator[Fault]:
         if key in seen:
             continue
         seen.add(key)
-        said = f"{one['msg'][:1].lower()}{one['msg'][1:]}, not {one['input']!r:.60}"
         missing = one["type"] == "missing"
         meaning = f"Meaning: {' '.join(help_of_key(key).split())}"
-        yield Fault(key, _MISSING if missing else said, _NO_BASE if missing and key == "base" else meaning)
+        yield Fault(key, _MISSING if missing else cause(one), _NO_BASE if missing and key == "base" else meaning)
 
 
 def put_drop_over(under: Mapping[str, Any], values: Mapping[str, Any], authority: Authority) -> dict[str, Any]:

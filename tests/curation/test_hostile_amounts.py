@@ -104,6 +104,8 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
         "warnings": told,
         "columns": {"changed": [f"change {n}" for n in range(30)]},
         "counts": {"input": 1, "train": 1, "eval": 0},
+        "inputs": [],
+        "statistics": {"by_file": []},
         "rules": {},
     }
     lines = card_lines(card)

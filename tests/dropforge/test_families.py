@@ -93,7 +93,7 @@ def test_rules_of_intake_need_no_calendar() -> None:
         ("intake: {latest: true}", "key `intake.latest`: it is unknown. Did you mean `intake.latest_only`?"),
         ("intake: {rate: 0 per day}", "key `intake.rate`: it is no rate as `4 per day`"),
         ("intake: {rate: 4 per fortnight}", "key `intake.rate`: it is no rate as `4 per day`"),
-        ("intake: {window: 30}", "key `intake.window`: input should be a valid string, not 30"),
+        ("intake: {window: 30}", "key `intake.window`: it should be a valid string, not 30"),
         ("intake: {window: 0 minutes}", "key `intake.window`: it is no time as `30 minutes`"),
         ("intake: {window: 1 hour}", "key `recipe`: it extends no preset"),
         (

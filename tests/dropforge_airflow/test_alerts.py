@@ -142,7 +142,7 @@ def test_a_trial_that_its_sweep_ended_is_no_failure(yard: Yard, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("{", "Invalid JSON"),
+        ("{", "invalid JSON"),
         ("{}", "valid array"),
         ('[{"notifier": "x", "arguments": {"text": "{body}"}}]', "`0.notifier`"),
         ('[{"notifier": "a.B", "arguments": {"text": "hello"}}]', "nothing would be told"),

@@ -13,6 +13,7 @@ from dropforge.client.comparing.files import read_files, was_champion
 from dropforge.client.comparing.find import Found, Row, find_runs, tags_of
 from dropforge.client.comparing.histories import with_histories
 from dropforge.comparison import ComparedRun
+from dropforge.recipe_params import with_defaults
 from dropforge.rest import Rest, real
 
 _AT_ONCE: Final = 8
@@ -54,6 +55,7 @@ def collect(uri: str, words: Sequence[str], *, verdicts: bool, answers: bool) ->
 
 def _run(found: Found) -> ComparedRun:
     info, tags = found.row["info"], tags_of(found.row)
+    params = {str(item["key"]): str(item.get("value", "")) for item in _data(found.row, "params")}
     return ComparedRun(
         name=tags.get(tracking.TAG_RUN) or str(info.get("run_name", "")) or found.run_id,
         family=tags.get(tracking.TAG_FAMILY) or found.family,
@@ -65,7 +67,7 @@ def _run(found: Found) -> ComparedRun:
         version=tags.get(tracking.TAG_VERSION, ""),
         verdict=tags.get(tracking.TAG_VERDICT, ""),
         champion=tags.get(tracking.TAG_CHAMPION, ""),
-        params={str(item["key"]): str(item.get("value", "")) for item in _data(found.row, "params")},
+        params=with_defaults(params) if tracking.TAG_RUN in tags else params,
         tags=tags,
         metrics={str(item["key"]): real(item.get("value", 0)) for item in _data(found.row, "metrics")},
     )

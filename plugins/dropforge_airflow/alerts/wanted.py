@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from dropforge.errors import DropforgeError
+from dropforge.validation_errors import cause
 from dropforge_airflow.alerts.texts import OCCASIONS, Alert, Occasion
 
 VARIABLE: Final = "dropforge_notify"
@@ -62,9 +63,9 @@ def parse(text: str, where: str) -> list[Wanted]:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        cause = f"{f'`{place}`: ' if place else ''}{first['msg']}"
+        said = f"{f'`{place}`: ' if place else ''}{cause(first, shown=False)}"
         raise DropforgeError(
-            where, cause, "Mend it as docs/use-alerts.md shows, and try it with the DAG `dropforge_alerts`"
+            where, said, "Mend it as docs/use-alerts.md shows, and try it with the DAG `dropforge_alerts`"
         ) from None
 
 

@@ -13,6 +13,7 @@ from dropforge import confirmation, gangs, in_flight, layout, provenance, sweep_
 from dropforge.forecast import Forecast
 from dropforge.mlflow_pages import run_page
 from dropforge.recipe import Recipe
+from dropforge.recipe_params import to_params
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start, run_name
 from dropforge.settings import Settings, from_env
@@ -51,12 +52,13 @@ def open_run(
         sweep = planned.get("sweep")
         sweeps.refuse_stopped(store, planned["family"], sweep)
         tags = {tracking.TAG_DAG_RUN: run_id or ""} | (sweep_tracking.trial_tags(sweep) if sweep else {})
-        opened = tracking.open_run(settings.tracking_uri, spec, recipe.flat(), tags)
+        opened = tracking.open_run(settings.tracking_uri, spec, to_params(recipe), tags)
         spec = replace(spec, tracking=opened)
         # The teardown ends only runs whose task has succeeded.
         with tracking.failed_by_error(settings.tracking_uri, opened.run_id):
             store.put(layout.run_key(spec.run), spec.to_json())
             tracking.note(settings.tracking_uri, opened.run_id, tracking.TAG_RUN_DIGEST, spec.digest)
+            tracking.log_recipe(settings.tracking_uri, opened.run_id, recipe.plain())
             with suppress(MissingObjectError):  # a dataset version that is named has no drop
                 entry = store.get(layout.ledger_key(spec.family, planned["drop_id"]))
                 tracking.log_drop(settings.tracking_uri, opened.run_id, entry)

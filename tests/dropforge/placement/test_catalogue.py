@@ -131,7 +131,7 @@ def test_the_command_lists_what_fits_and_its_pods() -> None:
     assert head.startswith("instance")
     assert row.startswith("p5.48xlarge")
     assert "8 x H100 80 GiB" in row
-    with pytest.raises(DropforgeError, match="--arch: Input should be 'amd64' or 'arm64'"):
+    with pytest.raises(DropforgeError, match="--arch: it should be 'amd64' or 'arm64'"):
         typed("--arch", "x86")
     with pytest.raises(DropforgeError, match="--link"):
         typed("--link", "wire")
